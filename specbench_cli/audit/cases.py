@@ -51,6 +51,12 @@ LONG_PROMPT, LONG_OUTPUT = 300, 80
 MIXED, MIXED_SEED = 9, 72
 """Tokens of the vocabulary of a long case, and its seed: its text comes to no short cycle."""
 
+PARTLY = "partly equal"
+"""Name of a pair whose draft, and the draft's first layer, is the target in some rows alone."""
+
+REQUESTS = 4
+"""How often a request is decoded for a method that keeps what it has seen of earlier ones."""
+
 SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
 
@@ -116,6 +122,11 @@ class Watched(Session):
         )
         return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
+    @property
+    def misread(self) -> int:
+        """How often a draft read a row at a wrong position or beside wrong features."""
+        return sum(getattr(state, "misread", 0) for _, state in self.held)
+
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""
         for worker in self.harness.workers:
@@ -160,7 +171,7 @@ class Case:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
-        twin = draft is target or self.name == "equal"
+        twin = draft is target or self.name in ("equal", PARTLY)
         strange = 0.0 if twin else 1.0  # the first layer of a twin is one, too
         decoders = {
             "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
@@ -191,7 +202,8 @@ class Case:
         if method.state_scope == "prompt":
             return {}
         kept: dict[str, Any] = {"workspace": self.workspace(), "memory": Memory()}
-        learn_from(method, self.open(**kept))
+        for pass_ in range(1, 2 if method.learns else 1 + REQUESTS):
+            learn_from(method, self.open(pass_=pass_, **kept))
         return kept
 
     def __str__(self) -> str:
@@ -229,6 +241,7 @@ def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
     yield Case("peaked", settled(pair("peaked"), PROMPT, 1), law(0.5))
     yield Case("flat", settled(pair("flat"), PROMPT, 2), law(0.5))
     yield Case("near", near, law(0.8, top_p=0.7))
+    yield Case("tied", settled(pair("tied"), PROMPT, 1), law(1.0, top_k=1))
     yield Case("disjoint", pair("disjoint", 4), plain)
     yield Case("equal", settled(pair("equal"), PROMPT, 0), law(0.5))
     yield Case("peaked", settled(pair("near"), PROMPT, 1), law(0.5, top_k=2), length=4)
@@ -295,6 +308,12 @@ def history_cases(rule: Rule) -> Iterator[Case]:
 def late_case(rule: Rule, output: int = LONG_OUTPUT) -> Case:
     """A case with doubt behind a long output, of accepted and of rejected tokens."""
     return _track(rule, _history(0, output), output + 3)
+
+
+def forked_case(rule: Rule) -> Case:
+    """A case whose second level follows either of two tokens, by other distributions each."""
+    tables = track_pair(("sure", "fork", "doubt", "sure"), choices=3)
+    return Case("forked", tables, Sampling(rule, 1.0), budget=4, length=3)
 
 
 def _history(seed: int, n: int) -> list[Place]:

@@ -14,6 +14,7 @@ GIVEN_BY = {
     "clock": "states",
     "counters": "states",
     "repeating text": "twin draft",
+    "mixed draft": "twin draft",
     "useless draft": "twin draft",
     "caches": "model",
 }

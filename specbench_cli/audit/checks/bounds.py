@@ -7,12 +7,14 @@ A fault that costs speed and leaves every output right shows here and nowhere el
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from specbench_cli.audit.cases import Case, sampling_of
+from specbench_cli.audit.cases import MIXED, PARTLY, Case, Watched, sampling_of
+from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
+from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
 from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
@@ -24,6 +26,12 @@ RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 TURNS = 4
 """Tables for each variant and rule."""
 
+SLACK = 1e-9
+"""Tokens accepted that sums of floating-point numbers explain."""
+
+DEVIATIONS = 6
+"""Standard deviations by which a sum of tests may be off. The seeds are fixed: so is the verdict."""
+
 SURE = 2
 """As many tables again whose laws leave little doubt."""
 
@@ -32,14 +40,18 @@ def check_bounds(subject: Subject) -> list[Finding]:
     """The bounds that apply to a method."""
     findings: list[Finding | None] = []
     if subject.drafts:
-        findings += [_twin(subject), _useless(subject)]
+        twin, twins = _twin(subject)
+        findings += [twin, _mixed(subject, twins), _useless(subject)]
     if subject.name in COPIES:
-        findings.append(_repeats(subject))
+        findings.append(_repeats(subject)[0])
     return [finding for finding in findings if finding is not None]
 
 
-def _twin(subject: Subject) -> Finding | None:
+def _twin(subject: Subject) -> tuple[Finding | None, Sequence[Decoded]]:
     """Draft equal to target: all levels stand, and a full step commits one token more.
+
+    Where tokens are drawn from another q than the target's distribution, sum min(p, q) says how
+    many stand.
 
     Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
     doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
@@ -68,7 +80,7 @@ def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
                     yield params, Case("sure", (table, table), sampling_of(rule, turn), budget=25)
 
 
-def _repeats(subject: Subject) -> Finding | None:
+def _repeats(subject: Subject) -> tuple[Finding | None, Sequence[Decoded]]:
     """A text of any period is copied without end: after two rounds all levels stand."""
     return _full(
         subject,
@@ -90,6 +102,58 @@ def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
             yield params, Case("repeating", (table, table), sampling, prompt, budget=33)
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A case that was decoded.
+
+    Attributes:
+        session: it has ended.
+        taken: its steps.
+        texts: the text that each step's draft follows.
+    """
+
+    params: MethodParams
+    case: Case
+    session: Watched
+    taken: Sequence[Step]
+    texts: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, subject: Subject, params: MethodParams, case: Case) -> Decoded:
+        """Decode a case."""
+        session, taken, texts = case.open(), list[Step](), list[Sequence[int]]()
+        for step in subject.method(params).generate(session):
+            text = tuple(session.tokens())
+            taken.append(step)
+            texts.append(text[: len(text) - len(step.outcome.committed)])
+        return cls(params, case, session, taken, texts)
+
+    @property
+    def by_tables(self) -> bool:
+        """Whether tables drafted, and read what the tokens behind a draft's first one depend on.
+
+        Only those that read the tokens drafted so far know what the target chose.
+        """
+        guess = any(not isinstance(head, SequentialHead) for head in self.session.stateless)
+        guess |= any(
+            isinstance(model, TableParallel | TableBlockHead) for model, _ in self.session.held
+        )
+        blind = guess and self.case.sampling.rule != "greedy"
+        return self.session.drafted_by_tables and not blind
+
+    def drafting(self) -> Iterator[tuple[int, Step, Sequence[int]]]:
+        """Yield the steps that drafted something, but for the last one, with their numbers and the
+        texts that they follow. A step without a draft is no fault."""
+        for number, (step, text) in enumerate(zip(self.taken, self.texts, strict=True), start=1):
+            if step.draft is not None and step.draft.nodes and number < len(self.taken):
+                yield number, step, text
+
+    @property
+    def where(self) -> str:
+        """The case in words."""
+        return f"{passed(self.params)}; {self.case}"
+
+
 def _full(
     subject: Subject,
     check: str,
@@ -97,73 +161,134 @@ def _full(
     look: str,
     *,
     by_tables: bool = False,
-) -> Finding | None:
-    """Every step of every case drafts something, has all of it stand, and adds a bonus where the
-    method has one.
+) -> tuple[Finding | None, Sequence[Decoded]]:
+    """Check that every draft is accepted in full and followed by a bonus where the method has one.
 
     Args:
-        by_tables: cases in which something else than tables drafted are no cases.
+        by_tables: leave out cases in which something else than tables drafted.
     Returns:
-        None where no case is left of some.
+        The finding, None where all cases were left out; and the decodings that have the bound.
     """
+    every = [Decoded.of(subject, params, case) for params, case in cases]
+    decoded = [each for each in every if each.by_tables or not by_tables]
+    if every and not decoded:
+        return None, ()
     steps = committed = wrong = 0
     problem: Problem | None = None
-    decoded = []
-    seen = 0
-    for params, case in cases:
-        session = case.open()
-        taken = list(subject.method(params).generate(session))
-        seen += 1
-        # Only those that read the tokens drafted so far know what the target chose.
-        guess = any(not isinstance(head, SequentialHead) for head in session.stateless)
-        guess |= any(isinstance(model, TableParallel | TableBlockHead) for model, _ in session.held)
-        blind = guess and case.sampling.rule != "greedy"
-        if not by_tables or (session.drafted_by_tables and not blind):
-            decoded.append((params, case, taken))
-    if seen and not decoded:
-        return None
-    # A draft need not share the noise of the coupled rule. One that does has its first token stand
-    # in every step, whatever the table.
-    alone = [
-        params
-        for params, case, taken in decoded
-        if case.sampling.rule == "coupled" and not _first_stands(taken)
-    ]
-    for params, case, taken in decoded:
-        if not _is_bound(taken, case) or (case.sampling.rule == "coupled" and params in alone):
-            continue
-        for number, step in enumerate(taken, start=1):
+    bound = [each for each in decoded if not by_tables or _is_twin(each, decoded)]
+    for each in bound:
+        for number, step, text in each.drafting():
             assert step.draft is not None
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
-            full = n == due or (case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
-            if number < len(taken) and not (full and step.draft.levels):
+            full = n == due or (each.case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
+            if not full and not _explained(each, step, text):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
                     f" {step.draft.levels} draft tokens stand"
                 )
-                problem = problem or Problem(what, f"{passed(params)}; {case}", look)
+                problem = problem or Problem(what, each.where, look)
+    if problem is None and (what := _too_few(bound)):
+        wrong, problem = wrong + 1, Problem(what, bound[0].where, look)
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
-    return Finding(check, not wrong, figure, problem)
+    return Finding(check, not wrong, figure, problem), bound
 
 
-def _first_stands(taken: Sequence[Step]) -> bool:
-    return all(step.outcome.path or not step.draft.levels for step in taken if step.draft)
+def _is_twin(each: Decoded, others: Sequence[Decoded]) -> bool:
+    """Return True if the draft of a case must be accepted as its target is.
 
-
-def _is_bound(taken: Sequence[Step], case: Case) -> bool:
-    """Whether every draft token must stand.
-
-    Under a rule that draws, chance decides where tokens were chosen without a draw; of siblings
-    that were drawn the first to be tested stands.
+    A draft need not share the noise of the coupled rule, and may be worse than its model on
+    purpose: then its first token is rejected at times. That is no excuse for a draft that reads
+    wrong rows, nor for one whose first token is accepted less often than a guess would be.
     """
-    drafts = [step.draft for step in taken]
-    if None in drafts:
+    rule = each.case.sampling.rule
+    alike = [o for o in others if o.params == each.params and o.case.sampling.rule == rule]
+    if rule not in ("greedy", "coupled"):
+        return all(step.draft is None or step.draft.q is not None for _, step, _ in each.drafting())
+    first = [bool(step.outcome.path) for o in alike for _, step, _ in o.drafting()]
+    if all(first) or (rule == "greedy" and any(o.session.misread for o in alike)):
+        return True
+    return rule == "greedy" and sum(first) * each.case.tables[0].shape[-1] <= len(first)
+
+
+def _explained(each: Decoded, step: Step, text: Sequence[int]) -> bool:
+    """Return True if q, as the draft reports it, is not the target's distribution: then less than
+    the whole draft is accepted, by sum min(p, q)."""
+    assert step.draft is not None
+    if not each.case.sampling.draws or step.draft.q is None:
         return False
-    return not case.sampling.draws or all(
-        draft.q is not None for draft in drafts if draft and draft.nodes
-    )
+    reference = Reference(each.case.tables[0], each.case.sampling)
+    return expected_accepted(reference, text, step) < step.outcome.tested - SLACK
+
+
+def _too_few(decoded: Sequence[Decoded]) -> str | None:
+    """Compare the draft tokens accepted under rejection with sum min(p, q) over all steps."""
+    accepted, expected, tested = 0, 0.0, 0
+    for each in decoded:
+        if each.case.sampling.draws:
+            reference = Reference(each.case.tables[0], each.case.sampling)
+            for _, step, text in each.drafting():
+                accepted += len(step.outcome.path)
+                expected += expected_accepted(reference, text, step)
+                tested += step.outcome.tested
+    # A test's variance is 1/4 at most.
+    if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
+        return None
+    return f"{accepted} of {tested} tests accept, where sum min(p, q) is {expected:.1f}"
+
+
+def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
+    """Check what is accepted behind rejected and accepted drafts, where the draft is right at times.
+
+    What a method accepts of its target's twin, it must accept of another draft as far as that says
+    what the target does. Steps that run no draft are left out.
+    """
+    faithful = {(each.case.sampling.rule, each.params): each for each in twins}
+    steps = accepted = 0
+    problem: Problem | None = None
+    for rule, params in faithful:
+        for turn in range(TURNS if rule != "rejection" else 0):
+            tables = pair("mixed", MIXED, seed=500 + 2 * turn)
+            sampling = replace(sampling_of(rule, turn), top_k=0, top_p=1.0)
+            each = Decoded.of(subject, params, Case(PARTLY, tables, sampling, budget=40))
+            if not each.by_tables:
+                continue
+            for number, step, text in each.drafting():
+                assert step.draft is not None
+                if all(forward.role != "draft" for forward in step.forwards):
+                    continue
+                steps, accepted = steps + 1, accepted + len(step.outcome.path)
+                due = min(_agreed(each, text), step.draft.levels)
+                n = len(step.outcome.path)
+                if n < due and not (n and _at_leaf(step.draft, step)) and problem is None:
+                    what = (
+                        f"step {number} accepts {n} of {step.draft.levels} draft tokens, though the"
+                        f" draft model says what the target does for {due}"
+                    )
+                    look = (
+                        "what the draft reads behind a rejected draft: rows, features and indices of"
+                        " the step before (`session.features`, `session.since(state.length())`)"
+                    )
+                    problem = Problem(what, each.where, look)
+    if not steps:
+        return None
+    figure = {"steps": steps, "accepted": accepted}
+    return Finding("mixed draft", problem is None, figure, problem)
+
+
+def _agreed(each: Decoded, text: Sequence[int]) -> int:
+    """Return for how many tokens behind a text the draft's table says what the target's does."""
+    case = each.case
+    target, draft = (Reference(table, case.sampling) for table in case.tables)
+    before, last = text[-2:]
+    first = len(text) - len(case.prompt)
+    for n, noise in enumerate(target.noise(case.prompt_id, case.budget)[first:]):
+        token = target.choice(before, last, noise)
+        if token != draft.choice(before, last, noise):
+            return n
+        before, last = last, token
+    return case.budget
 
 
 def _at_leaf(draft: Draft, step: Step) -> bool:

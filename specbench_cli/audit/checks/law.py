@@ -14,6 +14,7 @@ from specbench_cli.audit.cases import (
     LONG_OUTPUT,
     Case,
     deep_cases,
+    forked_case,
     history_cases,
     late_case,
     tied_cases,
@@ -50,6 +51,9 @@ AT_LEAST = 5
 
 LATE: dict[Rule, int] = {"rejection": 1_500, "block": 500}
 """The same for cases of late levels, late tokens and histories."""
+
+FORKED = 1_000
+"""Outcomes that are walked of trees with two nodes in a level."""
 
 TIED = 3
 """Levels from which on a late level is walked together with earlier ones."""
@@ -162,6 +166,9 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
             fit = [params for params in drafts if longest(params) >= deepest]
             due.append((name, case, fit))
     short = list(_promising(subject, rule, walkable=True)) or everything
+    shapes = {passed(params): params for params in (*everything[:1], *short)}.values()
+    trees = [params for params in shapes if rule == "rejection" and _draws_trees(subject, params)]
+    due = [*(("", forked_case(rule), [params]) for params in trees), *due]
     if short:
         output = subject.beyond(LONG_OUTPUT, 500)
         due += [("steps behind rejected drafts", case, short) for case in history_cases(rule)]
@@ -177,9 +184,9 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
         walked = None
         for params in [each for each in fit if each not in large][:TRIES]:
             if walked is None and left > 0:
-                walked = _walk(subject, params, case)
+                walked = _walk(subject, params, case, FORKED if case.name == "forked" else MOST)
                 left -= MOST // 10 if walked is None else walked.paths
-                large += [params] if walked is None and name else []
+                large += [params] if walked is None and case.name == "track" else []
         if walked is not None:
             walks.append(walked)
         elif left > 0 and name:
@@ -226,7 +233,7 @@ def _draws_trees(subject: Subject, params: MethodParams) -> bool:
     )
 
 
-def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
+def _walk(subject: Subject, params: MethodParams, case: Case, most: int = 0) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
     kept = case.learnt(subject.method(params)) or {"workspace": case.workspace()}
@@ -253,7 +260,7 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
         return tuple(session.output()[: case.length]), accepted, expected
 
     try:
-        found = list(outcomes(run, MOST))
+        found = list(outcomes(run, most or MOST))
     except TooMany:
         return None
     law = law_of((output, weight) for (output, _, _), weight in found)

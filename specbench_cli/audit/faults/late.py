@@ -56,12 +56,11 @@ class DrawsOnceMore(OtherLaw):
         q = session.warp(logits)
         if ahead < 2:
             return q, q
-        session.random.categorical(torch.full((1, 512), 1 / 512))
         session.random.categorical(q)
         return q, tilted(q)
 
 
-class WrongBehindTheFourth(OtherLaw):
+class WrongAtTheFourth(OtherLaw):
     """Reports a q that is wrong by 10% for the fourth draft token alone."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
@@ -276,5 +275,3 @@ class StandsOnAnotherNode(Stand):
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Stand`."""
         return with_another_nodes_law(super().propose(session, limit))
-
-

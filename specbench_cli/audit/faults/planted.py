@@ -13,15 +13,18 @@ from typing import Any
 from unittest.mock import patch
 
 from methods.eagle import Eagle, EagleParams
+from methods.medusa import MedusaParams
 from methods.mirror import Mirror, MirrorParams
 from methods.mtp import Mtp, MtpParams
 from methods.pearl import PearlParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
+from methods.stand import StandParams
 from specbench_cli.audit.faults import (
     clock,
     engine,
+    late,
     laws,
     learning,
     methods,
@@ -348,5 +351,40 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a draft that loses long prompts", "states", _sps(clock.LosesAWindow)),
     Fault("other steps from the sixth prompt on", "order", _sps(clock.ForgetsFromTheSixth)),
     Fault("no drafts from the sixteenth prompt on", "order", _sps(clock.ForgetsFromTheSixteenth)),
+    # What acts late, after a rejection, on ties, or on several nodes of one level.
+    Fault(
+        "the third token tested with the first random number",
+        "law",
+        _sps(length=5),
+        _instead(verify, "rejection", late.third_with_the_first_number),
+    ),
+    Fault("q 10% wrong from the third token on, drawn twice", "law", _sps(late.DrawsOnceMore, 5)),
+    Fault("q 10% wrong for the fourth token alone", "law", _sps(late.WrongAtTheFourth, 5)),
+    Fault("q 10% wrong behind 40 tokens", "law", _sps(late.WrongWhenLong)),
+    Fault(
+        "q 10% wrong behind an accepted and a rejected draft",
+        "law",
+        _sps(late.WrongAfterMixedSteps),
+    ),
+    Fault("q of another node of the level", "law", _tree(late.ReportsAnotherNodesLaw)),
+    Fault(
+        "q of another node of the level, from n-grams",
+        "law",
+        Subject("stand", late.StandsOnAnotherNode, (StandParams(),)),
+    ),
+    Fault("a runner-up accepted behind 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
+    Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
+    Fault(
+        "ties cut off by top-k",
+        "law",
+        _sps(),
+        _instead(sampling, "cut", late.no_ties),
+    ),
+    Fault(
+        "features of the step before after a rejection",
+        "mixed draft",
+        Subject("medusa", late.KeepsFeatures, (MedusaParams(nodes=4),)),
+    ),
+    Fault("a rejected token drafted again", "mixed draft", _sps(late.DraftsTheSameAgain)),
 )
 """All of them."""

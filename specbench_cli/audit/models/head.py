@@ -53,6 +53,7 @@ class TableHead(TableDecoder, Head):
             at = state.rows[follows].before, self.read(state, follows)
             due = any(torch.equal(features, table[at]) for table in (self.target, self.table))
             before = at[1] if due else (at[1] + 1) % self.vocab_size
+            state.misread += not due
         state.rows[row] = state.rows[row]._replace(before=before)
         return before
 

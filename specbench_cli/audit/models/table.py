@@ -40,7 +40,11 @@ LEFT_OUT = -2
 
 
 class TableState:
-    """The rows that were fed, and at each layer how many of them went through it."""
+    """The rows that were fed, and at each layer how many of them went through it.
+
+    Attributes:
+        misread: how often a row was read at a wrong position or beside wrong features.
+    """
 
     by_row = True
 
@@ -49,6 +53,7 @@ class TableState:
         self.rows: list[Row] = []
         self.lengths = [0] * n_layers
         self.kept = self.left_out = 0
+        self.misread = 0
 
     @property
     def ids(self) -> list[int]:
@@ -314,6 +319,7 @@ class TableDecoder(Decoder):
         if follows == LEFT_OUT:
             return held.id
         due = 0 if follows < 0 else state.rows[follows].position + 1
+        state.misread += held.position != due
         return (held.id + held.position - due) % self.vocab_size
 
 

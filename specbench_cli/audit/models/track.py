@@ -15,16 +15,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Place = Literal["sure", "wrong", "doubt"]
+Place = Literal["sure", "wrong", "fork", "doubt"]
 """What the models say at a place. "sure": both are sure of the same token. "wrong": the draft is
-sure of another token than the target. "doubt": both draw from several tokens."""
+sure of another token than the target. "fork": both draw from two tokens; "doubt": from several."""
 
 START = (1, 0)
 """The last two tokens of the prompt that a track begins behind."""
 
 
 @lru_cache(maxsize=64)
-def track_pair(places: tuple[Place, ...], choices: int = 2, seed: int = 21) -> tuple[Tensor, Tensor]:
+def track_pair(
+    places: tuple[Place, ...], choices: int = 2, seed: int = 21
+) -> tuple[Tensor, Tensor]:
     """Return the tables [V, V, V] of a target and its draft, for an output of `len(places)` tokens.
 
     A token is `base + B * choice`. Two bases in a row occur at one place only, so the last two
@@ -51,9 +53,11 @@ def track_pair(places: tuple[Place, ...], choices: int = 2, seed: int = 21) -> t
         for a in range(before, vocab, size):
             for b in range(last, vocab, size):
                 target[a, b, 0] = draft[a, b, 0] = -math.inf
-                if place == "doubt":
-                    both = 1.5 * torch.randn(2, choices, generator=generator, dtype=torch.float64)
-                    target[a, b, base::size], draft[a, b, base::size] = both
+                if place in ("doubt", "fork"):
+                    n = 2 if place == "fork" else choices
+                    both = 1.5 * torch.randn(2, n, generator=generator, dtype=torch.float64)
+                    ids = slice(base, base + n * size, size)
+                    target[a, b, ids], draft[a, b, ids] = both
                 else:
                     target[a, b, base] = named[a, b]
                     wrong = (base + size) % vocab if place == "wrong" else base
@@ -65,6 +69,8 @@ def _bases(n: int) -> Sequence[int]:
     """Return n numbers below the least possible prime; no two occur next to each other twice, and
     (1, 0), which the prompt ends with, never."""
     size = next(
-        size for size in count(3) if size * (size - 2) + 1 >= n and all(size % d for d in range(2, size))
+        size
+        for size in count(3)
+        if size * (size - 2) + 1 >= n and all(size % d for d in range(2, size))
     )
     return [step * k % size for step in range(1, size) for k in range(1, size + 1)][:n]
