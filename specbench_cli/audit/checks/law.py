@@ -184,13 +184,13 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
         walked = None
         for params in [each for each in fit if each not in large][:TRIES]:
             if walked is None and left > 0:
-                walked = _walk(subject, params, case, FORKED if case.name == "forked" else MOST)
+                walked = _walk(subject, params, case)
                 left -= MOST // 10 if walked is None else walked.paths
                 large += [params] if walked is None and case.name == "track" else []
         if walked is not None:
             walks.append(walked)
-        elif left > 0 and name:
-            missed[name] = None
+        elif left > 0 and name and not _draws_trees(subject, fit[0]):
+            missed[name] = None  # trees draw siblings even where their model is sure
     return walks, list(missed)
 
 
@@ -233,7 +233,7 @@ def _draws_trees(subject: Subject, params: MethodParams) -> bool:
     )
 
 
-def _walk(subject: Subject, params: MethodParams, case: Case, most: int = 0) -> Walk | None:
+def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
     kept = case.learnt(subject.method(params)) or {"workspace": case.workspace()}
@@ -260,7 +260,7 @@ def _walk(subject: Subject, params: MethodParams, case: Case, most: int = 0) -> 
         return tuple(session.output()[: case.length]), accepted, expected
 
     try:
-        found = list(outcomes(run, most or MOST))
+        found = list(outcomes(run, FORKED if case.name == "forked" else MOST))
     except TooMany:
         return None
     law = law_of((output, weight) for (output, _, _), weight in found)

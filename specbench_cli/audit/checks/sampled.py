@@ -41,6 +41,10 @@ ANEW = 100
 """Tokens that no two independent outputs agree on."""
 
 
+FLAT = 3.0
+"""Their temperature: at a low one a likely token may follow itself in both outputs."""
+
+
 def check_generator(subject: Subject) -> list[Finding]:
     """One long sample, with the parameters that draft most at once; then short ones, which another
     pass, seed or prompt draws anew."""
@@ -70,7 +74,7 @@ def _drawn(
     prompt_id: str = "table/0",
 ) -> Sequence[int]:
     """An output of `ANEW` tokens, by the chance of a pass, a seed and a prompt."""
-    law = replace(case.sampling, seed=seed)
+    law = replace(case.sampling, seed=seed, temperature=FLAT)
     session = replace(case, sampling=law, budget=ANEW, prompt_id=prompt_id).open(pass_=pass_)
     for _ in subject.method(params).generate(session):
         pass

@@ -1,0 +1,242 @@
+"""Methods that are unusual, slow or bad at drafting, and right: the audit finds no fault in them."""
+
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+
+from methods.medusa import Medusa, MedusaParams
+from methods.pld import Pld, PldParams
+from methods.sps import Sps, SpsParams
+from methods.sps_tree import SpsTree, SpsTreeParams
+from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.faults.learning import Learning
+from specbench_cli.audit.faults.trees import WorstFirst
+from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
+from specbench_cli.audit.subject import Subject
+from specbench_cli.engine.types import Out, Tokens
+
+
+class Altered(Sps):
+    """Drafts from logits that it has changed, and reports the q of these."""
+
+    def propose(self, session, limit):
+        picks, x = [], session.since(self.state.length())
+        for ahead in range(min(self.params.levels, limit)):
+            out = self.model.forward(x, self.state)
+            picks.append(session.pick(Out(self.altered(session, out.logits), out.hidden), ahead))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def altered(self, session, logits):
+        return logits
+
+
+class Colder(Altered):
+    """Has half the temperature."""
+
+    def altered(self, session, logits):
+        return logits * 2
+
+
+class Hotter(Altered):
+    """Has four times the temperature."""
+
+    def altered(self, session, logits):
+        return logits / 4
+
+
+class WarmsUp(Altered):
+    """Has another temperature behind a rejected draft."""
+
+    def start(self, session):
+        super().start(session)
+        self.scale = 1.0
+
+    def altered(self, session, logits):
+        return logits * self.scale
+
+    def observe(self, session, outcome):
+        super().observe(session, outcome)
+        self.scale = 1.0 if outcome.path else 0.5
+
+
+class Biased(Altered):
+    """Prefers even tokens, a worse draft than its model."""
+
+    def altered(self, session, logits):
+        return logits + torch.arange(logits.shape[-1]) % 2 * -0.7
+
+
+class HalfUniform(Altered):
+    """Mixes its model's distribution with a uniform one."""
+
+    def altered(self, session, logits):
+        p = logits.softmax(-1)
+        allowed = logits.isfinite().to(p.dtype)
+        return (p / 2 + allowed / allowed.sum(-1, keepdim=True) / 2).log()
+
+
+class Noisy(Altered):
+    """Adds noise that depends on the place in the text alone."""
+
+    def altered(self, session, logits):
+        seed = torch.Generator().manual_seed(len(session.tokens()))
+        return logits + 0.5 * torch.randn(logits.shape, generator=seed, dtype=logits.dtype)
+
+
+class Greedy(Sps):
+    """Drafts the likeliest tokens, without a draw, under every rule."""
+
+    def propose(self, session, limit):
+        picks, x = [], session.since(self.state.length())
+        for _ in range(min(self.params.levels, limit)):
+            token = self.model.forward(x, self.state).logits[0, -1:].argmax(-1)
+            picks.append((token, None))
+            x = Tokens(token[None])
+        return session.drawn(picks)
+
+
+class SkipsSteps(Sps):
+    """Drafts nothing in every third step."""
+
+    def propose(self, session, limit):
+        return super().propose(session, limit if len(session.output()) % 3 else 0)
+
+
+class RestsBehindRejections(Sps):
+    """Drafts nothing in the step behind a draft of which nothing was accepted."""
+
+    rests = False
+
+    def start(self, session):
+        super().start(session)
+        self.rests = False
+
+    def propose(self, session, limit):
+        return super().propose(session, 0 if self.rests else limit)
+
+    def observe(self, session, outcome):
+        super().observe(session, outcome)
+        self.rests = not self.rests and not outcome.path
+
+
+class RandomLengths(Sps):
+    """Drafts as many tokens as a number says that depends on the text's length."""
+
+    def propose(self, session, limit):
+        most = torch.randint(4, (), generator=torch.Generator().manual_seed(len(session.tokens())))
+        return super().propose(session, min(limit, int(most)))
+
+
+class DrawnLengths(Sps):
+    """Draws the length of its draft before it drafts."""
+
+    def propose(self, session, limit):
+        if session.sampling.draws and limit > 1:
+            limit = 1 + int(session.random.categorical(torch.tensor([[0.5, 0.5]])))
+        return super().propose(session, limit)
+
+
+class GrowsAndShrinks(Sps):
+    """Drafts one token more behind a whole draft, and one less behind another."""
+
+    most = 1
+
+    def start(self, session):
+        super().start(session)
+        self.most = 1
+
+    def propose(self, session, limit):
+        return super().propose(session, min(limit, self.most))
+
+    def observe(self, session, outcome):
+        super().observe(session, outcome)
+        whole = outcome.origin[-1] == "bonus"
+        self.most = max(1, min(self.params.levels, self.most + (1 if whole else -1)))
+
+
+class TwoLevels(SpsTree):
+    """A tree of two levels, whose second one is left out at times."""
+
+    def propose(self, session, limit):
+        return super().propose(session, min(limit, 1 + len(session.tokens()) % 2))
+
+
+class SkipsHeads(Medusa):
+    """Does not ask its heads in every other step."""
+
+    def propose(self, session, limit):
+        return super().propose(session, limit) if limit % 2 else session.chain(())
+
+
+class LearnsSlowly(Learning):
+    """Learns between requests, with half the length of a draft."""
+
+    def propose(self, session, limit):
+        return super().propose(session, (limit + 1) // 2)
+
+
+class CopiesOrDrafts(Sps):
+    """Copies the token behind the last occurrence of the newest one; else drafts."""
+
+    def propose(self, session, limit):
+        text = session.tokens()
+        at = next((i for i in range(len(text) - 2, -1, -1) if text[i] == text[-1]), None)
+        if at is None or len(text) % 2 or not limit:
+            return super().propose(session, limit)
+        return session.chain([text[at + 1]])
+
+
+class LooksUpLess(Pld):
+    """Looks nothing up while the output is short, and one token less later."""
+
+    def propose(self, session, limit):
+        found = super().propose(session, limit)
+        return session.chain(found.tokens[: max(0, found.nodes - 1)])
+
+
+class Lists(Sps):
+    """Keeps its drafts of the whole pass, and makes no use of them."""
+
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def propose(self, session, limit):
+        draft = super().propose(session, limit)
+        session.memory.setdefault("drafts", []).append(draft.tokens.tolist())
+        return draft
+
+
+SHORT = (SpsParams(length=5), SpsParams(length=2), SpsParams(length=1))
+TREES = (SpsTreeParams(widths=(2, 2), width=2, depth=2),)
+HARMLESS = {
+    **dict.fromkeys((Colder, Hotter, WarmsUp, Biased, HalfUniform, Noisy, Greedy), SHORT),
+    **dict.fromkeys((SkipsSteps, RestsBehindRejections, RandomLengths, DrawnLengths), SHORT),
+    **dict.fromkeys((GrowsAndShrinks, LearnsSlowly, CopiesOrDrafts, Lists), SHORT),
+    TwoLevels: TREES,
+    SkipsHeads: (MedusaParams(nodes=4),),
+    LooksUpLess: (PldParams(ngram=2, length=2),),
+}
+COSTLY = {"grammar", "batch", "recurrent"}
+"""Checks of what these methods share with `Sps`, left out to be fast."""
+
+
+@pytest.mark.usefixtures("short_audit")
+@pytest.mark.parametrize("method", HARMLESS, ids=lambda method: method.__name__)
+def test_a_harmless_method_is_not_called_faulty(method):
+    subject = Subject(method.name, method, HARMLESS[method])
+    checks = {name: check for name, check in TABLE_CHECKS.items() if name not in COSTLY}
+    found = run_checks(subject, checks)
+    assert [finding for finding in found if not finding.passed] == []
+    assert certify(subject, found, 0.0).verdict == "PASSED"
+
+
+def test_there_are_fifteen_and_more():
+    assert len(HARMLESS) >= 15
+
+
+@pytest.mark.usefixtures("short_audit")
+def test_a_draft_worse_than_a_guess_is_no_harmless_one():
+    subject = Subject("sps-tree", WorstFirst, TREES)
+    found = run_checks(subject, {"twin draft": TABLE_CHECKS["twin draft"]})
+    assert "twin draft" in {finding.check for finding in found if not finding.passed}
