@@ -10,6 +10,9 @@ import traceback
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from specbench_cli.api import Method
 from specbench_cli.config.problems import shown
@@ -44,6 +47,8 @@ def read(path: str) -> dict[str, type[Method]]:
             f"{path} defines no method",
             "subclass specbench_cli.api.Method (README, Add a method)",
         )
+    for method in found.values():
+        _check_attributes(path, method)
     return found
 
 
@@ -59,6 +64,42 @@ def check_name(name: object, origin: str) -> None:
             f" letters, digits and . _ - + : and at most {MOST_LETTERS} of them",
             'give the class another `name = "..."`, such as "my-method"',
         )
+
+
+def _check_attributes(path: str, method: type[Method]) -> None:
+    """Raise UsageError if a class attribute that `Method` declares is of another type."""
+    for name, hint in get_type_hints(Method).items():
+        value = inspect.getattr_static(method, name, None)
+        if get_origin(hint) is not ClassVar or isinstance(value, property) or value is None:
+            continue
+        (kind,) = get_args(hint)
+        value = frozenset(value) if isinstance(value, set) else value
+        try:
+            TypeAdapter(kind, config={"arbitrary_types_allowed": True}).validate_python(
+                value, strict=True
+            )
+        except ValidationError:
+            raise UsageError(
+                f"{path}: `{name}` of {method.__name__} is"
+                f" {shown(repr(value))},"
+                f" of type {type(value).__name__}",
+                f"`{name}` must be {_words(kind)}, as in {name} = {_example(name)}",
+            ) from None
+
+
+def _words(kind: Any) -> str:
+    """Return a type as it is written in code."""
+    return (
+        kind.__name__
+        if isinstance(kind, type) and not get_args(kind)
+        else str(kind).replace("typing.", "")
+    )
+
+
+def _example(name: str) -> str:
+    """Return a value that an attribute may have."""
+    examples = {"needs": 'frozenset({"draft"})', "Params": "MethodParams", "name": '"my-method"'}
+    return examples.get(name) or repr(getattr(Method, name))
 
 
 def _import_file(file: Path) -> ModuleType:

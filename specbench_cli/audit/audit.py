@@ -46,8 +46,11 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
             waiting = [pool.submit(audit, name, plugins) for name in names]
         for done in as_completed(waiting):
             yield done.result()
-    finally:
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    # Only processes that have ended let go of their semaphores.
+    pool.shutdown()
 
 
 def _cpus() -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
 from specbench_cli import __version__
-from specbench_cli.audit.finding import DECLARATIONS, Finding
+from specbench_cli.audit.finding import COMPARED, DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.measure import environment
 
 SCHEMA = 1
 
@@ -50,6 +54,10 @@ class Certificate:
         verdict: one of `VERDICTS`.
         findings: what the checks found.
         seconds: what all of them took.
+        date: when the audit ended, in UTC.
+        commit: of the checkout that the audit ran from, with "+changes" if files differ from it;
+            None for an installed package.
+        code_sha256: hash of all Python files of the audit, the engine and the methods.
     """
 
     method: str
@@ -62,6 +70,9 @@ class Certificate:
     verdict: str
     findings: tuple[Finding, ...]
     seconds: float
+    date: str
+    commit: str | None
+    code_sha256: str
 
     @property
     def passed(self) -> bool:
@@ -74,8 +85,37 @@ class Certificate:
         facts["checks"] = facts.pop("findings")
         for check in facts["checks"]:
             check["seconds"] = round(check["seconds"], 3)
+            check["compares"], check["bound"] = COMPARED.get(check["check"], ("", ""))
         facts["seconds"] = round(self.seconds, 3)
         return facts
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Certificate:
+        """Return a certificate as `facts` wrote it.
+
+        Raises:
+            KeyError, TypeError: these are no facts of this schema.
+        """
+        rest = {name: facts[name] for name in cls.__slots__ if name != "findings"}
+        known = Finding.__slots__
+        findings = []
+        for check in facts["checks"]:
+            values = {name: value for name, value in check.items() if name in known}
+            problem = values.get("problem")
+            values["problem"] = None if problem is None else Problem(**problem)
+            findings.append(Finding(**values))
+        rest["variants"] = tuple(rest["variants"])
+        return cls(**rest, findings=tuple(findings))
+
+
+def earlier(file: Path, method: type[Method]) -> Certificate | None:
+    """Return the certificate in a file if it is of this method's file and of this code; else None."""
+    try:
+        certificate = Certificate.of(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    same = certificate.sha256 == _sha256(Path(inspect.getfile(method)))
+    return certificate if same and certificate.code_sha256 == code_sha256() else None
 
 
 def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Certificate:
@@ -87,7 +127,7 @@ def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Ce
         method=subject.name,
         version=_version(method),
         source=_inside(file, method),
-        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        sha256=_sha256(file),
         guarantee={rule: default.guarantee(rule) for rule in get_args(Rule)},
         variants=tuple(map(passed, subject.variants)),
         versions={
@@ -99,7 +139,32 @@ def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Ce
         verdict=_verdict(subject, findings),
         findings=tuple(findings),
         seconds=seconds,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit(),
+        code_sha256=code_sha256(),
     )
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit that this code runs from, marked if files differ from it."""
+    found = environment.git()
+    return None if found is None else found["commit"] + "+changes" * found["dirty"]
+
+
+@cache
+def code_sha256() -> str:
+    """Return a hash of the code that a certificate rests on beside the method's own file."""
+    root = Path(__file__).parents[2]
+    whole = hashlib.sha256()
+    for folder in ("specbench_cli/audit", "specbench_cli/engine", "methods"):
+        for file in sorted((root / folder).rglob("*.py")):
+            whole.update(f"{file.relative_to(root).as_posix()} {_sha256(file)}\n".encode())
+    return whole.hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:

@@ -14,6 +14,62 @@ DECLARATIONS = "declarations"
 """The check of what a method's class says: one that fails is named before a method is FAULTY."""
 
 
+COMPARED: Mapping[str, tuple[str, str]] = {
+    "declarations": ("what the class declares with what its code did", "no contradiction"),
+    "law": (
+        "the distribution of the first tokens, late levels and late tokens under rejection and"
+        " block verification, over all outcomes, with the target's",
+        "total variation 1e-9",
+    ),
+    "acceptance": (
+        "accepted draft tokens with sum min(p, q), over the same outcomes",
+        "1e-9 tokens",
+    ),
+    "tokens": ("greedy and coupled outputs with the table's own", "equal"),
+    "grammar": ("greedy and coupled outputs under a grammar with the table's own", "equal"),
+    "order": ("outputs and steps of a pass with those of each prompt alone", "equal"),
+    "batch": ("outputs and steps beside other sequences with those alone", "equal"),
+    "states": ("the rows of all states with the text, after every step", "equal"),
+    "counters": ("what a step reports with what was scored, verified and committed", "equal"),
+    "clock": ("clock, forwards and helpers of the session with those seen from outside", "equal"),
+    "recurrent": ("outputs and states of recurrent models with the table's own", "equal"),
+    "twin draft": (
+        "accepted tokens with all, or with sum min(p, q), where the draft is the target",
+        "all; 6 standard deviations",
+    ),
+    "mixed draft": (
+        "accepted tokens behind accepted and rejected drafts with what the draft model says",
+        "as many",
+    ),
+    "useless draft": ("accepted tokens with none, where the draft cannot be right", "none"),
+    "repeating text": ("accepted tokens with all, where a text repeats itself", "all"),
+    "generator": (
+        "4,000 sampled tokens of a Markov chain with its distribution; outputs of another pass,"
+        " seed and prompt with the first one",
+        "p = 1e-6; not equal",
+    ),
+    "model": ("outputs of a tiny Llama with transformers'", "equal"),
+    "caches": (
+        "cached rows of a tiny Llama with those of one forward",
+        "1e-5 of the largest number",
+    ),
+    "embedded": (
+        "800 sampled tokens of the shipped pair with the target's distribution, in two orders",
+        "p = 1e-6 each",
+    ),
+}
+"""What each check compares, and its bound, by the name of the finding."""
+
+
+def apart(a: float, b: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as it takes to tell them apart, four at least."""
+    for digits in range(4, 18):
+        both = f"{a:.{digits}g}", f"{b:.{digits}g}"
+        if both[0] != both[1]:
+            break
+    return both
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What is wrong, in which case it was found, and which code to look at first."""
@@ -39,6 +95,7 @@ class Finding:
         shown: False of a check that did not pass because it got to see nothing: it has found no
             fault, and no claim may rest on it.
         seconds: what the check took.
+        left_out: why cases were left out; empty if none was.
     """
 
     check: str
@@ -48,6 +105,7 @@ class Finding:
     crashed: bool = False
     shown: bool = True
     seconds: float = field(default=0.0, compare=False)
+    left_out: str = ""
 
     @property
     def is_claim(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -20,6 +23,7 @@ from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import Subject
+from specbench_cli.engine.method import Method
 from specbench_cli.errors import MethodFault, message_of, on_one_line
 
 Check = Callable[[Subject], list[Finding]]
@@ -70,19 +74,34 @@ def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
         problem = Problem(f"the engine refuses it: {refused.message}", where, refused.hint or "")
         findings = [Finding(name, False, {}, problem)]
     except Exception as error:  # whatever a method raises is a finding about it
-        findings = [Finding(name, False, {}, _crash(error, name), crashed=True)]
+        findings = [Finding(name, False, {}, _crash(subject, error, name), crashed=True)]
     seconds = (time.perf_counter() - start) / max(1, len(findings))
     return [replace(finding, seconds=seconds) for finding in findings]
 
 
-def _crash(error: Exception, name: str) -> Problem:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code if trace is not None else None
-    place = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}" if code and trace else "?"
+def _crash(subject: Subject, error: Exception, name: str) -> Problem:
+    """Say what raised an error: the method's own line where it has one in the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = {
+        inspect.getsourcefile(kind)
+        for kind in subject.method.__mro__
+        if kind not in (Method, object)
+    }
+    mine = [frame for frame in frames if frame.filename in own]
+    last = (mine or frames)[-1] if frames else None
+    place = f"{Path(last.filename).name}:{last.lineno}" if last else "?"
+    where = f"{place}, while checking: {name}"
+    what = on_one_line(f"{type(error).__name__}: {message_of(error)}")
+    raised_here = last is None or frames[-1] is last
+    if mine:
+        return Problem(
+            f"it raises {what}" if raised_here else f"what it calls raises {what}",
+            where,
+            "the line named; `--traceback` has no more to show, as the error is the method's own",
+        )
     return Problem(
-        on_one_line(f"it raises {type(error).__name__}: {message_of(error)}"),
-        f"{place}, while checking: {name}",
-        "the line named; `--traceback` has no more to show, as the error is the method's own",
+        f"the audit's own code raises {what}",
+        where,
+        "what the method returned last: the audit could not read it. If that is right, the audit is"
+        " wrong: please report it with the method's file",
     )

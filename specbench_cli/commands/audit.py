@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "specbench audit sps",
     "specbench audit --all",
+    "specbench audit --all --resume",
     "specbench audit --plugin my_method.py",
     "specbench audit sps pld --json --out certificates",
     "specbench audit --self-test",
@@ -62,6 +64,15 @@ def audit(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Keep the certificates in --out that are of this very code; audit the other"
+            " methods.",
+            rich_help_panel=AUDITED,
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Certificates as JSON lines.", rich_help_panel=OUTPUT)
     ] = False,
@@ -81,24 +92,37 @@ def audit(
     are checked there and on a tiny Llama.
     """
     if self_test:
-        if methods or every or plugin or out:
+        if methods or every or plugin or out or resume:
             raise UsageError("--self-test takes no methods", "specbench audit --self-test")
         return _self_test(json)
     names = _names(methods or [], every, plugin or [])
     from specbench_cli.audit.audit import audit_all
     from specbench_cli.report.numbers.standing import CERTIFICATES
 
+    folder = out or CERTIFICATES
     for name in names:
-        files.check_own(_file(name, out or CERTIFICATES), _is_certificate)
-    done = []
-    for certificate in audit_all(names, plugin or []):
+        files.check_own(_file(folder, name), _is_certificate)
+    done = _kept(names, folder) if resume else []
+    if done:
+        output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
+    for certificate in done if json else ():
+        output.json_line(certificate.facts())
+    kept = {certificate.method for certificate in done}
+    due = [name for name in names if name not in kept]
+    start = time.monotonic()
+    for n, certificate in enumerate(audit_all(due, plugin or []), start=1):
         done.append(certificate)
-        _write(certificate, out or CERTIFICATES)
+        _write(certificate, folder)
+        left = (time.monotonic() - start) / n * (len(due) - n)
+        progress = (
+            f" ({len(done)} of {len(names)}, about {_time(left)} left)" if n < len(due) else ""
+        )
         if json:
             output.json_line(certificate.facts())
         else:
             output.note(
                 f"{certificate.method}: {certificate.verdict} in {certificate.seconds:.1f} s"
+                f"{progress}"
             )
     if not json:
         _show(sorted(done, key=lambda certificate: names.index(certificate.method)))
@@ -126,19 +150,31 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _kept(names: list[str], folder: Path) -> list[Certificate]:
+    """Return the certificates in a folder that an audit of the same code would write again."""
+    from specbench_cli.audit.certificate import earlier
+
+    found = (earlier(_file(folder, name), registry.load(name)) for name in names)
+    return [certificate for certificate in found if certificate is not None]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _file(folder: Path, method: str) -> Path:
+    """Return the file of a method's certificate."""
+    return folder / f"{method.replace(':', '-')}.json"
+
+
 def _write(certificate: Certificate, folder: Path) -> None:
     import json
 
     try:
         text = json.dumps(certificate.facts(), indent=2) + "\n"
-        files.write_own(_file(certificate.method, folder), text, _is_certificate)
+        files.write_own(_file(folder, certificate.method), text, _is_certificate)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _file(method: str, folder: Path) -> Path:
-    """Return the file of a method's certificate."""
-    return folder / f"{method.replace(':', '-')}.json"
 
 
 def _is_certificate(content: bytes) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from specbench_cli.audit.cases import MIXED, PARTLY, Case, Watched, sampling_of
 from specbench_cli.audit.checks.overlap import expected_accepted
-from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.finding import Finding, Problem, apart
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.reference import Reference
@@ -258,7 +258,8 @@ def _too_few(decoded: Sequence[Decoded]) -> str | None:
     # A test's variance is 1/4 at most.
     if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
         return None
-    return f"{accepted} of {tested} tests accept, where sum min(p, q) is {expected:.1f}"
+    seen, due = apart(accepted, expected)
+    return f"{seen} of {tested} tests accept, where sum min(p, q) is {due}"
 
 
 def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:

@@ -23,7 +23,7 @@ from specbench_cli.audit.cases import (
 )
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.choice import GLANCE, Law, TooMany, distance, law_of, outcomes
-from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.finding import Finding, Problem, apart
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
@@ -92,21 +92,22 @@ def check_law(subject: Subject) -> list[Finding]:
     What no case could be walked for is a finding of its own: nothing is shown of it.
     """
     walks: list[Walk] = []
-    left_out, unseen = 0, list[str]()
+    left_out, too_large, unseen = 0, 0, list[str]()
     for rule, budget in BUDGET.items():
         n, so_far = len(walks), left_out
         variants = list(_promising(subject, rule, walkable=True))
         left = {passed(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
             share = passed(params)
-            walked = _walk(subject, params, case) if left[share] > 0 else None
-            if walked is None and left[share] > 0:
+            due = left[share] > 0
+            walked = _walk(subject, params, case) if due else None
+            if walked is None and due:
                 left[share] -= MOST  # walked in vain
                 if case.sampling.top_k != 2 and not case.narrow:
                     narrow = replace(case, sampling=replace(case.sampling, top_k=2))
                     walked = _walk(subject, params, narrow)
             if walked is None:
-                left_out += 1
+                left_out, too_large = left_out + 1, too_large + due
             else:
                 walks.append(walked)
                 left[share] -= walked.paths
@@ -119,7 +120,15 @@ def check_law(subject: Subject) -> list[Finding]:
         unseen += [f"{what} under {rule}" for what in not_walked]
     if not walks and not left_out:
         return []
-    findings = [_law(walks, left_out, unseen)]
+    law = _law(walks, left_out, unseen)
+    if left_out:
+        why = (
+            f"{too_large} cases have more than {MOST} outcomes; for {left_out - too_large} no"
+            " outcomes were left of those shared out among the method's parameters, or they are"
+            " deep or late cases that are too large"
+        )
+        law = replace(law, left_out=why)
+    findings = [law]
     if any(walked.expected for walked in walks):
         findings.append(_acceptance(walks))
     return findings
@@ -295,11 +304,11 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
     truth = _truth(worst.case)
     token = _first_wrong(worst.law, truth)
     output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
+    seen, due = apart(worst.law.get(output, 0.0), truth.get(output, 0.0))
     what = (
         f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
-        f" comes with probability {worst.law.get(output, 0.0):.4f}, the target says"
-        f" {truth.get(output, 0.0):.4f}"
+        f" comes with probability {seen}, the target says {due}"
     )
     return Finding("law", False, figure, Problem(what, worst.where, _look(wrong, measured, token)))
 
@@ -361,9 +370,10 @@ def _acceptance(walks: list[Walk]) -> Finding:
     if error <= EXACT:
         return Finding("acceptance", True, figure)
     share = worst.accepted - (worst.expected or 0.0)
+    seen, due = apart(worst.accepted, worst.expected or 0.0)
     what = (
-        f"{worst.accepted:.4f} draft tokens stand in the mean where sum min(p, q) over the tested"
-        f" levels (of a tree, over its siblings in turn) gives {worst.expected:.4f}"
+        f"{seen} draft tokens stand in the mean where sum min(p, q) over the tested levels (of a"
+        f" tree, over its siblings in turn) gives {due}"
     )
     look = (
         "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"
