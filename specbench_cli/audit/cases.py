@@ -197,8 +197,10 @@ class Case:
         return all(int(table.isfinite().sum(-1).max()) <= 2 for table in self.tables)
 
     def learnt(self, method: Method) -> dict[str, Any]:
-        """Return what `open` needs for a method that keeps something between requests: what it keeps
-        once it has decoded this request. Empty for other methods."""
+        """Return what `open` needs for a method that keeps something between requests.
+
+        That is what it keeps once it has decoded this request. Empty for other methods.
+        """
         if method.state_scope == "prompt":
             return {}
         kept: dict[str, Any] = {"workspace": self.workspace(), "memory": Memory()}

@@ -109,7 +109,7 @@ class Certificate:
 
 
 def earlier(file: Path, method: type[Method]) -> Certificate | None:
-    """Return the certificate in a file if it is of this method's file and of this code; else None."""
+    """Return the certificate in a file if method and code are still the same; else None."""
     try:
         certificate = Certificate.of(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

@@ -4,13 +4,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
 import pytest
+import torch
 
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
 from specbench_cli.api import AcceptParams, Field, LengthParams, Method, MethodParams
-from specbench_cli.audit.cases import Case, deep_cases, walked_cases, wide_case
+from specbench_cli.audit.cases import (
+    Case,
+    deep_cases,
+    long_case,
+    tied_cases,
+    tied_tokens,
+    walked_cases,
+    wide_case,
+)
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import law as checks_law
 from specbench_cli.audit.checks import tokens as checks_tokens
@@ -227,6 +236,53 @@ def test_all_chance_of_a_deep_case_is_in_the_last_level():
     found = {tuple(session.output()) for session in (decoded(case, seed) for seed in range(20))}
     assert {output[:5] for output in found} == {(1, 2, 3, 4, 5)}
     assert 1 < len({output[5] for output in found}) <= 3
+
+
+class DrawsFromMany(Sps):
+    """Draws from many numbers in the third level, which decides nothing."""
+
+    def propose(self, session, limit):
+        draft = super().propose(session, limit)
+        if session.sampling.draws and draft.nodes > 2:
+            session.random.categorical(torch.full((1, 600), 1 / 600))
+        return draft
+
+
+@pytest.mark.usefixtures("short_audit")
+def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_shown(monkeypatch):
+    monkeypatch.setattr(checks_law, "LATE", {"rejection": 1_000})
+    subject = Subject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
+    (law, _) = checks_law.check_law(subject)
+    assert not law.passed and not law.shown
+    assert "level 3 of a draft under rejection" in law.problem.what
+    assert certify(subject, [law], 1.0).verdict == "NOT SHOWN"
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
+def test_a_long_output_has_accepted_and_rejected_drafts_to_its_end(rule):
+    case = long_case(rule)
+    session = case.open()
+    late = [
+        (len(step.outcome.path), step.draft.nodes)
+        for step in Sps(SpsParams(length=2)).generate(session)
+        if len(session.output()) > 40 and step.draft.nodes
+    ]
+    assert sum(stood == nodes for stood, nodes in late) >= 3
+    assert sum(stood < nodes for stood, nodes in late) >= 3
+
+
+def test_a_track_leads_every_outcome_to_each_place_in_doubt():
+    for name, case in tied_cases("rejection", 5):
+        late = case.length - 1
+        joint = Reference(case.tables[0], case.sampling).joint(case.prompt, (), case.length)
+        assert len(joint) == 8, name
+        assert len({output[late] for output in joint}) == 2
+    tied = case_of_ties().tables[0].sort(-1, descending=True).values
+    assert tied[..., 0].equal(tied[..., 1])
+
+
+def case_of_ties():
+    return tied_tokens("greedy")
 
 
 def decoded(case, seed):

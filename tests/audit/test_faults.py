@@ -23,6 +23,8 @@ RARE = {
     "drawn from the whole law, q of the top 50",
     "q of a tree's last level mixed up",
     "residual of the first 1,024 tokens",
+    "q 10% wrong from the third token on, drawn twice",
+    "ties cut off by top-k",
 }
 """Faults that show in few outcomes, or in large vocabularies alone."""
 

@@ -1,4 +1,4 @@
-"""Methods that are unusual, slow or bad at drafting, and right: the audit finds no fault in them."""
+"""Methods that are unusual or bad at drafting, and right: the audit finds no fault in them."""
 
 from typing import ClassVar, Literal
 

@@ -110,6 +110,39 @@ def test_help_has_examples(audited):
     assert "specbench audit --plugin my_method.py" in out
 
 
+def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
+    assert audited("vanilla,hf:vanilla", "--out", "kept")[0] == 0
+    Path("kept/hf-vanilla.json").write_text("{")
+    code, out, err = audited("vanilla,hf:vanilla", "--out", "kept", "--resume")
+    assert code == 0
+    assert "1 of 2 certificates in kept are kept" in err
+    assert "hf:vanilla: AGREES in" in err
+    assert "\nvanilla: PASSED in" not in err
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["method", "vanilla", "hf:vanilla"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('needs = "draft"', "`needs` of Bad is 'draft', of type str"),
+        ("Params = dict", "`Params` of Bad is <class 'dict'>, of type type"),
+        ('workers = "two"', "`workers` of Bad is 'two', of type str"),
+        ("bonus = 1", "`bonus` of Bad is 1, of type int"),
+        ('state_scope = "pass"', "`state_scope` of Bad is 'pass'"),
+        ('needs = "d" * 5000', "of type str"),
+    ],
+)
+def test_a_class_attribute_of_the_wrong_type_is_named(audited, tmp_path, line, says):
+    file = tmp_path / "bad.py"
+    text = "from specbench_cli.api import Method\n\n\nclass Bad(Method):\n"
+    file.write_text(f'{text}    """Bad."""\n\n    {line}\n')
+    code, out, err = audited("--plugin", file)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "must be" in err
+    assert len(err) < 1_000
+
+
 def test_several_methods_are_audited_each_in_a_line(audited):
     code, out, _ = audited("vanilla,hf:vanilla")
     assert code == 0

@@ -30,7 +30,7 @@ SLACK = 1e-6
 """Tokens accepted that rounding explains, of q in single precision too."""
 
 DEVIATIONS = 6
-"""Standard deviations by which a sum of tests may be off. The seeds are fixed: so is the verdict."""
+"""Standard deviations by which a sum of tests may be off. The seeds are fixed."""
 
 SURE = 2
 """As many tables again whose laws leave little doubt."""
@@ -203,8 +203,8 @@ def _full(
                     f" {step.draft.levels} draft tokens stand"
                 )
                 problem = problem or Problem(what, each.where, look)
-    if problem is None and (what := _too_few(bound)):
-        wrong, problem = wrong + 1, Problem(what, bound[0].where, look)
+    if problem is None and (sums := _too_few(bound)):
+        wrong, problem = wrong + 1, Problem(sums, bound[0].where, look)
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
     return Finding(check, not wrong, figure, problem), bound
 
@@ -263,10 +263,10 @@ def _too_few(decoded: Sequence[Decoded]) -> str | None:
 
 
 def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
-    """Check what is accepted behind rejected and accepted drafts, where the draft is right at times.
+    """Check what is accepted behind rejected drafts, where the draft model is right at times.
 
-    What a method accepts of its target's twin in greedy decoding, it must accept of another draft as
-    far as that says what the target does. Steps that run no draft are left out.
+    What a method accepts of its target's twin in greedy decoding, it must accept of another draft
+    as far as that says what the target does. Steps that run no draft are left out.
     """
     greedy = [each for each in twins if each.case.sampling.rule == "greedy"]
     steps = accepted = 0
@@ -291,8 +291,8 @@ def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
                         f" draft model says what the target does for {due}"
                     )
                     look = (
-                        "what the draft reads behind a rejected draft: rows, features and indices of"
-                        " the step before (`session.features`, `session.since(state.length())`)"
+                        "what the draft reads behind a rejected draft: rows, features and indices"
+                        " of the step before (`session.features`, `session.since`)"
                     )
                     problem = Problem(what, each.where, look)
     if not steps:

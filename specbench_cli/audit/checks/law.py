@@ -172,9 +172,9 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
         deepest = min(longest(drafts[0]), DEEPEST)
         for name, case in tied_cases(rule, deepest):
             # Few parameters do for a level; each of the others has one level of its own.
-            fit = [params for params in drafts if longest(params) >= deepest]
-            due.append((name, case, fit))
-    short = list(_promising(subject, rule, walkable=True)) or everything
+            due.append((name, case, [params for params in drafts if longest(params) >= deepest]))
+    walkable = list(_promising(subject, rule, walkable=True))
+    short: Sequence[MethodParams] = walkable or everything
     shapes = {passed(params): params for params in (*everything[:1], *short)}.values()
     trees = [params for params in shapes if rule == "rejection" and _draws_trees(subject, params)]
     due = [*(("", forked_case(rule), [params]) for params in trees), *due]

@@ -205,6 +205,7 @@ class DraftsTheSameAgain(Sps):
     """Begins with the token that was just rejected if the step before accepted nothing."""
 
     again: int | None = None
+    drafted: int | None = None
 
     def start(self, session: Session) -> None:
         """See `Sps`."""

@@ -1,0 +1,112 @@
+"""What a certificate says, and when one is taken over instead of auditing again."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from methods.sps import Sps, SpsParams
+from specbench_cli.audit import certificate as module
+from specbench_cli.audit.certificate import VERDICTS, Certificate, certify, earlier
+from specbench_cli.audit.faults.planted import FAULTS
+from specbench_cli.audit.finding import COMPARED, Finding, Problem, apart
+from specbench_cli.audit.runner import CHECKS, run_checks
+from specbench_cli.audit.selftest import GIVEN_BY
+from specbench_cli.audit.subject import Subject
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def written():
+    subject = Subject("sps", Sps, (SpsParams(length=2),))
+    wrong = Finding("law", False, {"cases": 1}, Problem("what", "where", "look"), left_out="1 case")
+    return certify(subject, [wrong, Finding("tokens", True, {"outputs": 2})], 1.5)
+
+
+def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
+    facts = json.loads(json.dumps(written().facts()))
+    assert facts["date"].endswith("+00:00")
+    assert facts["commit"] == module.commit()
+    assert facts["versions"]["specbench-cli"]
+    law, tokens = facts["checks"]
+    assert (law["compares"], law["bound"]) == COMPARED["law"]
+    assert (law["left_out"], tokens["left_out"]) == ("1 case", "")
+
+
+def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
+    file = tmp_path / "sps.json"
+    file.write_text(json.dumps(written().facts()))
+    read = earlier(file, Sps)
+    assert read.facts() == json.loads(file.read_text()) | {"variants": read.variants}
+    assert read.findings[0].problem == Problem("what", "where", "look")
+    monkeypatch.setattr(module, "code_sha256", lambda: "other code")
+    assert earlier(file, Sps) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"checks": 1}', '{"schema": 1, "method": "sps"}']
+)
+def test_what_is_no_certificate_is_not_taken_over(text, tmp_path):
+    file = tmp_path / "sps.json"
+    file.write_text(text)
+    assert earlier(file, Sps) is None
+    assert earlier(tmp_path / "none.json", Sps) is None
+
+
+def test_the_certificates_page_names_every_field_check_and_verdict():
+    page = (DOCS / "certificate.md").read_text()
+    fields = {*written().facts(), *written().facts()["checks"][0]}
+    assert [field for field in fields if f"`{field}`" not in page] == []
+    rows = [f"| `{name}` | {what} | {bound} |" for name, (what, bound) in COMPARED.items()]
+    rows += [f"| {name} | {what} |" for name, what in VERDICTS.items()]
+    assert [row for row in rows if row not in page] == []
+
+
+def test_every_finding_says_what_it_compares():
+    assert COMPARED.keys() == {*CHECKS, *GIVEN_BY}
+
+
+def test_the_audit_page_counts_the_planted_faults():
+    assert f"`--self-test` plants {len(FAULTS)} faults" in (DOCS / "audit.md").read_text()
+
+
+def test_numbers_are_written_with_as_many_digits_as_tell_them_apart():
+    assert apart(0.1048, 0.0394) == ("0.1048", "0.0394")
+    assert apart(0.123456789, 0.123456788) == ("0.123456789", "0.123456788")
+    assert apart(12345.0, 12346.0) == ("12345", "12346")
+
+
+class Unreadable(Sps):
+    """Reports an outcome that the audit's code cannot read."""
+
+    def generate(self, session):
+        yield from super().generate(session)
+        yield None
+
+
+def test_an_error_in_the_audits_own_code_is_reported_as_one():
+    subject = Subject("sps", Unreadable, (SpsParams(length=2),))
+    (found,) = run_checks(subject, {"order": CHECKS["order"]})
+    assert found.crashed
+    assert found.problem.what.startswith("the audit's own code raises AttributeError")
+    assert found.problem.where.startswith("tokens.py:")
+    assert "report it" in found.problem.look
+
+
+class Misuses(Sps):
+    """Passes on what torch cannot read."""
+
+    def propose(self, session, limit):
+        return session.chain([[1], [1, 2]])
+
+
+def test_an_error_that_a_method_causes_names_the_methods_line():
+    subject = Subject("sps", Misuses, (SpsParams(length=2),))
+    (found,) = run_checks(subject, {"tokens": CHECKS["tokens"]})
+    line = inspect.getsourcelines(Misuses.propose)[1] + 1
+    assert found.problem.where == f"test_certificate.py:{line}, while checking: tokens"
+
+
+def test_certificates_have_all_fields_of_their_facts():
+    assert set(Certificate.__slots__) - {"findings"} < set(written().facts())
