@@ -62,9 +62,9 @@ COMPARED: Mapping[str, tuple[str, str]] = {
 
 
 def apart(a: float, b: float) -> tuple[str, str]:
-    """Write two numbers with as many digits as it takes to tell them apart, four at least."""
-    for digits in range(4, 18):
-        both = f"{a:.{digits}g}", f"{b:.{digits}g}"
+    """Write two numbers with as many decimals as it takes to tell them apart, four at least."""
+    for decimals in range(4, 18):
+        both = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
         if both[0] != both[1]:
             break
     return both
