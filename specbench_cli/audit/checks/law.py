@@ -113,11 +113,12 @@ def check_law(subject: Subject) -> list[Finding]:
                 left[share] -= walked.paths
         deep, left_out_too = _deep(subject, rule)
         walks, left_out = [*walks, *deep], left_out + left_out_too
-        if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
-            unseen.append(f"{rule} (all {left_out - so_far} cases)")
         late, not_walked = _late(subject, rule)
         walks, left_out = [*walks, *late], left_out + len(not_walked)
-        unseen += [f"{what} under {rule}" for what in not_walked]
+        if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
+            unseen.append(rule)
+        else:
+            unseen += [f"{rule}, {what}" for what in not_walked]
     if not walks and not left_out:
         return []
     law = _law(walks, left_out, unseen)
@@ -179,7 +180,7 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
     trees = [params for params in shapes if rule == "rejection" and _draws_trees(subject, params)]
     due = [*(("", forked_case(rule), [params]) for params in trees), *due]
     if short:
-        output = subject.beyond(LONG_OUTPUT, 500)
+        output = subject.beyond(LONG_OUTPUT, 200)
         due += [("steps behind rejected drafts", case, short) for case in history_cases(rule)]
         due.append((f"outputs of {output} tokens", late_case(rule, output), short))
     for turn, params in enumerate(drafts[1:]):
@@ -289,7 +290,7 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
     wrong = [(tv, walked) for tv, walked in measured if tv > EXACT]
     if not wrong and unseen:
         what = (
-            f"not shown under {', '.join(unseen)}: each case has more outcomes than the {MOST}"
+            f"not shown under {' and '.join(unseen)}: each case has more outcomes than the {MOST}"
             " that are walked, and was left out"
         )
         look = (
