@@ -335,9 +335,9 @@ def predict(
 def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:
     """Replay a run."""
     from specbench_cli.measure.costs import Costs
+    from specbench_cli.predict.prediction import predict as replay
+    from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.report.numbers.facts import Facts
-    from specbench_cli.report.numbers.prediction import predict as replay
-    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
     from specbench_cli.report.terminal.prediction_table import print_prediction
     from specbench_cli.store.run_dir import RunDir, folder
 

@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from specbench_cli import output
+from specbench_cli.predict import parallel as modelled
 from specbench_cli.report import columns, load
 from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
 from specbench_cli.report.markdown_table import fenced, inline, table
-from specbench_cli.report.numbers import modelled
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.forced import ByTarget, by_target
 from specbench_cli.report.numbers.row import Row

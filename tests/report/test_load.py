@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.predict.load import errors
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
 from specbench_cli.report.load import (
@@ -21,7 +22,6 @@ from specbench_cli.report.load import (
     write_loads,
 )
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.simulated import errors
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.store.schema import PASSES_APART, Batch

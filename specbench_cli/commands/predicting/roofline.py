@@ -59,8 +59,8 @@ def asked(
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
     """Replay a run."""
-    from specbench_cli.report.roofline.replayed import lines_of, replayed
-    from specbench_cli.report.roofline.shown import head, print_replayed
+    from specbench_cli.predict.roofline import lines_of, replayed
+    from specbench_cli.report.terminal.roofline import head, print_replayed
 
     models = run.manifest.get("models", {})
     found = replayed(run.records(), run.manifest, roofline)

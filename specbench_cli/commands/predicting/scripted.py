@@ -27,9 +27,9 @@ def under_load(
     from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.measure.costs import Costs
+    from specbench_cli.predict.load import Prices, errors, simulated
+    from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.report import load as table
-    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
-    from specbench_cli.report.numbers.simulated import Prices, errors, simulated
     from specbench_cli.store.run_dir import RunDir, folder
 
     try:
@@ -73,7 +73,7 @@ def under_load(
         )
         return ExitCode.OK
     if roofline is not None:
-        from specbench_cli.report.roofline.shown import head
+        from specbench_cli.report.terminal.roofline import head
 
         first = head(roofline, run.manifest.get("models", {}))
     else:
@@ -109,8 +109,8 @@ def resettled(
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.report.numbers import simulated
-    from specbench_cli.report.numbers.run_costs import fitting, foreign_to, own
+    from specbench_cli.predict import load as simulated
+    from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.report.terminal.prediction_table import print_settings
     from specbench_cli.store.run_dir import RunDir, folder
 

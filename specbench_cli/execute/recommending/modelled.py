@@ -12,9 +12,9 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.execute.planning.plan import REFERENCE
 from specbench_cli.measure.costs import Costs
-from specbench_cli.report.numbers.prediction import ALL, predict
-from specbench_cli.report.numbers.run_costs import fitting, own
-from specbench_cli.report.numbers.simulated import Prices, simulated
+from specbench_cli.predict.load import Prices, simulated
+from specbench_cli.predict.prediction import ALL, predict
+from specbench_cli.predict.run_costs import fitting, own
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record
 

@@ -13,8 +13,8 @@ from specbench_cli.measure import probe
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.rounds import Grid
 from specbench_cli.measure.step_costs import StepCosts
-from specbench_cli.report.numbers.prediction import predict
-from specbench_cli.report.numbers.run_costs import own
+from specbench_cli.predict.prediction import predict
+from specbench_cli.predict.run_costs import own
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")

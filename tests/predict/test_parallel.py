@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.report.numbers.modelled import NO_HOST, Host, modelled_rows, replay
+from specbench_cli.predict.parallel import NO_HOST, Host, modelled_rows, replay
 from specbench_cli.report.timeline.lanes import Arrow, Lanes, Span
 from specbench_cli.store.schema import ForwardKind, Trace
 

@@ -29,8 +29,8 @@ from specbench_cli.config import sweep
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.measure.costs import Costs
+from specbench_cli.predict.run_costs import probe_command
 from specbench_cli.report.load import LoadRow
-from specbench_cli.report.numbers.run_costs import probe_command
 from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.source import Source
 from specbench_cli.store.schema import LOSSLESS, Record

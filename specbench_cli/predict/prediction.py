@@ -28,7 +28,7 @@ from statistics import mean, median
 from typing import Any
 
 from specbench_cli.measure.costs import Costs
-from specbench_cli.report.numbers.run_costs import heads_of, probe_command
+from specbench_cli.predict.run_costs import heads_of, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
 ALL = "all"

@@ -11,11 +11,11 @@ import pytest
 from specbench_cli import app
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.hardware.roofline import Roofline
-from specbench_cli.report.numbers.prediction import predict, replay
-from specbench_cli.report.roofline.replayed import replayed
+from specbench_cli.predict.prediction import predict, replay
+from specbench_cli.predict.roofline import replayed
 from specbench_cli.store.run_dir import RunDir
 
-REFERENCE = Path(__file__).parents[3] / "results" / "reference" / "default-2cores"
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "default-2cores"
 ASKED = ("--hardware", "h100x2", "--shape", "llama-2-70b+7b")
 
 

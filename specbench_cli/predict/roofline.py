@@ -13,7 +13,7 @@ from typing import Any
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.hardware.roofline import Roofline
-from specbench_cli.report.numbers.prediction import replay
+from specbench_cli.predict.prediction import replay
 from specbench_cli.report.numbers.standing import BASELINE
 from specbench_cli.store.schema import Record
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.measure.costs import Costs
-from specbench_cli.report.numbers.prediction import ALL, predict, replay
-from specbench_cli.report.numbers.simulated import Setting, break_even
+from specbench_cli.predict.load import Setting, break_even
+from specbench_cli.predict.prediction import ALL, predict, replay
 from specbench_cli.report.terminal.prediction_table import print_settings
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.measure.hardware.roofline import Roofline
+from specbench_cli.predict.roofline import ModelledRow, Moved, Replayed, lines_of
 from specbench_cli.report.numbers.standing import BASELINE
-from specbench_cli.report.roofline.replayed import ModelledRow, Moved, Replayed, lines_of
 from specbench_cli.report.terminal.prediction_table import print_table
 from specbench_cli.report.terminal.text import NONE
 

@@ -1,1 +1,0 @@
-"""A run replayed on accelerators that are not here: modelled, with its sensitivity."""
