@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
+from specbench_cli.engine.imposed import impose
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.checkpoint import (
     ConfigFacts,
@@ -31,7 +32,6 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
-from specbench_cli.engine.simulation import impose
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError

@@ -1,0 +1,141 @@
+"""Imposed acceptance: a loaded decoder computes, and says what a made-up acceptance wants.
+
+For shapes whose weights are drawn at random, whose drafts guess nothing right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log1p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.types import Input, Out, Skip, Tokens
+from specbench_cli.errors import MethodFault
+
+SLOTS = 8
+"""First choices of a draft that are imposed; a token that is none of them is not drafted."""
+SAID, APART = 1e4, 1e2
+"""Logits of imposed choices: the best one's, and how far each is above the next. Laws have one
+token, whatever the temperature."""
+
+
+class _Imposed(Decoder):
+    """Mixed into a decoder's class: it computes as ever, then says what `impose` wants."""
+
+    imposed: tuple[float, int]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        x: Input,
+        state: State,
+        *,
+        seqs: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        layers: tuple[int, int] | None = None,
+        skip: Skip = frozenset(),
+        logits_at: LogitsAt = "last",
+        **how: Any,
+    ) -> Out:
+        """See `Decoder`."""
+        b, n = (x.ids if isinstance(x, Tokens) else x.rows).shape[:2]
+        begin = [state.position(seq) for seq in (range(b) if seqs is None else seqs)]
+        out = super().forward(  # type: ignore[safe-super]
+            *(x, state),
+            seqs=seqs,
+            positions=positions,
+            layers=layers,
+            skip=skip,
+            logits_at=logits_at,
+            **how,
+        )
+        if out.logits is None:
+            return out
+        rows = torch.arange(n, device=self.device)
+        if positions is None:
+            positions = torch.tensor(begin, device=self.device)[:, None] + rows
+        if isinstance(logits_at, Tensor):
+            rows = logits_at
+        elif logits_at == "last":
+            rows = rows[-1:]
+        self._say(out.logits, x, positions, rows, whole=layers is None and not skip)
+        return out
+
+    @torch.inference_mode()
+    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+        """See `Decoder`."""
+        begin = [part.state.position() for part in parts]
+        outs = super().forward_batch(parts, taps=taps)
+        for part, at, out in zip(parts, begin, outs, strict=True):
+            if out.logits is not None:
+                rows = torch.arange(part.x.ids.shape[1], device=self.device)
+                positions = (at + rows)[None] if part.positions is None else part.positions
+                rows = rows[-out.logits.shape[1] :]
+                self._say(out.logits, part.x, positions, rows, whole=True)
+        return outs
+
+    def exits(self, rows: Tensor) -> Tensor:
+        """Nothing: what the rows stand for is not known here. Raises MethodFault."""
+        raise _unknown(self.name)
+
+    def _say(self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, whole: bool) -> None:
+        """Have logits [b, r, V] of the input's rows [r] say what is imposed."""
+        if type(x) is not Tokens:
+            raise _unknown(self.name)
+        chance, size = self.imposed
+        ids, at = x.ids.index_select(1, rows), positions.expand(x.ids.shape).index_select(1, rows)
+        right = _mixed(ids, at, 1) % size
+        if self.name == "target" and whole:
+            logits.scatter_(-1, right[..., None], SAID)
+            return
+        if chance < 1:  # the rank of the right token: geometric
+            drawn = (_mixed(ids, at, 2).double() + 0.5) / (1 << 31)
+            rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + SLOTS
+        else:
+            rank = right * 0
+        slots = torch.arange(SLOTS, device=self.device)
+        others = (right[..., None] + 1 + slots) % size
+        chosen = torch.where(slots == rank[..., None], right[..., None], others)
+        values = (SAID - APART * slots).to(logits.dtype).expand(chosen.shape)
+        logits.scatter_(-1, chosen, values)
+
+
+def impose(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
+    """Have a decoder say what a made-up acceptance wants, whatever it computes; returns it.
+
+    After a token at a position of a text the target says one token, a hash of both. A draft's
+    choices are ranked, and that token's rank among them is r with `chance` (1 - chance)^r, drawn by
+    the same hash: so its first choice is accepted with `chance`, and of a tree's siblings each with
+    that chance of the rest. Parts of the target draft as a draft model does.
+
+    Args:
+        decoder: its class is one of its own from here on; "target" verifies, others draft.
+        vocabulary: ids that all models of the run have.
+    """
+    if vocabulary <= SLOTS:
+        raise ValueError(f"{vocabulary} ids are too few to impose {SLOTS} choices on")
+    kind = type(decoder)
+    made: Any = type(kind.__name__, (_Imposed, kind), {})
+    decoder.__class__ = made
+    decoder.imposed = (chance, vocabulary)  # type: ignore[attr-defined]
+    return decoder
+
+
+def _unknown(name: str) -> MethodFault:
+    return MethodFault(
+        f"acceptance is imposed by the tokens that a model reads, and {name} was to say what rows"
+        " without tokens stand for",
+        "leave --acceptance out for methods that go on from hidden rows",
+    )
+
+
+def _mixed(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
+    """31 bits of a hash of token ids and positions; int64 wraps."""
+    z = ids * 6364136223846793005 + positions * 1442695040888963407 + salt * 2862933555777941757
+    for shift in (31, 29):
+        z = (z ^ (z >> shift)) * 7046029254386353131
+    return (z ^ (z >> 32)) & 0x7FFFFFFF
