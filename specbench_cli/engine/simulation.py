@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.forward_cost import CostFunction, ForwardWork, Rows
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, Part, State
 from specbench_cli.engine.models.meter import HostClock
@@ -26,22 +27,14 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 
-class Rows(NamedTuple):
-    """What a sequence has in a forward: new rows, the rows before them, and whether the new ones
-    are of its prompt."""
-
-    new: int
-    before: int
-    prompt: bool
-
-
-Price = Callable[[str, Sequence[Rows]], float]
-"""Nanoseconds that a forward of a model ("target", "draft") takes, by what each sequence has in it;
-with what the host does for it."""
-
-
 class Clock(HostClock):
-    """Time that passes only where it is spent."""
+    """Time that passes only where it is spent.
+
+    Attributes:
+        model: The model whose forward moved it last.
+    """
+
+    model = ""
 
     def __init__(self) -> None:
         self._at = 0
@@ -57,10 +50,11 @@ class Clock(HostClock):
 
 
 class Priced(Decoder):
-    """A decoder whose forwards take what a table says; what they compute is the decoder's own."""
+    """A decoder whose forwards take what a cost function returns, the host's work included; what
+    they compute is the decoder's own."""
 
-    def __init__(self, decoder: Decoder, clock: Clock, price: Price) -> None:
-        self._decoder, self._clock, self._price = decoder, clock, price
+    def __init__(self, decoder: Decoder, clock: Clock, cost: CostFunction) -> None:
+        self._decoder, self._clock, self._cost = decoder, clock, cost
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
@@ -91,7 +85,9 @@ class Priced(Decoder):
             Rows((x.ids if isinstance(x, Tokens) else x.rows).shape[1], state.length(), prompt)
             for x, state, prompt in parts
         ]
-        self._clock.sleep(round(self._price(self.name, rows)))
+        warm = self.name == self._clock.model == "target"
+        self._clock.model = self.name
+        self._clock.sleep(round(self._cost(ForwardWork(self.name, rows, warm=warm))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +225,7 @@ class Scripted(Decoder):
 def simulate(
     method: Method,
     scripts: Sequence[Script],
-    price: Price,
+    cost: CostFunction,
     *,
     size: int,
     chunk: int | None = None,
@@ -240,13 +236,14 @@ def simulate(
 
     Args:
         size, chunk, arrivals: see `Batch`.
+        cost: what forwards take.
         costs: what policies are told of forwards; see `Workspace.costs`.
     Raises:
         MethodFault: the method asks for more than scripts know.
     """
     clock = Clock()
     decoders: Mapping[str, Decoder] = {
-        name: Priced(Scripted(name, scripts, sure=name == "target"), clock, price)
+        name: Priced(Scripted(name, scripts, sure=name == "target"), clock, cost)
         for name in ("target", "draft")
     }
     requests = [script.request(place) for place, script in enumerate(scripts)]

@@ -22,10 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specbench_cli.report.numbers.pairing import loss
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.timeline.lanes import Arrow, Lanes, Span, lanes_of
-from specbench_cli.store.schema import Record, Trace
+from specbench_cli.predict.replay import HostGaps, RecordedForward, Recording, replay
+from specbench_cli.store.schema import BASELINE, Record, Trace
 
 TITLE = "Modelled, not measured"
 NOTE = (
@@ -87,42 +85,43 @@ class ModelledRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
-    """Work between forwards, in ns.
+class MedianCosts:
+    """The median time of the same forward in other outputs; one that none of them has takes what
+    it took."""
 
-    forward, message: by worker, before each of its forwards and before each message that it sends.
-    latency: from sending a message to its being read by a worker that waits for it.
-    """
+    medians: Mapping[Kind, float]
 
-    forward: Mapping[int, float]
-    message: Mapping[int, float]
-    latency: float
-
-    @classmethod
-    def of(cls, lanes: Sequence[Lanes]) -> Host:
-        """Medians over the decoding of some outputs."""
-        forward, message = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        latencies = []
-        for own in lanes:
-            free: dict[int, int] = {}
-            for at, worker, event in _events(own):
-                before = free.get(worker)
-                waited = not isinstance(event, Span) and event.sender != worker
-                if before is not None and not waited:
-                    gaps = forward if isinstance(event, Span) else message
-                    gaps[worker].append(max(0, at - before))
-                elif before is not None and isinstance(event, Arrow) and before <= event.sent:
-                    latencies.append(max(0, event.read - event.sent))
-                free[worker] = max(event.end if isinstance(event, Span) else at, before or 0)
-        return cls(
-            {worker: median(gaps) for worker, gaps in forward.items()},
-            {worker: median(gaps) for worker, gaps in message.items()},
-            median(latencies) if latencies else 0.0,
-        )
+    def __call__(self, forward: RecordedForward) -> float:
+        """Return nanoseconds."""
+        took = forward.end - forward.start
+        expected = self.medians.get(_kind(forward), took)
+        return expected if forward.used else min(took, expected)  # it may have stopped early
 
 
-NO_HOST = Host({}, {}, 0.0)
-"""Nothing but forwards takes time."""
+def median_gaps(recordings: Iterable[Recording]) -> HostGaps:
+    """Return the medians of the measured work between forwards."""
+    forward, message = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    latencies = []
+    for recording in recordings:
+        free: dict[int, int] = {}
+        for at, _, worker, what in recording.events():
+            end, before = at, free.get(worker)
+            if isinstance(what, RecordedForward):
+                end, gaps = what.end, forward
+            elif what.sender == worker:
+                gaps = message
+            else:
+                gaps = None
+                if before is not None and before <= what.sent:  # it only waited
+                    latencies.append(max(0, what.read - what.sent))
+            if before is not None and gaps is not None:
+                gaps[worker].append(max(0, at - before))
+            free[worker] = max(end, before or 0)
+    return HostGaps(
+        {worker: median(gaps) for worker, gaps in forward.items()},
+        {worker: median(gaps) for worker, gaps in message.items()},
+        median(latencies) if latencies else 0.0,
+    )
 
 
 def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
@@ -132,7 +131,9 @@ def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
     parallel: dict[str, list[Record]] = {}
     serial = defaultdict[Kind, list[int]](list)
     for record in records:
-        if loss(record) or record.forwards is None or not record.ns.decode:
+        if record.error is not None or record.void or not record.ns.decode:
+            continue
+        if record.forwards is None:
             continue
         if record.label == BASELINE:
             plain[record.prompt_id, record.turn, record.pass_] = record
@@ -141,13 +142,13 @@ def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
             continue
         for kind, took in _taken(record.forwards, record.ns.prefill or 0):
             serial[kind].append(took)
-    known = {kind: median(times) for kind, times in serial.items()}
-    rows = (_row(own, plain, known) for own in parallel.values())
+    costs = MedianCosts({kind: median(times) for kind, times in serial.items()})
+    rows = (_row(own, plain, costs) for own in parallel.values())
     return [row for row in rows if row is not None]
 
 
 def _taken(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
-    """What forwards after prefill took (`Lanes.decoding` without making lanes: runs have many)."""
+    """Return what forwards after prefill took, without making a `Recording`: runs have many."""
     kinds = trace.kinds
     columns = zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
     for index, n_tokens, start, end in columns:
@@ -156,62 +157,24 @@ def _taken(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
             yield (kind.model, n_tokens * kind.batch, kind.layers, kind.share), end - start
 
 
-def replay(lanes: Lanes, known: Mapping[Kind, float], host: Host) -> float:
-    """The modelled decode time of an output, in ns.
-
-    Args:
-        known: how long forwards take; others take what they took.
-    """
-    free, sent, end = defaultdict[int, float](float), dict[int, float](), 0.0
-    for _, worker, event in _events(lanes):
-        if isinstance(event, Span):
-            free[worker] += host.forward.get(worker, 0.0) + _duration(event, known)
-            if event.used:
-                end = max(end, free[worker])
-        elif event.sender == worker:
-            free[worker] += host.message.get(worker, 0.0)
-            sent[id(event)] = free[worker]
-        else:
-            arrived = sent.get(id(event), -host.latency) + host.latency
-            free[worker] = max(free[worker], arrived)
-    return end
-
-
-def _events(lanes: Lanes) -> list[tuple[int, int, Span | Arrow]]:
-    """What happened in decoding, in the measured order: when, in which worker, and what. A message
-    is there twice, sent and read."""
-    found: list[tuple[int, int, int, Span | Arrow]] = []
-    for span in lanes.decoding:
-        found.append((span.start, 2, span.worker, span))
-    for arrow in lanes.arrows:
-        if arrow.sent >= lanes.prefill:
-            found.append((arrow.sent, 0, arrow.sender, arrow))
-        if arrow.read >= lanes.prefill:
-            found.append((max(arrow.sent, arrow.read), 1, arrow.receiver, arrow))
-    found.sort(key=lambda event: event[:2])
-    return [(at, worker, event) for at, _, worker, event in found]
-
-
-def _duration(span: Span, known: Mapping[Kind, float]) -> float:
-    own = span.end - span.start
-    expected = known.get(_kind(span), own)
-    return expected if span.used else min(own, expected)  # a cancelled one may have stopped early
-
-
-def _kind(span: Span) -> Kind:
-    return span.model, span.n_tokens * span.batch, span.layers, span.share
+def _kind(forward: RecordedForward) -> Kind:
+    return forward.model, forward.rows[0].new, forward.layers, forward.share
 
 
 def _row(
     records: Sequence[Record],
     plain: Mapping[tuple[str, int, int], Record],
-    known: Mapping[Kind, float],
+    costs: MedianCosts,
 ) -> ModelledRow | None:
-    lanes = [lanes_of(record) for record in records]
-    host = Host.of(lanes)
+    traces = [record.forwards or Trace() for record in records]
+    recordings = [
+        Recording.of(trace, since=record.ns.prefill or 0)
+        for trace, record in zip(traces, records, strict=True)
+    ]
+    gaps = median_gaps(recordings)
     vanilla = modelled = 0.0
     measured = outputs = 0
-    for record, own in zip(records, lanes, strict=True):
+    for record, recording in zip(records, recordings, strict=True):
         base = plain.get((record.prompt_id, record.turn, record.pass_))
         if base is None or base.worker != record.worker:
             continue  # of another device
@@ -219,19 +182,19 @@ def _row(
             continue
         if base.n_tokens > 1 and record.n_tokens > 1:
             vanilla += base.ns.decode * (record.n_tokens - 1) / (base.n_tokens - 1)
-            modelled += replay(own, known, host)
+            modelled += replay(recording, costs, gaps).last_used
             measured += record.ns.decode or 0
             outputs += 1
     if not modelled:
         return None
-    spans = [span for own in lanes for span in own.decoding]
+    forwards = [forward for recording in recordings for forward in recording.decoding]
     return ModelledRow(
         label=records[0].label,
         method=records[0].method,
-        devices=max(len(own.workers) for own in lanes),
+        devices=max(trace.workers for trace in traces),
         outputs=outputs,
         measured=measured,
         modelled=modelled,
         speedup=vanilla / modelled,
-        own=sum(_kind(span) not in known for span in spans) / len(spans),
+        own=sum(_kind(each) not in costs.medians for each in forwards) / len(forwards),
     )

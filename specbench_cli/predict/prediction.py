@@ -1,16 +1,13 @@
-"""What a run's decoding should have taken by a machine's costs, beside what it took.
+"""The decode times of a run by a machine's costs, beside the measured ones.
 
-A record's trace is replayed: every forward costs what the probe's curve says for its new tokens
-and the rows before it, every step what the host's work costs. The rows before a forward follow from
-the record: a prefill leaves the prompt's, a forward adds its own, and with a step all models forget
-what lies beyond the last committed token but one (that last one roots the next step). A head reads
-the prompt after the target's prefill, in one forward that costs what its prefill does. Parts of the
-target that draft leave no rows behind; a forward through part of a model costs its share.
+A record's trace is replayed (`replay`): every forward costs what the probe's curve says for its new
+tokens and the rows before it (`costs.TableCosts`), every step what the host's work costs. A head
+reads the prompt after the target's prefill, in one forward that costs what its prefill does.
 
 A step that drafted more tokens than levels drafted a tree: its verification costs what the probe
-found of trees. A forward right after another one of its model finds the weights in the caches. The
-host's work is that of the method, where it was probed by name, else of a draft model's chains or
-trees (`Costs.hosts`).
+found of trees. A forward of the target right after another one of it finds the weights in the
+caches. The host's work is that of the method, where it was probed by name, else of a draft model's
+chains or trees (`Costs.hosts`).
 
 Where a machine was probed several times, before the run and after it, times are the means of what
 each probe says.
@@ -23,11 +20,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from statistics import mean, median
 from typing import Any
 
 from specbench_cli.measure.costs import Costs
+from specbench_cli.predict.costs import TableCosts
+from specbench_cli.predict.replay import Recording, drafted_trees, replay
 from specbench_cli.predict.run_costs import heads_of, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
@@ -118,8 +116,10 @@ def predict(
                 label=record.label,
                 task=record.task,
                 measured=None if record.void else record.ns.decode,
-                predicted=_mean([replay(*told, each, record.method) for each in (costs, *also)]),
-                elsewhere=replay(*told, against, record.method) if against else None,
+                predicted=_mean(
+                    [predict_output(*told, each, record.method) for each in (costs, *also)]
+                ),
+                elsewhere=predict_output(*told, against, record.method) if against else None,
             )
         )
     labels = _ordered((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
@@ -141,67 +141,20 @@ def _mean(found: Sequence[Predicted]) -> Predicted:
     return replace(found[0], prefill=prefill, decode=decode)
 
 
-def replay(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> Predicted:
-    """Run a trace of a method at a machine's costs.
-
-    Verifications are matched to steps in order; where there are more of them than steps (a method
-    that verifies ahead) they commit evenly.
-    """
-    last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
-    ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
-    verifications = sum(ends[kind] and at not in trace.unused for at, kind in enumerate(trace.kind))
-    trees = [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]
-    host_of = method if method in costs.hosts else _host_of(trace, any(trees), costs)
-    committed = list(accumulate(steps.committed, initial=0))
-    prompt = verified = extrapolated = 0
-    rows: dict[str, int] = defaultdict(int)
-    prefill = costs.host_ns(of=host_of)
-    busy: dict[int, float] = defaultdict(float)
-    read: dict[int, str] = {}  # by worker, whose weights it read last
-    for at, (index, n) in enumerate(zip(trace.kind, trace.n_tokens, strict=True)):
-        kind = trace.kinds[index]
-        share = kind.share_of(costs.models.get(kind.model, {}).get("n_layers"))
-        lone, read[kind.worker] = read.get(kind.worker) == kind.model == "target", kind.model
-        if kind.role == "prefill":
-            if kind.model != "target":
-                share = 1.0  # draft models make no logits of a prompt, in the probe as here
-            elif share == 1 and prompt:  # more of a prompt that came in parts
-                prefill += costs.forward_ns(kind.model, n, prompt)
-                prompt = rows[kind.model] = prompt + n
-                continue
-            elif share == 1:
-                prompt = n
-            prefill += share * costs.prefill_ns(kind.model, n)
-            rows[kind.model] = n
-            continue
-        done = verified * len(trees) // max(1, verifications)
-        if kind.role == "verify":  # what parts of the target drafted behind the text is gone
-            rows[kind.model] = min(rows[kind.model], prompt + committed[done])
-        context, new = rows[kind.model], n * kind.batch
-        if context:
-            counts = kind.role == "verify" and at not in trace.unused
-            tree = counts and trees[done : done + 1] == [True]
-            took = costs.forward_ns(kind.model, new, context, tree=tree, lone=lone)
-            busy[kind.worker] += share * took
-            extrapolated += not costs.covers(kind.model, new, context, tree=tree)
-        else:
-            busy[kind.worker] += share * costs.prefill_ns(kind.model, new)
-        if at in trace.unused:
-            continue
-        if kind.layers[1]:  # not of an output matrix alone
-            rows[kind.model] += n
-        if ends[index]:
-            verified += 1
-            done = verified * len(trees) // verifications
-            for model, length in rows.items():
-                rows[model] = min(length, prompt + committed[done])
+def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> Predicted:
+    """Replay an output of a method at a machine's costs."""
+    table = TableCosts(costs)
+    n_layers = {model: facts.get("n_layers") for model, facts in costs.models.items()}
+    recording = Recording.of(trace, steps, n_layers=n_layers)
+    host = method if method in costs.hosts else _host_of(trace, any(drafted_trees(steps)), costs)
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
-    host = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host_of)
+    host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host)
+    after_rows = (each for each in recording.decoding if each.rows[0].before)
     return Predicted(
-        prefill=prefill,
-        decode=max(busy.values(), default=0.0) + host,
+        prefill=costs.host_ns(of=host) + sum(map(table, recording.prefill)),
+        decode=replay(recording, table).busiest + host_ns,
         forwards=len(trace.kind),
-        extrapolated=extrapolated,
+        extrapolated=sum(not table.covers(each) for each in after_rows),
     )
 
 

@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.hardware.roofline import Roofline
-from specbench_cli.predict.prediction import replay
-from specbench_cli.report.numbers.standing import BASELINE
-from specbench_cli.store.schema import Record
+from specbench_cli.predict.costs import TableCosts
+from specbench_cli.predict.replay import Recording, replay
+from specbench_cli.store.schema import BASELINE, Record
 
 STEP = 0.1
 """By how much an input is moved, up and down, to see what that does to a speedup."""
 
 Key = tuple[str, int]
 """An output of a label: prompt and turn."""
+
+Times = dict[str, dict[Key, float]]
+"""Decode times in ns, by label and output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelledRow:
+class RooflineRow:
     """A method's decoding on the modelled devices.
 
     outputs: how many were replayed, each once. ns: their modelled decode time, summed.
@@ -56,7 +58,7 @@ class ModelledRow:
 class Replayed:
     """Rows in the order of the run, and why labels that have none have none."""
 
-    rows: tuple[ModelledRow, ...]
+    rows: tuple[RooflineRow, ...]
     missing: dict[str, str]
 
 
@@ -83,8 +85,10 @@ def replayed(
     kept = {label: found[label] for label in dict.fromkeys((*planned, *found)) if label in found}
     rooms = [_length(each, roofline) for own in kept.values() for each in own.values()]
     roofline.check_fits(max(rooms, default=1))
-    times = _times(kept, roofline.table(models))
-    speedups = _speedups(kept, times)
+    inputs = roofline.inputs
+    less, more = ([roofline.scaled(name, by) for name in inputs] for by in (1 - STEP, 1 + STEP))
+    times, *scaled = _times(kept, models, [roofline, *less, *more])
+    speedups, *moved = (_speedups(kept, each) for each in (times, *scaled))
     measured = _speedups(
         kept,
         {
@@ -92,19 +96,12 @@ def replayed(
             for label, own in kept.items()
         },
     )
-    moved = {
-        name: tuple(
-            _speedups(kept, _times(kept, roofline.scaled(name, factor).table(models)))
-            for factor in (1 - STEP, 1 + STEP)
-        )
-        for name in roofline.inputs
-    }
     rows = []
     for label, own in kept.items():
         ns, speedup = sum(times[label].values()), speedups.get(label)
         tokens = sum((each.n_tokens or 1) - 1 for each in own.values())
         rows.append(
-            ModelledRow(
+            RooflineRow(
                 label=label,
                 outputs=len(own),
                 ns=ns,
@@ -113,8 +110,10 @@ def replayed(
                 per_device=None if speedup is None else speedup / roofline.devices,
                 measured=measured.get(label),
                 sensitivity={
-                    name: Moved(less[label] / speedup - 1, more[label] / speedup - 1)
-                    for name, (less, more) in moved.items()
+                    name: Moved(down[label] / speedup - 1, up[label] / speedup - 1)
+                    for name, down, up in zip(
+                        inputs, moved[: len(inputs)], moved[len(inputs) :], strict=True
+                    )
                     if speedup
                 },
             )
@@ -149,15 +148,21 @@ def _length(record: Record, roofline: Roofline) -> int:
     return (prompt if roofline.context is None else roofline.context) + new
 
 
-def _times(kept: Mapping[str, Mapping[Key, Record]], table: Costs) -> dict[str, dict[Key, float]]:
-    """Modelled decode times in ns, by label and output."""
-    found: dict[str, dict[Key, float]] = {}
+def _times(
+    kept: Mapping[str, Mapping[Key, Record]],
+    models: Mapping[str, Mapping[str, Any]],
+    rooflines: Sequence[Roofline],
+) -> list[Times]:
+    """Replay the outputs at the costs of each roofline. The host's work takes no time there."""
+    n_layers = {role: facts.get("n_layers") for role, facts in models.items()}
+    costs = [TableCosts(each.table(models)) for each in rooflines]
+    found: list[Times] = [{label: {} for label in kept} for _ in rooflines]
     for label, own in kept.items():
         for key, record in own.items():
             assert record.forwards is not None
-            assert record.steps is not None
-            time = replay(record.forwards, record.steps, table, record.method).decode
-            found.setdefault(label, {})[key] = time
+            recording = Recording.of(record.forwards, record.steps, n_layers=n_layers)
+            for times, cost in zip(found, costs, strict=True):
+                times[label][key] = replay(recording, cost).busiest
     return found
 
 
@@ -183,7 +188,7 @@ def _decoded(record: Record) -> int:
     return (record.n_tokens or 1) - 1
 
 
-def lines_of(rows: Sequence[ModelledRow]) -> list[dict[str, Any]]:
+def lines_of(rows: Sequence[RooflineRow]) -> list[dict[str, Any]]:
     """Rows for programs."""
     return [
         {

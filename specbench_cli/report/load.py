@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,6 +198,26 @@ def write_loads(rows: Sequence[LoadRow], path: Path) -> Path:
         for line in lines:
             writer.writerow({name: output.harmless(value) for name, value in line.items()})
     return path
+
+
+def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
+    """How far p50 and p99 of the latency are off where the same row was measured under the same
+    load, as a share of the measured ones: of each request's median over the passes, for the worst
+    request of several passes is the machine's worst moment, which no simulation knows."""
+    known = {(row.label, row.load): row for row in measured}
+    found = []
+    for row in modelled:
+        other = known.get((row.label, row.load))
+        if other is not None:
+            (half, most), (own_half, own_most) = (
+                np.percentile(each.typical(), (50, 99)) for each in (row, other)
+            )
+            off = {
+                "latency_s_p50_error": float(half / own_half - 1),
+                "latency_s_p99_error": float(most / own_most - 1),
+            }
+            found.append({"method": row.label, "load": row.load, **off})
+    return found
 
 
 # ---- where arrivals outrun a row -----------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from specbench_cli import output
-from specbench_cli.predict import parallel as modelled
+from specbench_cli.predict import parallel
 from specbench_cli.report import columns, load
 from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
@@ -47,7 +47,7 @@ def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> l
         links,
         sweep_of(summary, manifest),
         reading.spec_bench,
-        modelled.modelled_rows(reading.run.records()) if reading.parallel else (),
+        parallel.modelled_rows(reading.run.records()) if reading.parallel else (),
         load.load_rows(reading.records),
     )
     page.write_text(content, encoding="utf-8")
@@ -61,7 +61,7 @@ def report(
     figures: Sequence[str],
     sweep: Sweep | None = None,
     spec_bench: SpecBench | None = None,
-    in_parallel: Sequence[modelled.ModelledRow] = (),
+    in_parallel: Sequence[parallel.ModelledRow] = (),
     loads: Sequence[load.LoadRow] = (),
 ) -> str:
     """The whole report; `figures` are paths of images, relative to it."""
@@ -151,11 +151,11 @@ def _priced(row: Row) -> str:
     return f"{text.speedup(row)} {text.at_what_cost(row)}".rstrip()
 
 
-def _modelled(rows: Sequence[modelled.ModelledRow]) -> list[str]:
+def _modelled(rows: Sequence[parallel.ModelledRow]) -> list[str]:
     if not rows:
         return []
-    lines = table(modelled.HEADINGS, (row.cells() for row in rows))
-    return [f"## {modelled.TITLE}", modelled.NOTE, lines]
+    lines = table(parallel.HEADINGS, (row.cells() for row in rows))
+    return [f"## {parallel.TITLE}", parallel.NOTE, lines]
 
 
 def _load(rows: Sequence[load.LoadRow]) -> list[str]:

@@ -32,6 +32,9 @@ SCHEMA = 9
 `energy_j`; an older record lacks them, which reads as null (no messages, whole forwards).
 """
 
+BASELINE = "vanilla"
+"""The label of the method that all others are compared with."""
+
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """Of what is counted, an id, or a time in ns."""
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]

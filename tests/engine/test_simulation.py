@@ -21,11 +21,11 @@ ARRIVALS = [0.0, 0.0, 0.0001, 0.004, 0.0041, 0.0042, 0.2, 0.2003]
 """Seconds: some at once, some while others are decoded, some after an idle time."""
 
 
-def price(model, rows):
+def price(work):
     """Nanoseconds: a forward, its rows, what they attend to, and what the host does a sequence."""
-    constant, row = {"target": (1e6, 5e4), "draft": (1e5, 8e3)}[model]
+    constant, row = {"target": (1e6, 5e4), "draft": (1e5, 8e3)}[work.model]
     return constant + sum(
-        row * n + 30 * n * before + 2e4 * (not prompt) for n, before, prompt in rows
+        row * n + 30 * n * before + 2e4 * (not prompt) for n, before, prompt in work.rows
     )
 
 
@@ -114,7 +114,7 @@ def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
     clock.restart()
     assert clock.mark() == 0
     one = Script((1, 2), (3, 4, 5), (False,) * 3, 3)
-    batch = simulate(registry.build("vanilla", {}), [one], lambda model, rows: 10, size=1)
+    batch = simulate(registry.build("vanilla", {}), [one], lambda work: 10, size=1)
     text = batch.sessions[0].harness.text
     assert (text.first_ns, text.last_ns) == (10, 30)
 

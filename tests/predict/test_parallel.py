@@ -8,21 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.predict.parallel import NO_HOST, Host, modelled_rows, replay
-from specbench_cli.report.timeline.lanes import Arrow, Lanes, Span
+from specbench_cli.engine.forward_cost import Rows
+from specbench_cli.predict.parallel import MedianCosts, median_gaps, modelled_rows
+from specbench_cli.predict.replay import (
+    HostGaps,
+    RecordedForward,
+    RecordedMessage,
+    Recording,
+    replay,
+)
 from specbench_cli.store.schema import ForwardKind, Trace
 
 TARGET, DRAFT = 0, 1
+NO_GAPS = HostGaps()
 
 
-def span(worker, start, end, n_tokens=1, used=True):
+def forward(worker, start, end, n_tokens=1, used=True):
     model, role = ("target", "verify") if worker == TARGET else ("draft", "draft")
-    return Span(worker, model, role, 1, n_tokens, (0, 8), start, end, used)
+    return RecordedForward(
+        model=model,
+        rows=(Rows(n_tokens, 1, False),),
+        worker=worker,
+        role=role,
+        layers=(0, 8),
+        start=start,
+        end=end,
+        used=used,
+    )
 
 
-def lanes(spans, arrows=()):
-    ordered = sorted(spans, key=lambda s: s.start)
-    return Lanes("pearl", "mini/0", 1, 0, 0, tuple(ordered), tuple(arrows))
+def recorded(forwards, messages=()):
+    ordered = sorted(forwards, key=lambda each: each.start)
+    return Recording((), tuple(ordered), tuple(messages))
+
+
+def modelled(recording, medians=None, gaps=NO_GAPS):
+    """The modelled decode time."""
+    return replay(recording, MedianCosts(medians or {}), gaps).last_used
 
 
 @st.composite
@@ -31,20 +53,20 @@ def traces(draw):
     sent and between forwards."""
     workers = draw(st.integers(1, 3))
     free = [0] * workers
-    spans, arrows = [], []
+    forwards, messages = [], []
     for _ in range(draw(st.integers(1, 12))):
         worker = draw(st.integers(0, workers - 1))
         start = free[worker] + draw(st.integers(0, 5))
         end = start + draw(st.integers(1, 20))
-        spans.append(span(worker, start, end))
+        forwards.append(forward(worker, start, end))
         free[worker] = end
         if workers > 1 and draw(st.booleans()):
             other = draw(st.integers(0, workers - 1).filter(lambda w, own=worker: w != own))
             sent = end + draw(st.integers(0, 3))
             read = max(sent, free[other]) + draw(st.integers(0, 5))
-            arrows.append(Arrow(worker, other, sent, read, 8))
+            messages.append(RecordedMessage(worker, other, sent, read, 8))
             free[worker], free[other] = sent, read
-    return lanes(spans, arrows)
+    return recorded(forwards, messages)
 
 
 def busy(own):
@@ -57,23 +79,23 @@ def busy(own):
 
 @given(traces())
 def test_modelled_time_lies_between_the_busiest_worker_and_what_was_measured(own):
-    modelled = replay(own, {}, NO_HOST)
-    assert modelled >= max(busy(own).values())
-    assert modelled <= max(each.end for each in own.decoding)
+    found = modelled(own)
+    assert found >= max(busy(own).values())
+    assert found <= max(each.end for each in own.decoding)
 
 
 @given(traces())
 def test_one_worker_takes_the_sum_of_its_forwards(own):
-    alone = lanes([each for each in own.decoding if each.worker == TARGET])
-    assert replay(alone, {}, NO_HOST) == busy(alone).get(TARGET, 0)
+    alone = recorded([each for each in own.decoding if each.worker == TARGET])
+    assert modelled(alone) == busy(alone).get(TARGET, 0)
 
 
 def earliest(own, latency):
     """When each forward may start at the earliest: a longest path, found backwards from it."""
     events = [(each.start, 2, each.worker, each) for each in own.decoding]
-    for arrow in own.arrows:
-        events.append((arrow.sent, 0, arrow.sender, arrow))
-        events.append((arrow.read, 1, arrow.receiver, arrow))
+    for message in own.messages:
+        events.append((message.sent, 0, message.sender, message))
+        events.append((message.read, 1, message.receiver, message))
     events.sort(key=lambda event: event[:2])
     by_worker = {w: [e for e in events if e[2] == w] for w in range(3)}
 
@@ -83,7 +105,7 @@ def earliest(own, latency):
             return 0
         event = by_worker[worker][count - 1][3]
         before = done(worker, count - 1)
-        if isinstance(event, Span):
+        if isinstance(event, RecordedForward):
             return before + event.end - event.start
         if event.sender == worker:
             return before
@@ -94,7 +116,7 @@ def earliest(own, latency):
         id(event[3]): done(worker, place)
         for worker, own_events in by_worker.items()
         for place, event in enumerate(own_events)
-        if isinstance(event[3], Span)
+        if isinstance(event[3], RecordedForward)
     }
 
 
@@ -102,59 +124,67 @@ def earliest(own, latency):
 def test_every_forward_waits_for_what_it_waited_for_and_for_nothing_else(own, latency):
     starts = earliest(own, latency)
     last = max(starts[id(each)] + each.end - each.start for each in own.decoding)
-    assert replay(own, {}, Host({}, {}, latency)) == last
+    assert modelled(own, gaps=HostGaps(latency=latency)) == last
 
 
 def test_workers_that_never_wait_take_as_long_as_the_busier_one():
     # measured one after the other, as on a single core
-    own = lanes([span(TARGET, 0, 30), span(DRAFT, 30, 40), span(DRAFT, 40, 50)])
-    assert replay(own, {}, NO_HOST) == 30
+    own = recorded([forward(TARGET, 0, 30), forward(DRAFT, 30, 40), forward(DRAFT, 40, 50)])
+    assert modelled(own) == 30
 
 
 def test_forward_that_needs_a_message_starts_a_latency_after_it_left():
-    order = Arrow(TARGET, DRAFT, 10, 12, 8)
-    answer = Arrow(DRAFT, TARGET, 17, 50, 8)
-    own = lanes([span(TARGET, 0, 10), span(DRAFT, 12, 17), span(TARGET, 50, 60)], [order, answer])
-    assert replay(own, {}, NO_HOST) == 10 + 5 + 10
-    assert replay(own, {}, Host({}, {}, 3.0)) == 10 + 3 + 5 + 3 + 10
+    order = RecordedMessage(TARGET, DRAFT, 10, 12, 8)
+    answer = RecordedMessage(DRAFT, TARGET, 17, 50, 8)
+    own = recorded(
+        [forward(TARGET, 0, 10), forward(DRAFT, 12, 17), forward(TARGET, 50, 60)], [order, answer]
+    )
+    assert modelled(own) == 10 + 5 + 10
+    assert modelled(own, gaps=HostGaps(latency=3.0)) == 10 + 3 + 5 + 3 + 10
 
 
 def test_pearl_step_takes_the_longer_of_the_two():
     # the order leaves before the target's forward, the answer is read after it
-    spans, arrows = [], []
+    forwards, messages = [], []
     for step in range(4):
         t = 100 * step
-        arrows.append(Arrow(TARGET, DRAFT, t, t + 1, 8))
-        spans += [span(TARGET, t + 2, t + 62), span(DRAFT, t + 63, t + 83)]
-        arrows.append(Arrow(DRAFT, TARGET, t + 84, t + 90, 8))
-    assert replay(lanes(spans, arrows), {}, NO_HOST) == 4 * 60
+        messages.append(RecordedMessage(TARGET, DRAFT, t, t + 1, 8))
+        forwards += [forward(TARGET, t + 2, t + 62), forward(DRAFT, t + 63, t + 83)]
+        messages.append(RecordedMessage(DRAFT, TARGET, t + 84, t + 90, 8))
+    assert modelled(recorded(forwards, messages)) == 4 * 60
 
 
 def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_than_it_did():
     known = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
     assert (
-        replay(lanes([span(TARGET, 0, 30), span(TARGET, 30, 70, n_tokens=4)]), known, NO_HOST) == 45
+        modelled(recorded([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), known)
+        == 45
     )
-    own = [span(DRAFT, 0, 7, used=False), span(DRAFT, 7, 17)]
-    assert replay(lanes(own), known, NO_HOST) == 57
+    own = [forward(DRAFT, 0, 7, used=False), forward(DRAFT, 7, 17)]
+    assert modelled(recorded(own), known) == 57
 
 
 def test_a_part_takes_what_parts_of_its_share_take():
     known = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
-    whole = span(TARGET, 0, 30)
-    assert replay(lanes([whole, replace(whole, start=30, end=70, share=0.5)]), known, NO_HOST) == 8
+    whole = forward(TARGET, 0, 30)
+    assert modelled(recorded([whole, replace(whole, start=30, end=70, share=0.5)]), known) == 8
 
 
 def test_cancelled_forwards_at_the_end_are_not_waited_for():
-    own = lanes([span(TARGET, 0, 10), span(DRAFT, 0, 40, used=False)])
-    assert replay(own, {}, NO_HOST) == 10
+    own = recorded([forward(TARGET, 0, 10), forward(DRAFT, 0, 40, used=False)])
+    assert modelled(own) == 10
 
 
 def test_host_work_is_the_median_gap_and_latency_that_of_messages_waited_for():
-    waited = Arrow(TARGET, DRAFT, 14, 17, 8)
-    late = Arrow(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
-    spans = [span(TARGET, 0, 10), span(TARGET, 16, 18), span(DRAFT, 0, 5), span(DRAFT, 18, 80)]
-    host = Host.of([lanes(spans, [waited, late])])
+    waited = RecordedMessage(TARGET, DRAFT, 14, 17, 8)
+    late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
+    forwards = [
+        forward(TARGET, 0, 10),
+        forward(TARGET, 16, 18),
+        forward(DRAFT, 0, 5),
+        forward(DRAFT, 18, 80),
+    ]
+    host = median_gaps([recorded(forwards, [waited, late])])
     assert host.forward == {TARGET: 2, DRAFT: 1}
     assert host.message == {TARGET: median_of(14 - 10, 19 - 18)}
     assert host.latency == 3

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.measure.costs import Costs
-from specbench_cli.predict.load import Setting, break_even
-from specbench_cli.predict.prediction import ALL, predict, replay
+from specbench_cli.predict.prediction import ALL, predict, predict_output
+from specbench_cli.predict.settings import Setting, break_even
 from specbench_cli.report.terminal.prediction_table import print_settings
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
@@ -110,7 +110,7 @@ def record(label, done, counted, decode, *, task="mini", at=0, **changes):
 def test_plain_steps_follow_the_growing_context():
     forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 1))
     steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
-    found = replay(forwards, steps, make_costs())
+    found = predict_output(forwards, steps, make_costs())
     assert found.decode == pytest.approx((1000 + 20) + (1000 + 21) + 2 * 100)
     assert found.prefill == pytest.approx(200 + 100)
     assert (found.forwards, found.extrapolated) == (3, 0)
@@ -131,7 +131,7 @@ def test_speculative_steps_drop_rejected_rows_in_every_model():
     draft = (50 + 20) + (50 + 21) + (100 + 22) + (50 + 24)
     target = (3000 + 20) + (3000 + 23) + (1000 + 24)
     host = 3 * 100 + 4 * 10 + 4
-    found = replay(forwards, steps, make_costs())
+    found = predict_output(forwards, steps, make_costs())
     assert found.decode == pytest.approx(draft + target + host)
     assert found.prefill == pytest.approx(200 + 200 + 100)
 
@@ -139,14 +139,14 @@ def test_speculative_steps_drop_rejected_rows_in_every_model():
 def test_cancelled_forward_costs_time_but_is_no_step():
     steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
     forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 4), (VERIFY, 1), unused=[2])
-    found = replay(forwards, steps, make_costs())
+    found = predict_output(forwards, steps, make_costs())
     assert found.decode == pytest.approx(1020 + 4021 + 1021 + 2 * 100)
 
 
 def test_part_of_the_layers_is_part_of_the_cost():
     kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
-    found = replay(forwards, PLAIN, make_costs())
+    found = predict_output(forwards, PLAIN, make_costs())
     # the row that it drafted is gone once the target verifies
     assert found.decode == pytest.approx(1020 / 4 + 1020 + 100 + 10)
 
@@ -163,7 +163,7 @@ def test_parts_that_draft_leave_no_rows_and_cost_their_share():
         (4, 1), (5, 2),
         kinds=kinds,
     )  # fmt: skip
-    found = replay(forwards, steps, make_costs())
+    found = predict_output(forwards, steps, make_costs())
     drafts = 0.3 * (1020 + 1021) + 0.6 * 1022
     target = 3020 + 0.8 * 2022
     assert found.decode == pytest.approx(drafts + target + 2 * 100 + 3 * 10 + 3)
@@ -173,7 +173,7 @@ def test_a_parts_prefill_costs_its_share_and_a_drafts_what_the_probes_did():
     own = ForwardKind("target", "prefill", 0, 1, (0, 4), 0.5)
     draft = ForwardKind("draft", "prefill", 0, 1, (0, 2), 0.8)
     forwards = trace((3, 20), (4, 20), (PREFILL, 20), (VERIFY, 1), kinds=[*KINDS, own, draft])
-    found = replay(forwards, PLAIN, make_costs())
+    found = predict_output(forwards, PLAIN, make_costs())
     assert found.prefill == pytest.approx((0.5 + 1 + 1) * 200 + 100)
     assert found.decode == pytest.approx(1020 + 100)
 
@@ -183,7 +183,7 @@ def test_halves_of_a_verification_are_one():
     rest = ForwardKind("target", "verify", 0, 1, (4, 8), 0.5)
     steps = Steps([1, 0], [1, 0], [1, 0], [1, 0], [2, 1])
     forwards = trace((PREFILL, 20), (3, 2), (4, 2), (VERIFY, 1), kinds=[*KINDS, first, rest])
-    found = replay(forwards, steps, make_costs())
+    found = predict_output(forwards, steps, make_costs())
     assert found.decode == pytest.approx(1.1 * 2020 + 1022 + 2 * 100 + 1)
 
 
@@ -192,11 +192,11 @@ def test_tree_costs_what_trees_do_and_its_host_line_counts():
     steps = Steps([2, 2], [6, 2], [2, 1], [2, 0], [3, 1])
     kinds = [*KINDS, ForwardKind("draft", "prefill", 0, 1, (0, 2))]
     forwards = trace((3, 20), (PREFILL, 20), (DRAFT, 1), (VERIFY, 7), (VERIFY, 3), kinds=kinds)
-    found = replay(forwards, steps, make_costs(hosts=hosts))
+    found = predict_output(forwards, steps, make_costs(hosts=hosts))
     draft, tree, chain = 50 + 20, 7000 + 20 + TREE, 3000 + 23
     assert found.decode == pytest.approx(draft + tree + chain + 2 * 300 + 8 * 2)
     chains = Steps([2], [2], [2], [2], [3])
-    found = replay(trace((PREFILL, 20), (VERIFY, 3)), chains, make_costs(hosts=hosts))
+    found = predict_output(trace((PREFILL, 20), (VERIFY, 3)), chains, make_costs(hosts=hosts))
     assert found.decode == pytest.approx(3020 + 100 + 2)
 
 
@@ -206,7 +206,7 @@ def test_head_reads_the_prompt_while_decoding_and_has_a_host_line_of_its_own():
     costs = make_costs(hosts=hosts, target=1000, eagle3=30)
     forwards = trace((PREFILL, 20), (3, 20), (3, 1), (VERIFY, 3), (3, 2), (VERIFY, 1), kinds=kinds)
     steps = Steps([2, 0], [2, 0], [1, 0], [1, 0], [2, 1])
-    found = replay(forwards, steps, costs)
+    found = predict_output(forwards, steps, costs)
     # The whole prompt as a prefill, then after its 20 rows and the drafted one; 22 are the text's.
     head = 200 + (30 + 20) + (60 + 21)
     assert found.decode == pytest.approx(head + 3020 + 1022 + 2 * 400 + 3 * 3)
@@ -223,7 +223,8 @@ def test_a_method_that_was_probed_by_name_has_its_own_host_line():
     }
     forwards = trace((PREFILL, 20), (VERIFY, 1))
     own, other = (
-        replay(forwards, PLAIN, make_costs(hosts=hosts), method) for method in ("sps", "pld")
+        predict_output(forwards, PLAIN, make_costs(hosts=hosts), method)
+        for method in ("sps", "pld")
     )
     assert own.decode - other.decode == pytest.approx(300)
 
@@ -237,7 +238,9 @@ def test_a_forward_right_after_another_of_the_target_finds_its_weights_in_the_ca
     steps = Steps([0, 1, 0], [0, 1, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1])
     forwards = trace((PREFILL, 20), (VERIFY, 1), (DRAFT, 2), (VERIFY, 2), (VERIFY, 1))
     target = 1020 / 2 + (2000 + 21) + 1022 / 2
-    assert replay(forwards, steps, costs).decode == pytest.approx(target + 160 + 300 + 10 + 1)
+    assert predict_output(forwards, steps, costs).decode == pytest.approx(
+        target + 160 + 300 + 10 + 1
+    )
 
 
 def test_several_probes_of_a_machine_are_averaged():
@@ -250,16 +253,18 @@ def test_several_probes_of_a_machine_are_averaged():
 def test_of_several_workers_the_busiest_counts():
     kinds = [*KINDS, ForwardKind("draft", "draft", 1, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (3, 1), (VERIFY, 1), kinds=kinds)
-    assert replay(forwards, PLAIN, make_costs()).decode == pytest.approx(1020 + 100 + 2 * 10)
+    assert predict_output(forwards, PLAIN, make_costs()).decode == pytest.approx(
+        1020 + 100 + 2 * 10
+    )
 
 
 def test_forward_beyond_the_probe_is_counted_as_extrapolated():
-    found = replay(trace((PREFILL, 20), (VERIFY, 9)), PLAIN, make_costs())
+    found = predict_output(trace((PREFILL, 20), (VERIFY, 9)), PLAIN, make_costs())
     assert (found.forwards, found.extrapolated) == (2, 1)
 
 
 def test_output_of_one_token_has_no_decoding_to_predict():
-    found = replay(trace((PREFILL, 20)), Steps(), make_costs())
+    found = predict_output(trace((PREFILL, 20)), Steps(), make_costs())
     assert found.decode == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from specbench_cli import app
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.hardware.roofline import Roofline
-from specbench_cli.predict.prediction import predict, replay
+from specbench_cli.predict.prediction import predict, predict_output
 from specbench_cli.predict.roofline import replayed
 from specbench_cli.store.run_dir import RunDir
 
@@ -75,7 +75,7 @@ def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
         if record.label == "sps":
             once.setdefault(
                 (record.prompt_id, record.turn),
-                replay(record.forwards, record.steps, table).decode,
+                predict_output(record.forwards, record.steps, table).decode,
             )
     row = next(row for row in found.rows if row.label == "sps")
     assert row.ns == pytest.approx(sum(once.values()))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from specbench_cli.config.arrivals import Arrivals
-from specbench_cli.predict.load import errors
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
 from specbench_cli.report.load import (
     as_dict,
+    errors,
     knee,
     load_lines,
     load_rows,

@@ -27,7 +27,8 @@ def under_load(
     from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.predict.load import Prices, errors, simulated
+    from specbench_cli.predict.costs import BatchCosts
+    from specbench_cli.predict.load import simulate_load
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.report import load as table
     from specbench_cli.store.run_dir import RunDir, folder
@@ -41,18 +42,21 @@ def under_load(
     size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
     if roofline is not None:
         roofline = replace(roofline, batch=size)
-        probes = [Prices(elsewhere.under_load(run, roofline))]
+        probes = [BatchCosts(elsewhere.under_load(run, roofline))]
     else:
         given = [fitting(Costs.load(file), run) for file in files]
-        probes = [Prices(each) for each in given or own(run)]
+        probes = [BatchCosts(each) for each in given or own(run)]
     costs = probes[0].costs
-    rows, missing = simulated(run, probes, loads, size, chunk)
+    simulated, missing = simulate_load(
+        *(run.records(), run.prompts(), run.manifest, probes, loads, size, chunk)
+    )
+    rows = [table.LoadRow.of(each.label, each.load, each.passes) for each in simulated]
     forwards, beyond = (
         sum(getattr(each, of) for each in probes) for of in ("forwards", "extrapolated")
     )
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
-    off = errors(rows, measured)
+    off = table.errors(rows, measured)
     if json:
         output.json_line(
             {
@@ -82,7 +86,7 @@ def under_load(
         first = [f"modelled: batch {size}, {costs.label}, probed {when}, {share}"]
     lines = [
         *first,
-        *([_apart(size)] if size > 1 and not probes[0].together else ()),
+        *([_apart(size)] if size > 1 and not probes[0].batches_probed else ()),
         *(table.row_lines(rows, "modelled under load") if rows else ()),
         *(table.row_lines(measured, "measured under the same load") if measured else ()),
         *(
@@ -109,8 +113,8 @@ def resettled(
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.predict import load as simulated
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
+    from specbench_cli.predict.settings import mean_settings, simulate_settings
     from specbench_cli.report.terminal.prediction_table import print_settings
     from specbench_cli.store.run_dir import RunDir, folder
 
@@ -121,9 +125,13 @@ def resettled(
     probes = [fitting(Costs.load(file), run) for file in files] or own(run)
     costs, also = probes[0], probes[1:]
     by_probe, prices = zip(
-        *(simulated.resettled(run, each, swept, row) for each in probes), strict=True
+        *(
+            simulate_settings(run.records(), run.prompts(), run.manifest, each, swept, row)
+            for each in probes
+        ),
+        strict=True,
     )
-    found = simulated.settled(by_probe)
+    found = mean_settings(by_probe)
     forwards, extrapolated = (
         sum(getattr(each, of) for each in prices) for of in ("forwards", "extrapolated")
     )

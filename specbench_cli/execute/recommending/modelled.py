@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,11 +12,12 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.execute.planning.plan import REFERENCE
 from specbench_cli.measure.costs import Costs
-from specbench_cli.predict.load import Prices, simulated
+from specbench_cli.predict.costs import BatchCosts
+from specbench_cli.predict.load import simulate_load
 from specbench_cli.predict.prediction import ALL, predict
 from specbench_cli.predict.run_costs import fitting, own
-from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Record
+from specbench_cli.report.load import LoadRow
+from specbench_cli.store.run_dir import RunDir
 
 SIMULATED = 24
 """Prompts that batches are simulated with: as many as fill the largest a few times."""
@@ -91,11 +92,17 @@ def _elsewhere(run: RunDir, labels: Sequence[str], costs: Costs, found: Modelled
 def _batches(
     run: RunDir, labels: Sequence[str], sizes: Sequence[int], costs: Costs, found: Modelled
 ) -> None:
-    part = _Part(run, (REFERENCE, *labels))
-    n = len(part.asked)
-    prices = Prices(costs)
+    first = dict.fromkeys(prompt.prompt_id for prompt in run.prompts())
+    asked = dict.fromkeys(islice(first, SIMULATED))
+    prompts = [prompt for prompt in run.prompts() if prompt.prompt_id in asked]
+    records = [each for each in run.records(asked) if each.label in (REFERENCE, *labels)]
+    burst = [Arrivals.parse(f"burst:{len(asked)}:1")]
+    table = BatchCosts(costs)
     for size in sizes:
-        rows, missing = simulated(part, [prices], [Arrivals.parse(f"burst:{n}:1")], size, None)
+        simulated, missing = simulate_load(
+            *(records, prompts, run.manifest, [table], burst), size=size, chunk=None
+        )
+        rows = [LoadRow.of(each.label, each.load, each.passes) for each in simulated]
         rates = {row.label: row.goodput for row in rows}
         for label in labels:
             if label in rates and REFERENCE in rates:
@@ -103,35 +110,8 @@ def _batches(
                 found.batches.append({"batch": size, "label": label, "speedup": ratio})
             elif label in missing or REFERENCE in missing:
                 found.missing[f"{label} in batches"] = missing.get(label) or missing[REFERENCE]
-    if found.batches and not prices.together:
+    if found.batches and not table.batches_probed:
         found.missing["what sequences add"] = (
             "batches were not probed: a forward over several sequences is taken to cost what one"
             f" over as many rows does; specbench predict --probe --batch {max(sizes)}"
         )
-
-
-class _Part:
-    """Some rows of a run on its first prompts."""
-
-    def __init__(self, run: RunDir, labels: Sequence[str]) -> None:
-        self.path, self.manifest = run.path, run.manifest
-        self._run, self._labels = run, labels
-        first = dict.fromkeys(prompt.prompt_id for prompt in run.prompts())
-        self.asked = dict.fromkeys(islice(first, SIMULATED))
-
-    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        """See `Source`."""
-        records = self._run.records(self.asked if of is None else of)
-        return (
-            record
-            for record in records
-            if record.label in self._labels and record.prompt_id in self.asked
-        )
-
-    def each(self, make: Any) -> Iterator[Any]:
-        """See `Source`."""
-        return map(make, self.records())
-
-    def prompts(self) -> Iterator[Prompt]:
-        """See `Source`."""
-        return (prompt for prompt in self._run.prompts() if prompt.prompt_id in self.asked)

@@ -19,13 +19,11 @@ from specbench_cli.errors import on_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import chance
 from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
+from specbench_cli.store.schema import BASELINE as BASELINE
 from specbench_cli.store.schema import LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
 """Where reports look for the certificates of audits (`specbench audit --out`)."""
-
-BASELINE = "vanilla"
-"""The label of the row that all others are compared with."""
 
 Output = tuple[str, int]
 """An output whichever pass it is of: prompt and turn."""

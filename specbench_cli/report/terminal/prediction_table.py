@@ -14,8 +14,8 @@ from typing import Any
 from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
 from specbench_cli.models.shapes import PREFIX as SHAPE
-from specbench_cli.predict.load import Setting
 from specbench_cli.predict.prediction import Prediction, Row
+from specbench_cli.predict.settings import Setting
 from specbench_cli.report.terminal.text import NONE, percent
 
 WORST = 5

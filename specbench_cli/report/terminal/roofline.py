@@ -7,7 +7,7 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.measure.hardware.roofline import Roofline
-from specbench_cli.predict.roofline import ModelledRow, Moved, Replayed, lines_of
+from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
 from specbench_cli.report.numbers.standing import BASELINE
 from specbench_cli.report.terminal.prediction_table import print_table
 from specbench_cli.report.terminal.text import NONE
@@ -64,7 +64,7 @@ def print_replayed(found: Replayed, roofline: Roofline, lines: Sequence[str]) ->
     print_table((), (), NOTES)
 
 
-def _drawn(row: ModelledRow) -> dict[str, str]:
+def _drawn(row: RooflineRow) -> dict[str, str]:
     return {
         "method": row.label,
         "outputs": str(row.outputs),

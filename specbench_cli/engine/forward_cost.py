@@ -1,0 +1,40 @@
+"""The cost of a forward: what it computes in, nanoseconds out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Rows(NamedTuple):
+    """The rows of one sequence in a forward.
+
+    new: Rows that the forward computes. before: Rows that the model's state holds before them.
+    prompt: True if the new rows belong to the prompt.
+    """
+
+    new: int
+    before: int
+    prompt: bool
+
+
+@dataclass(slots=True)
+class ForwardWork:
+    """What a forward computes, as far as its cost depends on it.
+
+    model: "target", "draft", or the kind of a head. rows: Rows of each sequence.
+    tree: The forward verifies a tree, not a chain.
+    warm: The forward before it on the same worker also ran the target, so that its weights are
+        still in the caches. share: Share of the model's weights that it reads.
+    """
+
+    model: str
+    rows: Sequence[Rows]
+    tree: bool = False
+    warm: bool = False
+    share: float = 1.0
+
+
+CostFunction = Callable[[ForwardWork], float]
+"""Return the nanoseconds that a forward takes."""

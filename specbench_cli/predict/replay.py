@@ -1,0 +1,237 @@
+"""The replay of a recorded trace at other costs: a trace in, costs in, a timeline out.
+
+`Recording` reads what a trace says of an output: its forwards, the rows before each of them, and
+the messages between workers. `replay` lets every worker do the same again, in the recorded order,
+while each forward takes what a cost function returns. The cost function decides what is predicted:
+this machine or another one (`costs.TableCosts`), an accelerator (the same, over a table made by a
+roofline), or a device for each worker (`parallel.MedianCosts`). Requests that arrive by the clock
+are not in a recorded order: the engine decodes them once more at such costs (`load`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple
+
+from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.store.schema import Steps, Trace
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordedForward(ForwardWork):
+    """A forward of a trace, with its measured times in ns since the timer's start.
+
+    used: False if it was cancelled.
+    """
+
+    worker: int
+    role: str
+    layers: tuple[int, int]
+    start: int
+    end: int
+    used: bool = True
+
+
+class RecordedMessage(NamedTuple):
+    """A message of a trace, with its measured times in ns since the timer's start."""
+
+    sender: int
+    receiver: int
+    sent: int
+    read: int
+    nbytes: int
+
+
+class Event(NamedTuple):
+    """The next thing that a worker did: run a forward, send a message or read one."""
+
+    at: int
+    order: int
+    worker: int
+    what: RecordedForward | RecordedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a trace says of an output.
+
+    prefill: Forwards over the prompt. decoding: The other ones, and messages: those between
+        workers, each in the recorded order.
+    since: The time in ns at which decoding began.
+    """
+
+    prefill: tuple[RecordedForward, ...]
+    decoding: tuple[RecordedForward, ...]
+    messages: tuple[RecordedMessage, ...] = ()
+    since: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        steps: Steps | None = None,
+        *,
+        n_layers: Mapping[str, int | None] | None = None,
+        since: int = 0,
+    ) -> Recording:
+        """Read a trace.
+
+        Args:
+            steps: The output's steps. Without them the rows before a forward are not known.
+            n_layers: Layers by model, for old traces that do not say which share a forward read.
+            since: The time in ns at which decoding began.
+        """
+        forwards = list(_forwards(trace, steps or Steps(), n_layers or {}))
+        return cls(
+            prefill=tuple(each for each in forwards if each.role == "prefill"),
+            decoding=tuple(
+                each for each in forwards if each.role != "prefill" and each.start >= since
+            ),
+            messages=tuple(RecordedMessage(*message) for message in trace.messages),
+            since=since,
+        )
+
+    def events(self) -> list[Event]:
+        """Return what happened in decoding, in the measured order. A message is there twice, sent
+        and read."""
+        found = [Event(each.start, 2, each.worker, each) for each in self.decoding]
+        for message in self.messages:
+            if message.sent >= self.since:
+                found.append(Event(message.sent, 0, message.sender, message))
+            if message.read >= self.since:
+                read = max(message.sent, message.read)
+                found.append(Event(read, 1, message.receiver, message))
+        return sorted(found, key=itemgetter(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class HostGaps:
+    """Work between forwards, in ns.
+
+    forward, message: By worker, the work before each of its forwards and before each message that
+        it sends. latency: The time from sending a message to reading it, for a worker that waits.
+    """
+
+    forward: Mapping[int, float] = field(default_factory=dict)
+    message: Mapping[int, float] = field(default_factory=dict)
+    latency: float = 0.0
+
+
+NO_WAITING = HostGaps(latency=-inf)
+"""Only forwards take time, and no worker waits for a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When replayed decoding ended, in ns since it began.
+
+    workers: By worker, the end of its last forward or message.
+    last_used: The end of the last forward whose result was used.
+    """
+
+    workers: Mapping[int, float]
+    last_used: float
+
+    @property
+    def busiest(self) -> float:
+        """The end of the worker that ended last; 0 if none had anything to do."""
+        return max(self.workers.values(), default=0.0)
+
+
+def replay(
+    recording: Recording, cost: Callable[[RecordedForward], float], gaps: HostGaps = NO_WAITING
+) -> Timeline:
+    """Decode a recorded output again, at other costs.
+
+    Each worker does what it did, in the recorded order, as soon as it is free. It reads a message
+    no earlier than a latency after it was sent.
+
+    Args:
+        cost: Returns the ns that a forward takes.
+        gaps: Work between forwards.
+    """
+    done: dict[int, float] = defaultdict(float)
+    arrived: dict[int, float] = {}
+    last_used = 0.0
+    for _, _, worker, what in recording.events():
+        if isinstance(what, RecordedForward):
+            done[worker] += gaps.forward.get(worker, 0.0) + cost(what)
+            if what.used:
+                last_used = max(last_used, done[worker])
+        elif what.sender == worker:
+            done[worker] += gaps.message.get(worker, 0.0)
+            arrived[id(what)] = done[worker] + gaps.latency
+        else:  # a message that was sent before decoding began is there already
+            done[worker] = max(done[worker], arrived.get(id(what), 0.0))
+    return Timeline(done, last_used)
+
+
+def _forwards(
+    trace: Trace, steps: Steps, n_layers: Mapping[str, int | None]
+) -> Iterator[RecordedForward]:
+    """Return the forwards of a trace, each with the rows that its model held before it.
+
+    A prefill leaves the prompt's rows, a forward adds its own. With the verification that ends a
+    step all models drop what lies beyond the committed tokens. Verifications are matched to steps
+    in order; where there are more of them than steps (a method that verifies ahead) they commit
+    evenly.
+    """
+    last = max((kind.layers[1] for kind in trace.kinds if kind.role == "verify"), default=0)
+    ends = [kind.role == "verify" and kind.layers[1] == last for kind in trace.kinds]
+    unused = set(trace.unused)
+    verifications = sum(ends[kind] and at not in unused for at, kind in enumerate(trace.kind))
+    trees = drafted_trees(steps)
+    committed = list(accumulate(steps.committed, initial=0))
+    prompt = verified = step = 0
+    held: dict[str, int] = defaultdict(int)
+    previous: dict[int, str] = {}
+    columns = zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
+    for at, (index, n, start, end) in enumerate(columns):
+        kind = trace.kinds[index]
+        model, used = kind.model, at not in unused
+        warm = previous.get(kind.worker) == model == "target"
+        previous[kind.worker] = model
+        share = kind.share_of(n_layers.get(model))
+        new, before, tree = n * kind.batch, held[model], False
+        if kind.role == "prefill":
+            # A draft model's prefill makes no logits, and neither does the probe's.
+            share = share if model == "target" else 1.0
+            new, before, warm = n, 0, False
+            if model == "target" and share == 1:  # a prompt may come in parts
+                before, prompt = prompt, prompt + n
+            held[model] = before + n
+        elif kind.role == "verify":  # rows that parts of the target drafted are gone
+            before = held[model] = min(before, prompt + committed[step])
+            tree = used and trees[step : step + 1] == [True]
+        yield RecordedForward(
+            model=model,
+            rows=(Rows(new, before, not before),),
+            tree=tree,
+            warm=warm,
+            share=share,
+            worker=kind.worker,
+            role=kind.role,
+            layers=kind.layers,
+            start=start,
+            end=end,
+            used=used,
+        )
+        if kind.role == "prefill" or not used:
+            continue
+        if kind.layers[1]:  # an output matrix alone leaves no rows
+            held[model] += n
+        if ends[index]:
+            verified += 1
+            step = verified * len(trees) // verifications
+            for each, length in held.items():
+                held[each] = min(length, prompt + committed[step])
+
+
+def drafted_trees(steps: Steps) -> list[bool]:
+    """Return for each step whether it drafted a tree: more tokens than levels."""
+    return [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]

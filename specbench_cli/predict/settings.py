@@ -1,0 +1,211 @@
+"""The times of a run's methods at other settings: modelled, by what one recorded row accepted.
+
+The engine decodes the recorded outputs once more, one prompt after another, as scripts say
+(`scripts`), while each forward takes what a cost table says (`costs.BatchCosts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from specbench_cli import registry
+from specbench_cli.config import sweep
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.costs import Costs
+from specbench_cli.predict.costs import BatchCosts
+from specbench_cli.predict.scripts import (
+    CannotSimulate,
+    check_costs,
+    method_of,
+    policy_costs,
+    prompt_ids,
+    replay_scripts,
+    scripts_of,
+)
+from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import BASELINE, Record
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+    from specbench_cli.engine.simulation import Script
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A method's row as it would have been with other parameters: modelled.
+
+    label: the row's. of: the recorded row, whose acceptance it has. outputs: how many.
+    mat: tokens a verification. decode, vanilla: ns of decoding, summed over outputs, and of plain
+    decoding of the same. measured: what the run's own row of that label took, None if it has none
+    whose outputs all have times. acceptance: of the recorded row's tested tokens those that stood.
+    length: of each step's draft by a model, None where steps' lengths are their own.
+    """
+
+    label: str
+    of: str
+    outputs: int
+    mat: float
+    decode: float
+    vanilla: float
+    measured: float | None
+    acceptance: float
+    length: int | None
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, both modelled."""
+        return self.vanilla / self.decode
+
+    @property
+    def break_even(self) -> float | None:
+        """The acceptance at which it would take as long as plain decoding; None where drafts have
+        no one length, or where even drafts that all stand do not pay."""
+        return None if self.length is None else break_even(self.mat / self.speedup, self.length)
+
+    @property
+    def error(self) -> float | None:
+        """modelled / measured, less one."""
+        return None if not self.measured else self.decode / self.measured - 1
+
+
+def mean_settings(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
+    """The same settings by several probes of a machine, before a run and after it: the means."""
+    return [
+        replace(
+            each[0],
+            decode=mean(one.decode for one in each),
+            vanilla=mean(one.vanilla for one in each),
+        )
+        for each in zip(*probes, strict=True)
+    ]
+
+
+def break_even(mat: float, length: int) -> float | None:
+    """The acceptance at which drafts of a length bring so many tokens a step; None: at none.
+
+    Each token is taken to stand as often, whatever came before it (`goodput.emitted`).
+    """
+    from specbench_cli.engine.drafting.goodput import emitted
+
+    if mat > length + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if emitted(middle, length) < mat else (low, middle)
+    return (low + high) / 2
+
+
+def simulate_settings(
+    records: Iterable[Record],
+    prompts: Iterable[Prompt],
+    manifest: Mapping[str, Any],
+    costs: Costs,
+    swept: Mapping[str, Mapping[str, Sequence[Any]]],
+    row: str | None,
+) -> tuple[list[Setting], BatchCosts]:
+    """Simulate other settings of a run's methods, by what one recorded row accepted.
+
+    Args:
+        costs: What a forward costs, and the host's step of one sequence.
+        swept: By method the values of its parameters. Every combination is a setting.
+        row: The label whose acceptance counts. None: of each method's rows the one that was tested
+            most.
+    Returns:
+        The settings, and the costs, which counted the forwards.
+    Raises:
+        UsageError: the run has no such row, or knows too little of it; a value is not allowed.
+    """
+    alone = BatchCosts(costs.model_copy(update={"batch": None}))
+    ids, policy = prompt_ids(prompts), policy_costs(manifest, costs)
+    config = manifest.get("config", {}).get("effective", {})
+    passes: dict[str, dict[tuple[str, int], list[Record]]] = {}
+    for record in (each for each in records if not each.unasked):
+        own = passes.setdefault(record.label, {})
+        own.setdefault((record.prompt_id, record.turn), []).append(record)
+    rows = {label: [each[0] for each in own.values()] for label, own in passes.items()}
+    plain = registry.build(BASELINE, {})
+    found = []
+    for name, values in swept.items():
+        base = _informed(rows, name, row)
+        try:
+            check_costs(method_of(rows[base]), costs, manifest)
+            scripts = scripts_of(rows[base], ids, config)
+        except CannotSimulate as fault:
+            raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
+        vanilla, _ = _decoded(plain, scripts, alone, policy)
+        for point in sweep.points(values):
+            label = " ".join([name, *sweep.settings(point)])
+            method = registry.build(name, {**rows[base][0].params.passed, **point})
+            decode, mat = _decoded(method, scripts, alone, policy)
+            found.append(
+                Setting(
+                    label=label,
+                    of=base,
+                    outputs=len(scripts),
+                    mat=mat,
+                    decode=decode,
+                    vanilla=vanilla,
+                    measured=_measured(passes.get(label, {}).values(), len(scripts)),
+                    acceptance=_acceptance(rows[base]),
+                    length=_length(method),
+                )
+            )
+    return found, alone
+
+
+def _decoded(
+    method: Method, scripts: Sequence[Script], costs: BatchCosts, policy: Any
+) -> tuple[float, float]:
+    """Return the decode time of all outputs in ns, and tokens per verification."""
+    found = replay_scripts(method, scripts, costs, policy=policy)
+    # The prefill makes the first token, and counts as a step.
+    tokens, steps = (sum(getattr(each, of) - 1 for each in found) for of in ("tokens", "steps"))
+    decode = float(sum(each.last - each.first for each in found))
+    return decode, tokens / max(1, steps)
+
+
+def _measured(outputs: Iterable[Sequence[Record]], n: int) -> float | None:
+    """Return the measured decode time in ns, summed over the outputs' medians; None unless all n of
+    them have times."""
+    medians = [
+        median(record.ns.decode or 0 for record in passes if not record.void)
+        for passes in outputs
+        if any(not record.void for record in passes)
+    ]
+    return sum(medians) if len(medians) == n else None
+
+
+def _acceptance(records: Sequence[Record]) -> float:
+    """Return the share of tested tokens that were accepted."""
+    accepted, rejected = (
+        sum((record.origin or []).count(word) for record in records)
+        for word in ("accepted", "recovered")
+    )
+    return accepted / max(1, accepted + rejected)
+
+
+def _length(method: Method) -> int | None:
+    """Return the length of each step's draft by a model; None where steps choose their own."""
+    length = getattr(method.params, "length", None) if "draft" in method.needed else None
+    return length if isinstance(length, int) else None
+
+
+def _informed(rows: Mapping[str, Sequence[Record]], method: str, row: str | None) -> str:
+    """The label of the method's row that is asked for, or whose drafts were tested most."""
+    own = {label: records for label, records in rows.items() if records[0].method == method}
+    named = own if row is None else {label: own[label] for label in own if label == row}
+    if not named:
+        raise UsageError(
+            f"the run has no row {row or method!r} of {method}; it has {', '.join(rows)}",
+            "name the recorded row with --row, and its method's parameter with --sweep",
+        )
+
+    def tested(label: str) -> int:
+        origins = [record.origin or () for record in named[label]]
+        return sum(word in ("accepted", "recovered") for own in origins for word in own)
+
+    return max(named, key=tested)

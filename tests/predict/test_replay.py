@@ -1,0 +1,100 @@
+"""Reading a trace, and replaying it at exchangeable costs."""
+
+import pytest
+
+from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.measure.costs import BatchCost
+from specbench_cli.predict.costs import BatchCosts, TableCosts
+from specbench_cli.predict.parallel import MedianCosts
+from specbench_cli.predict.replay import HostGaps, Recording, replay
+from specbench_cli.store.schema import ForwardKind, Steps, Trace
+from tests.predict.test_prediction import make_costs
+
+PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
+VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
+DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
+
+
+def made(*forwards, messages=(), unused=()):
+    """A trace of (kind, new tokens, start, end)."""
+    kinds = list(dict.fromkeys(kind for kind, *_ in forwards))
+    columns = ([each[i] for each in forwards] for i in (1, 2, 3))
+    kind = [kinds.index(each[0]) for each in forwards]
+    return Trace(kinds, kind, *columns, list(unused), [list(each) for each in messages])
+
+
+TWO_STEPS = Steps([2, 1], [2, 1], [2, 1], [1, 1], [2, 2])
+PARALLEL = made(
+    (PREFILL, 20, 0, 9),
+    (DRAFT, 20, 10, 30),
+    (VERIFY, 3, 40, 70),
+    (DRAFT, 3, 80, 90),
+    (VERIFY, 2, 95, 120),
+    messages=[(1, 0, 31, 39, 8), (0, 1, 71, 79, 8), (1, 0, 91, 94, 8)],
+)
+
+
+def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
+    recording = Recording.of(PARALLEL, TWO_STEPS)
+    assert [each.rows for each in recording.prefill] == [(Rows(20, 0, True),)]
+    before = [(each.model, each.rows[0].new, each.rows[0].before) for each in recording.decoding]
+    assert before == [("draft", 20, 0), ("target", 3, 20), ("draft", 3, 20), ("target", 2, 22)]
+    assert [message.sent for message in recording.messages] == [31, 71, 91]
+
+
+def test_forwards_and_messages_before_decoding_do_not_count():
+    recording = Recording.of(PARALLEL, TWO_STEPS, since=35)
+    assert [each.start for each in recording.decoding] == [40, 80, 95]
+    timeline = replay(recording, lambda forward: 10.0, HostGaps(latency=5.0))
+    assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message is there already
+
+
+def test_costs_and_waiting_are_exchanged_without_another_replay():
+    recording = Recording.of(PARALLEL, TWO_STEPS)
+    measured = replay(recording, MedianCosts({}), HostGaps())
+    assert measured.last_used == 20 + 30 + 10 + 25
+    apart = replay(recording, MedianCosts({}))
+    assert apart.workers == {0: 30 + 25, 1: 20 + 10}
+    assert apart.busiest == 30 + 25
+    probed = replay(recording, TableCosts(make_costs()))
+    assert probed.workers == {0: 3020 + 2022, 1: 200 + 150 + 20}
+    flat = replay(recording, lambda forward: 7.0)
+    assert flat.busiest == 14
+
+
+def test_a_cancelled_forward_keeps_its_worker_busy_and_is_no_end():
+    trace = made((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
+    timeline = replay(Recording.of(trace), MedianCosts({}))
+    assert (timeline.busiest, timeline.last_used) == (40, 10)
+
+
+def test_nothing_to_replay_takes_no_time():
+    timeline = replay(Recording.of(Trace()), TableCosts(make_costs()))
+    assert (timeline.busiest, timeline.last_used) == (0, 0)
+
+
+def test_a_batch_costs_one_forward_over_all_rows_and_the_hosts_work():
+    two = [Rows(3, 20, False), Rows(1, 28, False)]
+    context = (3 * 20 + 28) / 4
+    costs = BatchCosts(make_costs())
+    assert costs(ForwardWork("target", two)) == pytest.approx(4000 + context + 2 * 100 + 2)
+    assert costs(ForwardWork("draft", two)) == pytest.approx(200 + context + 2 * 10)
+    assert costs(ForwardWork("target", [Rows(20, 0, True), Rows(30, 0, True)])) == 200 + 300
+    assert (costs.forwards, costs.extrapolated) == (2, 0)
+    assert not costs.batches_probed
+
+
+def test_probed_batches_say_what_further_sequences_and_steps_cost():
+    batch = BatchCost(most=8, beside={"target": 40.0}, step=500, sequence=60, draft=7, node=3)
+    costs = BatchCosts(make_costs().model_copy(update={"batch": batch}))
+    rows = [Rows(3, 20, False), Rows(1, 20, False), Rows(4, 20, True)]
+    host = 2 * 40 + 500 + 2 * 60 + 2 * 3
+    assert costs(ForwardWork("target", rows)) == pytest.approx(8000 + 20 + host)
+    assert costs(ForwardWork("draft", rows)) == pytest.approx(400 + 20 + 2 * 7)
+    assert costs.batches_probed
+
+
+def test_forwards_beyond_the_tables_points_are_counted():
+    costs = BatchCosts(make_costs())
+    costs(ForwardWork("target", [Rows(9, 20, False)]))
+    assert (costs.forwards, costs.extrapolated) == (1, 1)
