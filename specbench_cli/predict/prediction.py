@@ -150,8 +150,11 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
     host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)
+    prefills = (  # a draft model's makes no logits, and neither does the probe's
+        each if each.model == "target" else replace(each, share=1.0) for each in recording.prefill
+    )
     return Predicted(
-        prefill=costs.host_ns(of=host) + sum(map(table, recording.prefill)),
+        prefill=costs.host_ns(of=host) + sum(map(table, prefills)),
         decode=replay(recording, table).busiest + host_ns,
         forwards=len(trace.kind),
         extrapolated=sum(not table.covers(each) for each in after_rows),

@@ -26,11 +26,13 @@ from specbench_cli.store.schema import Steps, Trace
 class RecordedForward(ForwardWork):
     """A forward of a trace, with its measured times in ns since the timer's start.
 
-    used: False if it was cancelled.
+    n_tokens: New tokens of each sequence of its batch. used: False if it was cancelled.
     """
 
     worker: int
     role: str
+    batch: int
+    n_tokens: int
     layers: tuple[int, int]
     start: int
     end: int
@@ -47,26 +49,19 @@ class RecordedMessage(NamedTuple):
     nbytes: int
 
 
-class Event(NamedTuple):
-    """The next thing that a worker did: run a forward, send a message or read one."""
-
-    at: int
-    order: int
-    worker: int
-    what: RecordedForward | RecordedMessage
+Event = tuple[int, int, int, RecordedForward | RecordedMessage]
+"""When it happened, its place among events of the same time, the worker, and what it did: run a
+forward, send a message or read one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a trace says of an output.
+    """What a trace says of an output, in the recorded order.
 
-    prefill: Forwards over the prompt. decoding: The other ones, and messages: those between
-        workers, each in the recorded order.
     since: The time in ns at which decoding began.
     """
 
-    prefill: tuple[RecordedForward, ...]
-    decoding: tuple[RecordedForward, ...]
+    forwards: tuple[RecordedForward, ...]
     messages: tuple[RecordedMessage, ...] = ()
     since: int = 0
 
@@ -86,26 +81,34 @@ class Recording:
             n_layers: Layers by model, for old traces that do not say which share a forward read.
             since: The time in ns at which decoding began.
         """
-        forwards = list(_forwards(trace, steps or Steps(), n_layers or {}))
         return cls(
-            prefill=tuple(each for each in forwards if each.role == "prefill"),
-            decoding=tuple(
-                each for each in forwards if each.role != "prefill" and each.start >= since
-            ),
-            messages=tuple(RecordedMessage(*message) for message in trace.messages),
-            since=since,
+            tuple(_forwards(trace, steps or Steps(), n_layers or {})),
+            tuple(RecordedMessage(*message) for message in trace.messages),
+            since,
         )
+
+    @property
+    def prefill(self) -> list[RecordedForward]:
+        """Return the forwards over the prompt."""
+        return [each for each in self.forwards if each.role == "prefill"]
+
+    @property
+    def decoding(self) -> list[RecordedForward]:
+        """Return the forwards after prefill."""
+        return [
+            each for each in self.forwards if each.role != "prefill" and each.start >= self.since
+        ]
 
     def events(self) -> list[Event]:
         """Return what happened in decoding, in the measured order. A message is there twice, sent
         and read."""
-        found = [Event(each.start, 2, each.worker, each) for each in self.decoding]
+        found: list[Event] = [(each.start, 2, each.worker, each) for each in self.decoding]
         for message in self.messages:
             if message.sent >= self.since:
-                found.append(Event(message.sent, 0, message.sender, message))
+                found.append((message.sent, 0, message.sender, message))
             if message.read >= self.since:
                 read = max(message.sent, message.read)
-                found.append(Event(read, 1, message.receiver, message))
+                found.append((read, 1, message.receiver, message))
         return sorted(found, key=itemgetter(0, 1))
 
 
@@ -199,8 +202,6 @@ def _forwards(
         share = kind.share_of(n_layers.get(model))
         new, before, tree = n * kind.batch, held[model], False
         if kind.role == "prefill":
-            # A draft model's prefill makes no logits, and neither does the probe's.
-            share = share if model == "target" else 1.0
             new, before, warm = n, 0, False
             if model == "target" and share == 1:  # a prompt may come in parts
                 before, prompt = prompt, prompt + n
@@ -216,6 +217,8 @@ def _forwards(
             share=share,
             worker=kind.worker,
             role=kind.role,
+            batch=kind.batch,
+            n_tokens=n,
             layers=kind.layers,
             start=start,
             end=end,

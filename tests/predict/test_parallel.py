@@ -30,6 +30,8 @@ def forward(worker, start, end, n_tokens=1, used=True):
         rows=(Rows(n_tokens, 1, False),),
         worker=worker,
         role=role,
+        batch=1,
+        n_tokens=n_tokens,
         layers=(0, 8),
         start=start,
         end=end,
@@ -39,7 +41,7 @@ def forward(worker, start, end, n_tokens=1, used=True):
 
 def recorded(forwards, messages=()):
     ordered = sorted(forwards, key=lambda each: each.start)
-    return Recording((), tuple(ordered), tuple(messages))
+    return Recording(tuple(ordered), tuple(messages))
 
 
 def modelled(recording, medians=None, gaps=NO_GAPS):

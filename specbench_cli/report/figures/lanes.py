@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from specbench_cli.predict.replay import RecordedForward
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.timeline.lanes import Lanes, Span, lanes_of
+from specbench_cli.report.timeline.lanes import Lanes, lanes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,11 +98,11 @@ def _places(lanes: Sequence[Lanes]) -> dict[tuple[int, int], tuple[str, float]]:
     return found
 
 
-def _inside(own: Lanes, window: float) -> list[Span]:
+def _inside(own: Lanes, window: float) -> list[RecordedForward]:
     return [span for span in own.decoding if span.start - own.prefill < window]
 
 
-def _look(span: Span) -> str:
+def _look(span: RecordedForward) -> str:
     return span.role if span.used else "unused"
 
 

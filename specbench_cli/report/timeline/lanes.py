@@ -5,34 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from specbench_cli.predict.replay import RecordedForward, RecordedMessage, Recording
 from specbench_cli.store.schema import Record, Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A forward; times in ns since the timer's start. share: of the model's weights."""
-
-    worker: int
-    model: str
-    role: str
-    batch: int
-    n_tokens: int
-    layers: tuple[int, int]
-    start: int
-    end: int
-    used: bool
-    share: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Arrow:
-    """A message from one worker to another; times in ns since the timer's start."""
-
-    sender: int
-    receiver: int
-    sent: int
-    read: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +35,8 @@ class Lanes:
     turn: int
     pass_: int
     prefill: int
-    spans: tuple[Span, ...]
-    arrows: tuple[Arrow, ...] = ()
+    spans: tuple[RecordedForward, ...]
+    arrows: tuple[RecordedMessage, ...] = ()
     steps: tuple[StepSpan, ...] = field(default=())
     learn: int = 0
 
@@ -75,7 +49,7 @@ class Lanes:
         return {worker: " + ".join(dict.fromkeys(found[worker])) for worker in sorted(found)}
 
     @cached_property
-    def decoding(self) -> tuple[Span, ...]:
+    def decoding(self) -> tuple[RecordedForward, ...]:
         """The forwards after prefill."""
         return tuple(
             span for span in self.spans if span.role != "prefill" and span.start >= self.prefill
@@ -84,32 +58,8 @@ class Lanes:
 
 def lanes_of(record: Record) -> Lanes:
     """The lanes of a record."""
-    trace = record.forwards or Trace()
-    unused = set(trace.unused)
-    spans = [
-        Span(
-            worker=kind.worker,
-            model=kind.model,
-            role=kind.role,
-            batch=kind.batch,
-            n_tokens=n,
-            layers=kind.layers,
-            start=t0,
-            end=t1,
-            used=at not in unused,
-            share=kind.share,
-        )
-        for at, (kind, n, t0, t1) in enumerate(
-            zip(
-                (trace.kinds[index] for index in trace.kind),
-                trace.n_tokens,
-                trace.t0_ns,
-                trace.t1_ns,
-                strict=True,
-            )
-        )
-    ]
-    spans.sort(key=lambda span: (span.start, span.worker))
+    recording = Recording.of(record.forwards or Trace())
+    spans = sorted(recording.forwards, key=lambda span: (span.start, span.worker))
     prefill = record.ns.prefill
     if prefill is None:  # a void record has lost its times, its trace may be there
         prefill = max((span.end for span in spans if span.role == "prefill"), default=0)
@@ -120,13 +70,13 @@ def lanes_of(record: Record) -> Lanes:
         pass_=record.pass_,
         prefill=prefill,
         spans=tuple(spans),
-        arrows=tuple(Arrow(*message) for message in trace.messages),
+        arrows=recording.messages,
         steps=tuple(_steps(record, spans, prefill)),
         learn=record.ns.learn or 0,
     )
 
 
-def _steps(record: Record, spans: list[Span], prefill: int) -> list[StepSpan]:
+def _steps(record: Record, spans: list[RecordedForward], prefill: int) -> list[StepSpan]:
     """Steps end with verifications, in order; where there are more of these than steps they are
     spread evenly, where there are fewer the trace says nothing of steps."""
     if record.steps is None:
