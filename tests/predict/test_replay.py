@@ -2,11 +2,14 @@
 
 import pytest
 
+from specbench_cli import registry
 from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.engine.simulation import Script
 from specbench_cli.measure.costs import BatchCost
 from specbench_cli.predict.costs import BatchCosts, TableCosts
 from specbench_cli.predict.parallel import MedianCosts
 from specbench_cli.predict.replay import HostGaps, Recording, replay
+from specbench_cli.predict.scripts import RequestTimeline, replay_scripts
 from specbench_cli.store.schema import ForwardKind, Steps, Trace
 from tests.predict.test_prediction import make_costs
 
@@ -98,3 +101,13 @@ def test_forwards_beyond_the_tables_points_are_counted():
     costs = BatchCosts(make_costs())
     costs(ForwardWork("target", [Rows(9, 20, False)]))
     assert (costs.forwards, costs.extrapolated) == (1, 1)
+
+
+def test_scripts_take_the_same_cost_functions_and_give_a_timeline_for_each_request():
+    scripts = [Script((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
+    vanilla = registry.build("vanilla", {})
+    found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
+    assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]
+    # The shortest prompt that was probed has 16 tokens, and so has the shortest context.
+    alone = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
+    assert alone == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]
