@@ -24,6 +24,10 @@ Law = Mapping[Hashable, float]
 T = TypeVar("T")
 
 
+class NoDistribution(Exception):
+    """A draw from weights that are no distribution: none is above 0, or one is not a number."""
+
+
 class ChoiceOracle:
     """Chance that follows a script of choices, and the first possible one where the script ends.
 
@@ -51,6 +55,8 @@ class ChoiceOracle:
 
     def _choose(self, weights: Sequence[float]) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0.0]
+        if not possible or any(weight != weight for weight in weights):
+            raise NoDistribution
         choice = self.script[len(self.made)] if len(self.made) < len(self.script) else 0
         self.made.append((choice, len(possible)))
         self.weight *= weights[possible[choice]]

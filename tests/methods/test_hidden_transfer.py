@@ -135,7 +135,7 @@ def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
 
     monkeypatch.setattr(scoring, "branches", wrong)
     subject = Subject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
-    twin, _ = check_bounds(subject)
+    twin, *_ = check_bounds(subject)
     assert not twin.passed
 
 

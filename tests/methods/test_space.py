@@ -94,7 +94,7 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
         return sight, places
 
     monkeypatch.setattr(scoring, "branches", wrong)
-    twin, _ = check_bounds(Subject("space", Space, (Space.Params(),)))
+    twin, *_ = check_bounds(Subject("space", Space, (Space.Params(),)))
     assert not twin.passed
 
 

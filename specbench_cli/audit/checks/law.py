@@ -22,7 +22,15 @@ from specbench_cli.audit.cases import (
     wide_case,
 )
 from specbench_cli.audit.checks.overlap import expected_accepted
-from specbench_cli.audit.choice import GLANCE, Law, TooMany, distance, law_of, outcomes
+from specbench_cli.audit.choice import (
+    GLANCE,
+    Law,
+    NoDistribution,
+    TooMany,
+    distance,
+    law_of,
+    outcomes,
+)
 from specbench_cli.audit.finding import Finding, Problem, apart
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
@@ -243,6 +251,10 @@ def _draws_trees(subject: Subject, params: MethodParams) -> bool:
     )
 
 
+UNDRAWN = -1
+"""Stands, in an output, for a token that had no distribution to be drawn from."""
+
+
 def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
@@ -257,16 +269,19 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
             kept["memory"].restore(learnt)
         session = case.open(random=random, **kept)
         accepted, expected = 0, 0.0
-        for step in subject.method(params).generate(session):
-            accepted, stepped = accepted + len(step.outcome.path), True
-            if step.draft is None:
-                other = True
-            elif not other:
-                text = session.tokens()
-                before = text[: len(text) - len(step.outcome.committed)]
-                expected += expected_accepted(reference, before, step)
-            if len(session.output()) >= case.length:
-                break
+        try:
+            for step in subject.method(params).generate(session):
+                accepted, stepped = accepted + len(step.outcome.path), True
+                if step.draft is None:
+                    other = True
+                elif not other:
+                    text = session.tokens()
+                    before = text[: len(text) - len(step.outcome.committed)]
+                    expected += expected_accepted(reference, before, step)
+                if len(session.output()) >= case.length:
+                    break
+        except NoDistribution:
+            return (*session.output()[: case.length], UNDRAWN), accepted, expected
         return tuple(session.output()[: case.length]), accepted, expected
 
     try:

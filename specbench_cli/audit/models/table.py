@@ -215,8 +215,12 @@ class TableDecoder(Decoder):
         if isinstance(x, Hidden) and x.rows.shape[1] > n:
             assert positions is not None
             beyond = _beyond(x.rows[0, n:], mask, positions[0], state)
-            seen = 0 if mask is None else mask[:n, n:].any(-1)[None, :, None]
-            x = Hidden(x.rows[:, :n] + seen)
+            if mask is not None:
+                ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
+                state.misread += int(ahead.sum())
+                x = Hidden(x.rows[:, :n] + ahead[None, :, None])
+            else:
+                x = Hidden(x.rows[:, :n])
         rows = range(start, start + n)
         before = [self.before(state, row) for row in rows]
         last = [self.read(state, row) for row in rows]
@@ -265,7 +269,9 @@ class TableDecoder(Decoder):
         self.ran += not n
         if n:
             assert mask is not None
-            ids = (rows[:n].argmax(-1) + mask[:n, n:].any(-1)) % self.vocab_size
+            ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
+            state.misread += int(ahead.sum())
+            ids = (rows[:n].argmax(-1) + ahead) % self.vocab_size
             how: dict[str, Any] = {"positions": positions[None, :n], "mask": mask[:n, :n]}
             out = self.forward(Tokens(ids[None]), state, taps=taps, **how)
             hidden, tapped = out.hidden[0], dict(out.taps)
@@ -417,6 +423,7 @@ def _beyond(rows: Tensor, mask: Tensor | None, positions: Tensor, state: TableSt
         wrong = not torch.equal(due[at], mask[n + at])
         if wrong or positions[n + at] != positions[node] + 1 + ahead:
             left[at] = left[at].roll(1)
+            state.misread += 1
     return left
 
 
