@@ -143,7 +143,8 @@ def _unpublished(path: Path, error: SpecbenchError) -> Iterator[str]:
     report = (path / "report.md").read_text(encoding="utf-8")
     where = f"results/reference/{path.name}"
     yield f"### {path.name}"
-    yield (f"The run {error.message}. What it said when it ended: [its report]({where}/report.md).")
+    why = error.message.replace(f"{ROOT}/", "")
+    yield (f"The run {why}. What it said when it ended: [its report]({where}/report.md).")
     yield f"![Speedup over vanilla, a bar a method]({where}/figures/speedup.svg){_WIDTH}"
     (table,) = re.findall(r"\A# .*?\n```\n(.*?)\n```$", report, re.DOTALL | re.MULTILINE)
     yield _table(table)

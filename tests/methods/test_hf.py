@@ -34,7 +34,7 @@ from specbench_cli.engine.workspace import Workspace
 
 VOCAB = 48
 EOS = 1
-SPEED = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "times" / "speed.py"))
+SPEED = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "times" / "speed.py"))
 
 GREEDY = Sampling()
 COUPLED = Sampling(rule="coupled", temperature=0.8)

@@ -78,7 +78,7 @@ def test_a_shape_is_resolved_by_its_name_and_others_are_named():
     assert resolve("shape:llama-2-7b").path == found.path
     with pytest.raises(UsageError) as fault:
         resolve("shape:llama-3")
-    assert fault.value.message == "unknown shape 'llama-3'"
+    assert fault.value.message == "unknown shape 'llama-3'; did you mean 'llama-3-8b'?"
     assert "llama-3-8b" in fault.value.hint
 
 
