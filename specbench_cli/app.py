@@ -222,15 +222,20 @@ def _asked(args: list[str]) -> typer.Typer:
     if one.registered_commands or one.registered_groups:
         return one
     if COMPLETION in os.environ or (args and args[0] not in HELP):
-        every = copy.copy(app)
-        every.registered_commands = [_whole(each) for each in app.registered_commands]
-        return every
+        return whole()
     one.registered_commands = [_bare(each) for each in app.registered_commands]
     one.registered_groups = []
     train_alone = copy.copy(train)
     train_alone.registered_commands = []
     one.add_typer(train_alone, name=TRAIN)
     return one
+
+
+def whole() -> typer.Typer:
+    """Return all commands with all their options."""
+    every = copy.copy(app)
+    every.registered_commands = [_whole(each) for each in app.registered_commands]
+    return every
 
 
 def _whole(command: CommandInfo) -> CommandInfo:

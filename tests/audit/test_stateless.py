@@ -20,7 +20,7 @@ FILE = Path(__file__).parents[1] / "capabilities" / "plugins" / "stateless_head.
 registry.load_plugin(str(FILE))
 Linear = registry.load("linear")
 (HEAD,) = (wanted.kind for wanted in Linear(Linear.Params()).artifacts())
-NAMES = ["twin draft", "useless draft"]
+NAMES = ["twin draft", "mixed draft", "useless draft"]
 
 
 def bounds(method, *params):
@@ -46,7 +46,7 @@ def test_a_table_foresees_what_follows_the_targets_own_choice():
     assert session.drafted_by_tables
 
 
-def test_an_honest_head_is_held_to_both_bounds():
+def test_an_honest_head_is_held_to_all_bounds():
     found = bounds(Linear)
     assert [(each.check, each.passed) for each in found] == [(name, True) for name in NAMES]
     assert all(each.figure["steps"] > 0 for each in found)
@@ -73,8 +73,9 @@ class LevelLate(Linear):
 
 @pytest.mark.parametrize("fault", [Stale, LevelLate])
 def test_features_and_levels_out_of_place_are_caught_by_the_twin(fault):
-    twin, useless = bounds(fault)
+    twin, mixed, useless = bounds(fault)
     assert not twin.passed
+    assert not mixed.passed
     assert "commits" in twin.problem.what
     assert "features of another token" in twin.problem.look
     assert useless.passed

@@ -144,7 +144,7 @@ def commands(command, *words):
         yield from commands(each, *words, name)
 
 
-COMMANDS = dict(commands(get_command(app.app)))
+COMMANDS = dict(commands(get_command(app.whole())))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

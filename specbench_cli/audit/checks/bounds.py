@@ -193,6 +193,8 @@ def _full(
     for each in bound:
         for number, step, text in each.drafting():
             assert step.draft is not None
+            if by_tables and all(forward.role != "draft" for forward in step.forwards):
+                continue  # it drafted by something else
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
             full = n == due or (each.case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
@@ -212,10 +214,11 @@ def _full(
 def _is_twin(each: Decoded, others: Sequence[Decoded]) -> bool:
     """Return True if the draft of a case must be accepted as its target is.
 
-    A draft need not share the noise of the coupled rule, and may be worse than its model on
-    purpose: then its first token is rejected at times, or its q is another distribution than its
-    model's. That is no excuse for a draft that reads wrong rows, nor for one whose first token is
-    accepted less often than a guess would be.
+    A draft may be worse than its model on purpose: then its q is another distribution than its
+    model's, and its first token may be rejected in greedy decoding, too. A draft without a q has no
+    such excuse. Under the coupled rule a draft need not share the noise. In greedy decoding nothing
+    excuses a draft that reads wrong rows, or one whose first token is accepted less often than a
+    guess would be.
     """
     rule, vocab = each.case.sampling.rule, each.case.tables[0].shape[-1]
     alike = [other for other in others if other.params == each.params]
@@ -227,11 +230,11 @@ def _is_twin(each: Decoded, others: Sequence[Decoded]) -> bool:
         if other.case.sampling.rule == rule
         for _, step, _ in other.drafting()
     ]
-    altered = any(other.alters_q for other in alike) or not all(first)
+    altered = any(other.alters_q for other in alike)
+    if rule == "coupled":
+        return all(first) and not altered
     if not altered:
         return True
-    if rule == "coupled":
-        return False
     return any(other.session.misread for other in alike) or sum(first) * vocab <= len(first)
 
 
