@@ -25,7 +25,7 @@ from specbench_cli.audit.models.table import (
     settled,
     wide_pair,
 )
-from specbench_cli.audit.models.track import Place, track_pair
+from specbench_cli.audit.models.track import TrackPlace, track_pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
@@ -48,10 +48,10 @@ PROMPT = (1, 0, 2, 1, 0)
 LONG_PROMPT, LONG_OUTPUT = 300, 80
 """Tokens of the prompt and of the output of a long case, at least."""
 
-MIXED, MIXED_SEED = 9, 72
+MIXED_VOCAB, MIXED_SEED = 9, 72
 """Tokens of the vocabulary of a long case, and its seed: its text comes to no short cycle."""
 
-PARTLY = "partly equal"
+PARTLY_EQUAL = "partly equal"
 """Name of a pair whose draft, and the draft's first layer, is the target in some rows alone."""
 
 REQUESTS = 4
@@ -171,7 +171,7 @@ class Case:
         """The pair as decoders, and what methods ask for beside them."""
         target, draft = self.tables
         kinds = dict.fromkeys(self.recurrent, RecurrentTable)
-        twin = draft is target or self.name in ("equal", PARTLY)
+        twin = draft is target or self.name in ("equal", PARTLY_EQUAL)
         strange = 0.0 if twin else 1.0  # the first layer of a twin is one, too
         decoders = {
             "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
@@ -290,7 +290,7 @@ def tied_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
         levels: of the draft, 3 at least.
     """
     for late in range(3, levels + 2):
-        places: list[Place] = ["sure"] * (levels + 2)
+        places: list[TrackPlace] = ["sure"] * (levels + 2)
         for at in (1, late - 1, late):
             places[at] = "doubt"
         name = f"level {late} of a draft" if late <= levels else "the token behind a whole draft"
@@ -318,14 +318,14 @@ def forked_case(rule: Rule) -> Case:
     return Case("forked", tables, Sampling(rule, 1.0), budget=4, length=3)
 
 
-def _history(seed: int, n: int) -> list[Place]:
+def _history(seed: int, n: int) -> list[TrackPlace]:
     """Return n places, some of which the draft is wrong about, and doubt at two places behind."""
     chance = random.Random(seed)
-    places: list[Place] = ["sure", *chance.choices(("sure", "wrong"), (3, 2), k=n - 1)]
+    places: list[TrackPlace] = ["sure", *chance.choices(("sure", "wrong"), (3, 2), k=n - 1)]
     return [*places, "doubt", "sure", "doubt"]
 
 
-def _track(rule: Rule, places: Sequence[Place], length: int) -> Case:
+def _track(rule: Rule, places: Sequence[TrackPlace], length: int) -> Case:
     tables = track_pair(tuple(places))
     return Case("track", tables, Sampling(rule, 1.0), budget=len(places), length=length)
 
@@ -369,8 +369,8 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
 def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) -> Case:
     """A long prompt, and a long output whose drafts are accepted and rejected throughout."""
     chance = random.Random(7)
-    ids = tuple(chance.choice(range(MIXED)) for _ in range(prompt))
-    tables = pair("mixed", MIXED, seed=MIXED_SEED)
+    ids = tuple(chance.choice(range(MIXED_VOCAB)) for _ in range(prompt))
+    tables = pair("mixed", MIXED_VOCAB, seed=MIXED_SEED)
     return Case("mixed", tables, sampling_of(rule, 0), ids, budget=output, prompt_id="long/0")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from specbench_cli import __version__
-from specbench_cli.audit.finding import COMPARED, DECLARATIONS, Finding, Problem
+from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.verify.sampling import Rule
@@ -85,7 +85,7 @@ class Certificate:
         facts["checks"] = facts.pop("findings")
         for check in facts["checks"]:
             check["seconds"] = round(check["seconds"], 3)
-            check["compares"], check["bound"] = COMPARED.get(check["check"], ("", ""))
+            check["compares"], check["bound"] = COMPARISONS.get(check["check"], ("", ""))
         facts["seconds"] = round(self.seconds, 3)
         return facts
 
@@ -108,7 +108,7 @@ class Certificate:
         return cls(**rest, findings=tuple(findings))
 
 
-def earlier(file: Path, method: type[Method]) -> Certificate | None:
+def reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
     """Return the certificate in a file if method and code are still the same; else None."""
     try:
         certificate = Certificate.of(json.loads(file.read_text(encoding="utf-8")))

@@ -14,7 +14,7 @@ DECLARATIONS = "declarations"
 """The check of what a method's class says: one that fails is named before a method is FAULTY."""
 
 
-COMPARED: Mapping[str, tuple[str, str]] = {
+COMPARISONS: Mapping[str, tuple[str, str]] = {
     "declarations": ("what the class declares with what its code did", "no contradiction"),
     "law": (
         "the distribution of the first tokens, late levels and late tokens under rejection and"
@@ -61,7 +61,7 @@ COMPARED: Mapping[str, tuple[str, str]] = {
 """What each check compares, and its bound, by the name of the finding."""
 
 
-def apart(a: float, b: float) -> tuple[str, str]:
+def format_distinct(a: float, b: float) -> tuple[str, str]:
     """Write two numbers with as many decimals as it takes to tell them apart, four at least."""
     for decimals in range(4, 18):
         both = f"{a:.{decimals}f}", f"{b:.{decimals}f}"

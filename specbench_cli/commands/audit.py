@@ -152,9 +152,9 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
 
 def _kept(names: list[str], folder: Path) -> list[Certificate]:
     """Return the certificates in a folder that an audit of the same code would write again."""
-    from specbench_cli.audit.certificate import earlier
+    from specbench_cli.audit.certificate import reusable_certificate
 
-    found = (earlier(_file(folder, name), registry.load(name)) for name in names)
+    found = (reusable_certificate(_file(folder, name), registry.load(name)) for name in names)
     return [certificate for certificate in found if certificate is not None]
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit import certificate as module
-from specbench_cli.audit.certificate import VERDICTS, Certificate, certify, earlier
+from specbench_cli.audit.certificate import VERDICTS, Certificate, certify, reusable_certificate
 from specbench_cli.audit.faults.planted import FAULTS
-from specbench_cli.audit.finding import COMPARED, Finding, Problem, apart
+from specbench_cli.audit.finding import COMPARISONS, Finding, Problem, format_distinct
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.selftest import GIVEN_BY
 from specbench_cli.audit.subject import Subject
@@ -30,18 +30,18 @@ def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
     assert facts["commit"] == module.commit()
     assert facts["versions"]["specbench-cli"]
     law, tokens = facts["checks"]
-    assert (law["compares"], law["bound"]) == COMPARED["law"]
+    assert (law["compares"], law["bound"]) == COMPARISONS["law"]
     assert (law["left_out"], tokens["left_out"]) == ("1 case", "")
 
 
 def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
     file = tmp_path / "sps.json"
     file.write_text(json.dumps(written().facts()))
-    read = earlier(file, Sps)
+    read = reusable_certificate(file, Sps)
     assert json.dumps(read.facts()) == json.dumps(json.loads(file.read_text()))
     assert read.findings[0].problem == Problem("what", "where", "look")
     monkeypatch.setattr(module, "code_sha256", lambda: "other code")
-    assert earlier(file, Sps) is None
+    assert reusable_certificate(file, Sps) is None
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
 def test_what_is_no_certificate_is_not_taken_over(text, tmp_path):
     file = tmp_path / "sps.json"
     file.write_text(text)
-    assert earlier(file, Sps) is None
-    assert earlier(tmp_path / "none.json", Sps) is None
+    assert reusable_certificate(file, Sps) is None
+    assert reusable_certificate(tmp_path / "none.json", Sps) is None
 
 
 def test_the_certificates_page_names_every_field_check_and_verdict():
     page = (DOCS / "certificate.md").read_text()
     fields = {*written().facts(), *written().facts()["checks"][0]}
     assert [field for field in fields if f"`{field}`" not in page] == []
-    rows = [f"| `{name}` | {what} | {bound} |" for name, (what, bound) in COMPARED.items()]
+    rows = [f"| `{name}` | {what} | {bound} |" for name, (what, bound) in COMPARISONS.items()]
     rows += [f"| {name} | {what} |" for name, what in VERDICTS.items()]
     assert [row for row in rows if row not in page] == []
 
 
 def test_every_finding_says_what_it_compares():
-    assert COMPARED.keys() == {*CHECKS, *GIVEN_BY}
+    assert COMPARISONS.keys() == {*CHECKS, *GIVEN_BY}
 
 
 def test_the_audit_page_counts_the_planted_faults():
@@ -72,9 +72,9 @@ def test_the_audit_page_counts_the_planted_faults():
 
 
 def test_numbers_are_written_with_as_many_digits_as_tell_them_apart():
-    assert apart(0.1048, 0.0394) == ("0.1048", "0.0394")
-    assert apart(0.123456789, 0.123456788) == ("0.123456789", "0.123456788")
-    assert apart(12345.0, 12346.0) == ("12345.0000", "12346.0000")
+    assert format_distinct(0.1048, 0.0394) == ("0.1048", "0.0394")
+    assert format_distinct(0.123456789, 0.123456788) == ("0.123456789", "0.123456788")
+    assert format_distinct(12345.0, 12346.0) == ("12345.0000", "12346.0000")
 
 
 class Unreadable(Sps):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specbench_cli.audit.cases import MIXED, PARTLY, Case, Watched, sampling_of
+from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, Case, Watched, sampling_of
 from specbench_cli.audit.checks.overlap import expected_accepted
-from specbench_cli.audit.finding import Finding, Problem, apart
+from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
 from specbench_cli.audit.reference import Reference
@@ -47,7 +47,7 @@ def check_bounds(subject: Subject) -> list[Finding]:
     return [finding for finding in findings if finding is not None]
 
 
-def _twin(subject: Subject) -> tuple[Finding | None, Sequence[Decoded]]:
+def _twin(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """Draft equal to target: all levels stand, and a full step commits one token more.
 
     Where tokens are drawn from another q than the target's distribution, sum min(p, q) says how
@@ -80,7 +80,7 @@ def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
                     yield params, Case("sure", (table, table), sampling_of(rule, turn), budget=25)
 
 
-def _repeats(subject: Subject) -> tuple[Finding | None, Sequence[Decoded]]:
+def _repeats(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """A text of any period is copied without end: after two rounds all levels stand."""
     return _full(
         subject,
@@ -103,7 +103,7 @@ def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class CaseRun:
     """A case that was decoded.
 
     Attributes:
@@ -119,7 +119,7 @@ class Decoded:
     texts: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, subject: Subject, params: MethodParams, case: Case) -> Decoded:
+    def of(cls, subject: Subject, params: MethodParams, case: Case) -> CaseRun:
         """Decode a case."""
         session, taken, texts = case.open(), list[Step](), list[Sequence[int]]()
         for step in subject.method(params).generate(session):
@@ -175,7 +175,7 @@ def _full(
     look: str,
     *,
     by_tables: bool = False,
-) -> tuple[Finding | None, Sequence[Decoded]]:
+) -> tuple[Finding | None, Sequence[CaseRun]]:
     """Check that every draft is accepted in full and followed by a bonus where the method has one.
 
     Args:
@@ -183,7 +183,7 @@ def _full(
     Returns:
         The finding, None where all cases were left out; and the decodings that have the bound.
     """
-    every = [Decoded.of(subject, params, case) for params, case in cases]
+    every = [CaseRun.of(subject, params, case) for params, case in cases]
     decoded = [each for each in every if each.by_tables or not by_tables]
     if every and not decoded:
         return None, ()
@@ -211,7 +211,7 @@ def _full(
     return Finding(check, not wrong, figure, problem), bound
 
 
-def _is_twin(each: Decoded, others: Sequence[Decoded]) -> bool:
+def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     """Return True if the draft of a case must be accepted as its target is.
 
     A draft may be worse than its model on purpose: then its q is another distribution than its
@@ -238,7 +238,7 @@ def _is_twin(each: Decoded, others: Sequence[Decoded]) -> bool:
     return any(other.session.misread for other in alike) or sum(first) * vocab <= len(first)
 
 
-def _explained(each: Decoded, step: Step, text: Sequence[int]) -> bool:
+def _explained(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
     """Return True if q, as the draft reports it, is not the target's distribution: then less than
     the whole draft is accepted, by sum min(p, q)."""
     assert step.draft is not None
@@ -248,7 +248,7 @@ def _explained(each: Decoded, step: Step, text: Sequence[int]) -> bool:
     return expected_accepted(reference, text, step) < step.outcome.tested - SLACK
 
 
-def _too_few(decoded: Sequence[Decoded]) -> str | None:
+def _too_few(decoded: Sequence[CaseRun]) -> str | None:
     """Compare the draft tokens accepted under rejection with sum min(p, q) over all steps."""
     accepted, expected, tested = 0, 0.0, 0
     for each in decoded:
@@ -261,11 +261,11 @@ def _too_few(decoded: Sequence[Decoded]) -> str | None:
     # A test's variance is 1/4 at most.
     if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
         return None
-    seen, due = apart(accepted, expected)
+    seen, due = format_distinct(accepted, expected)
     return f"{seen} of {tested} tests accept, where sum min(p, q) is {due}"
 
 
-def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
+def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
     """Check what is accepted behind rejected drafts, where the draft model is right at times.
 
     What a method accepts of its target's twin in greedy decoding, it must accept of another draft
@@ -276,9 +276,9 @@ def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
     problem: Problem | None = None
     for params in {passed(each.params): each.params for each in greedy}.values():
         for turn in range(TURNS):
-            tables = pair("mixed", MIXED, seed=500 + 2 * turn)
-            case = Case(PARTLY, tables, sampling_of("greedy", turn), budget=40)
-            each = Decoded.of(subject, params, case)
+            tables = pair("mixed", MIXED_VOCAB, seed=500 + 2 * turn)
+            case = Case(PARTLY_EQUAL, tables, sampling_of("greedy", turn), budget=40)
+            each = CaseRun.of(subject, params, case)
             if not each.by_tables:
                 continue
             for number, step, text in each.drafting():
@@ -304,7 +304,7 @@ def _mixed(subject: Subject, twins: Sequence[Decoded]) -> Finding | None:
     return Finding("mixed draft", problem is None, figure, problem)
 
 
-def _agreed(each: Decoded, text: Sequence[int]) -> int:
+def _agreed(each: CaseRun, text: Sequence[int]) -> int:
     """Return for how many tokens behind a text the draft's table says what the target's does."""
     case = each.case
     target, draft = (Reference(table, case.sampling) for table in case.tables)

@@ -18,7 +18,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from specbench_cli.audit.checks.sampled import ALARM
-from specbench_cli.audit.finding import Finding, Problem, apart
+from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
 from specbench_cli.audit.models.tiny import warpers
 from specbench_cli.audit.oracle import Oracle
@@ -63,7 +63,7 @@ def check_embedded(subject: Subject) -> list[Finding]:
     if p >= ALARM:
         return [Finding("embedded", True, figure)]
     bound = float(chi2.isf(ALARM, BINS - 1))
-    seen, allowed = apart(measured[worst], bound)
+    seen, allowed = format_distinct(measured[worst], bound)
     what = (
         f"{tokens} sampled tokens do not follow the target's law: in the order {worst},"
         f" chi-square {seen} on {BINS - 1} degrees of freedom, allowed {allowed}"

@@ -31,7 +31,7 @@ from specbench_cli.audit.choice import (
     law_of,
     outcomes,
 )
-from specbench_cli.audit.finding import Finding, Problem, apart
+from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
@@ -320,7 +320,7 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
     truth = _truth(worst.case)
     token = _first_wrong(worst.law, truth)
     output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
-    seen, due = apart(worst.law.get(output, 0.0), truth.get(output, 0.0))
+    seen, due = format_distinct(worst.law.get(output, 0.0), truth.get(output, 0.0))
     what = (
         f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
@@ -386,7 +386,7 @@ def _acceptance(walks: list[Walk]) -> Finding:
     if error <= EXACT:
         return Finding("acceptance", True, figure)
     share = worst.accepted - (worst.expected or 0.0)
-    seen, due = apart(worst.accepted, worst.expected or 0.0)
+    seen, due = format_distinct(worst.accepted, worst.expected or 0.0)
     what = (
         f"{seen} draft tokens stand in the mean where sum min(p, q) over the tested levels (of a"
         f" tree, over its siblings in turn) gives {due}"

@@ -16,7 +16,7 @@ from typing import Any
 from scipy.stats import chi2
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.finding import Finding, Problem, apart
+from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.table import random_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
@@ -128,7 +128,7 @@ def _alarm(
         if sum(row)
     ]
     _, last, token, share, p = max(shares, key=lambda found: abs(found[0]))
-    seen, due = apart(share, p)
+    seen, due = format_distinct(share, p)
     what = (
         f"{figure['tokens']:g} sampled tokens do not follow the target's law"
         f" (p = {figure['p_value']:.2g}): after {last}, {token} came with share {seen}, the"

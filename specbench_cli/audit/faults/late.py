@@ -236,7 +236,7 @@ class DraftsTheSameAgain(Sps):
 # ---- several nodes of one level -----------------------------------------------------------------
 
 
-def with_another_nodes_law(draft: Draft) -> Draft:
+def with_another_nodes_q(draft: Draft) -> Draft:
     """Return the tree whose nodes report q of other nodes of their level, behind other parents."""
     if draft.q is None or draft.parents is None:
         return draft
@@ -262,17 +262,17 @@ def with_another_nodes_law(draft: Draft) -> Draft:
     return replace(draft, q=q)
 
 
-class ReportsAnotherNodesLaw(SpsTree):
+class ReportsAnotherNodesQ(SpsTree):
     """Reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """See `SpsTree`."""
-        return with_another_nodes_law(super().propose(session, limit))
+        return with_another_nodes_q(super().propose(session, limit))
 
 
-class StandsOnAnotherNode(Stand):
+class StandReportsAnotherNodesQ(Stand):
     """Reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Stand`."""
-        return with_another_nodes_law(super().propose(session, limit))
+        return with_another_nodes_q(super().propose(session, limit))

@@ -366,11 +366,11 @@ FAULTS: tuple[Fault, ...] = (
         "law",
         _sps(late.WrongAfterMixedSteps),
     ),
-    Fault("q of another node of the level", "law", _tree(late.ReportsAnotherNodesLaw)),
+    Fault("q of another node of the level", "law", _tree(late.ReportsAnotherNodesQ)),
     Fault(
         "q of another node of the level, from n-grams",
         "law",
-        Subject("stand", late.StandsOnAnotherNode, (StandParams(),)),
+        Subject("stand", late.StandReportsAnotherNodesQ, (StandParams(),)),
     ),
     Fault("a runner-up accepted behind 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),

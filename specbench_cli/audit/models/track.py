@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Place = Literal["sure", "wrong", "fork", "doubt"]
+TrackPlace = Literal["sure", "wrong", "fork", "doubt"]
 """What the models say at a place. "sure": both are sure of the same token. "wrong": the draft is
 sure of another token than the target. "fork": both draw from two tokens; "doubt": from several."""
 
@@ -25,7 +25,7 @@ START = (1, 0)
 
 @lru_cache(maxsize=64)
 def track_pair(
-    places: tuple[Place, ...], choices: int = 2, seed: int = 21
+    places: tuple[TrackPlace, ...], choices: int = 2, seed: int = 21
 ) -> tuple[Tensor, Tensor]:
     """Return the tables [V, V, V] of a target and its draft, for an output of `len(places)` tokens.
 
