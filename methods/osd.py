@@ -104,7 +104,7 @@ class Osd(DraftModelMethod):
         missed = sum(len(places) for _, places, _ in waiting)
         for ids, places, laws in waiting:
             if places:
-                read = model.decoder.known(torch.tensor([ids], device=session.device))
+                read = model.decoder.clamp_ids(torch.tensor([ids], device=session.device))
                 rows, wanted = model.module(read).logits[0], torch.stack(laws)
                 shared = min(rows.shape[-1], wanted.shape[-1])  # ids that both models have
                 q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)

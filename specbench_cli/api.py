@@ -132,7 +132,7 @@ from specbench_cli.engine.models.head import (
 )
 from specbench_cli.engine.models.checkpoint import (
     Weights,
-    pickled,
+    pickle_fault,
     read_config,
     said_ids,
     told_ids,
@@ -248,7 +248,6 @@ __all__ = [
     "WordList",
     "Worker",
     "best_tree",
-    "checked_weights",
     "config_of",
     "draft_chains",
     "expand",
@@ -260,10 +259,11 @@ __all__ = [
     "host",
     "key_of",
     "layer_bytes",
+    "load_weights",
     "mean_log_prob",
     "merge",
     "most",
-    "pickled",
+    "pickle_fault",
     "ranking",
     "read_config",
     "rows_of",
@@ -290,12 +290,12 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     return load.sha256_of(decoder, file)
 
 
-def checked_weights(folder: pathlib.Path, config: object) -> Weights:
+def load_weights(folder: pathlib.Path, config: object) -> Weights:
     """Return the tensors of a model of a family that `fits`; raise EnvironmentFault unless they are
     those that its config demands."""
     from specbench_cli.engine.models import load
 
-    return load.checked_weights(folder, config)
+    return load.load_weights(folder, config)
 
 
 def config_of(decoder: Decoder) -> dict[str, object]:

@@ -41,16 +41,16 @@ from specbench_cli.commands import (
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config import options
-from specbench_cli.config.problems import check_one_line, with_short_words
+from specbench_cli.config.problems import check_one_line, shorten_words
 from specbench_cli.errors import (
     EnvironmentFault,
     ExitCode,
     SpecbenchError,
     UsageError,
-    bounded,
     full_disk,
     message_of,
     not_written,
+    truncate,
 )
 
 OURS = (*registry.NEIGHBOURS, "specbench_cli")
@@ -170,7 +170,7 @@ def _run(args: list[str]) -> int:
         return ExitCode.OK
     except SpecbenchError as fault:
         _show_traceback()
-        output.error(with_short_words(fault.message), fault.hint)
+        output.error(shorten_words(fault.message), fault.hint)
         return fault.exit_code
     except Exception as fault:
         if _interrupted:  # in the middle of an import, which made something else of it
@@ -241,7 +241,7 @@ def whole() -> typer.Typer:
 def _whole(command: CommandInfo) -> CommandInfo:
     """Return a command with its options; those of config models are made only now."""
     whole = copy.copy(command)
-    whole.callback = options.built(command.callback) if command.callback else None
+    whole.callback = options.build(command.callback) if command.callback else None
     return whole
 
 
@@ -340,7 +340,7 @@ def _clean_messages_of_python() -> None:
     class Record(logging.LogRecord):
         @override
         def getMessage(self) -> str:
-            return output.plain(bounded(super().getMessage()))
+            return output.plain(truncate(super().getMessage()))
 
     def show(
         message: Warning | str,
@@ -376,7 +376,7 @@ def _misused(fault: Exception) -> ExitCode:
     message = message.replace(". Did you mean", "; did you mean")
     context = getattr(fault, "ctx", None)
     hint = f"{context.command_path} --help" if context is not None else "specbench --help"
-    message = with_short_words(f"{message[:1].lower()}{message[1:].rstrip('.')}")
+    message = shorten_words(f"{message[:1].lower()}{message[1:].rstrip('.')}")
     output.error(message, hint)
     return ExitCode.USAGE
 
@@ -414,12 +414,12 @@ def _show_traceback() -> None:
 
 
 def _note_trace(text: str) -> None:
-    output.note(bounded(text.rstrip(), LONGEST_TRACE))
+    output.note(truncate(text.rstrip(), LONGEST_TRACE))
 
 
 def _trace() -> str:
     """Return the traceback of the exception at hand; its messages may be a plug-in's."""
-    return bounded(traceback.format_exc().rstrip(), LONGEST_TRACE)
+    return truncate(traceback.format_exc().rstrip(), LONGEST_TRACE)
 
 
 def _log() -> str:

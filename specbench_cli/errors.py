@@ -18,7 +18,7 @@ _MARGIN = 500
 then get a label in front and a place behind, and still says how many characters were cut."""
 
 
-def bounded(text: str, most: int = LONGEST_TEXT) -> str:
+def truncate(text: str, most: int = LONGEST_TEXT) -> str:
     """Return the text cut to about `most` characters, with the number of characters that were cut.
 
     Halves of characters (surrogates), which no file can hold, are spelled out.
@@ -30,7 +30,7 @@ def bounded(text: str, most: int = LONGEST_TEXT) -> str:
 
 def on_one_line(text: str) -> str:
     """Return the text bounded, with a blank in place of each run of blanks and line breaks."""
-    return " ".join(bounded(text).split())
+    return " ".join(truncate(text).split())
 
 
 def message_of(fault: BaseException) -> str:
@@ -73,8 +73,8 @@ class SpecbenchError(Exception):
     exit_code = ExitCode.BUG
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        self.message = bounded(str(message))
-        self.hint = bounded(str(hint)) if hint else None
+        self.message = truncate(str(message))
+        self.hint = truncate(str(hint)) if hint else None
         super().__init__(self.message)
 
 
@@ -101,7 +101,7 @@ class WorkerLost(EnvironmentFault):
     """A worker that computes beside the target died or hangs; no fault of the method's (exit 3)."""
 
 
-class Disturbed(EnvironmentFault):
+class ConcurrentWriteError(EnvironmentFault):
     """Another program changed a run's files while they were written (exit 3)."""
 
 

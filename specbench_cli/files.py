@@ -37,11 +37,11 @@ _CHUNK = 1 << 16
 OVERWRITE = "--overwrite"
 """The option that permits replacing files that specbench did not write."""
 
-WRITTEN = ".specbench.json"
-"""The file in an output folder that lists what specbench wrote there, with SHA-256."""
+FILE_LIST = ".specbench.json"
+"""Name of the file in an output folder that lists the files of specbench with their SHA-256."""
 
 _ABOUT = "files that specbench wrote in this folder"
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.new")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of files that `replace` writes; a process that was killed may leave one."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -160,9 +160,9 @@ def replace(path: Path, content: str | bytes) -> None:
         raise
 
 
-def is_draft(path: Path) -> bool:
+def is_temporary(path: Path) -> bool:
     """Return True if the path is what a killed process left of `replace`."""
-    return _DRAFT.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+    return _TEMPORARY.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> None:
@@ -219,25 +219,28 @@ def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | Non
 
 
 @contextmanager
-def delivery(
+def staging_folder(
     folder: Path, *, overwrite: bool | None = False, kept: list[Path] | None = None
 ) -> Iterator[Path]:
-    """Provide a temporary folder; move the files that were written there into `folder` at the end.
+    """Provide a temporary folder, and move its files into `folder` at the end.
 
-    A file in `folder` is replaced if specbench wrote it and nobody changed it since (`WRITTEN` says
-    so), or if it has the same content. All files are moved, or none.
+    An existing file is replaced if it has the same content, or if specbench wrote it and it is
+    unchanged (`FILE_LIST` stores the checksums). Either all files are moved or none.
 
     Args:
-        overwrite: replace whatever files are there; None: the command has no such option.
-        kept: takes the files that are not replaced, so that the others are moved all the same; None
-            makes such a file an error.
+        overwrite: True replaces any existing file. None: the command has no such option.
+        kept: receives the existing files that were not replaced; the other files are moved. With
+            None such a file is an error.
 
     Raises:
-        UsageError: a file, or a link, is in the way. OSError: the folder cannot be written.
+        UsageError: an existing file or a link must not be replaced.
+        OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_rooms(folder)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{_room()}{os.getpid()}-") as name:
+    _remove_stale_staging(folder)
+    with tempfile.TemporaryDirectory(
+        dir=folder, prefix=f"{_staging_prefix()}{os.getpid()}-"
+    ) as name:
         made = Path(name)
         yield made
         known, new = _known(folder), dict[str, str]()
@@ -267,18 +270,18 @@ def _list(folder: Path, written: dict[str, str]) -> None:
     """Keep which files specbench wrote in a folder."""
     if written:
         listed = {"about": _ABOUT, "files": written}
-        replace(folder / WRITTEN, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+        replace(folder / FILE_LIST, json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 
-def _room() -> str:
+def _staging_prefix() -> str:
     """Return how the names of temporary folders begin on this machine; the process follows."""
     return f".specbench-{sha256(platform.node().encode()).hexdigest()[:8]}-"
 
 
-def _remove_rooms(folder: Path) -> None:
+def _remove_stale_staging(folder: Path) -> None:
     """Remove temporary folders of processes that were killed."""
-    for left in folder.glob(f"{_room()}*"):
-        process = left.name.removeprefix(_room()).partition("-")[0]
+    for left in folder.glob(f"{_staging_prefix()}*"):
+        process = left.name.removeprefix(_staging_prefix()).partition("-")[0]
         if process.isdecimal() and not left.is_symlink() and not _is_alive(int(process)):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -299,7 +302,7 @@ def _known(folder: Path) -> dict[str, str]:
     Raises:
         UsageError: the file that lists them is something else.
     """
-    file = folder / WRITTEN
+    file = folder / FILE_LIST
     content = read_own(file)
     if content is None:
         return {}

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from specbench_cli.api import Method
 from specbench_cli.config.problems import shown
 from specbench_cli.errors import UsageError, message_of
-from specbench_cli.time_limit import ends_within
+from specbench_cli.time_limit import limit_time
 
 IMPORT_S = 120.0
 """Seconds that a plug-in's import may take."""
@@ -117,8 +117,8 @@ def _import_file(file: Path) -> ModuleType:
     sys.modules[module_name] = module
     try:
         # Not by its loader: bytecode that Python kept may be of a text of the same second and size.
-        says = f"its import did not end within {IMPORT_S:g} s"
-        with ends_within(IMPORT_S, says, again_s=1.0):
+        message = f"its import did not end within {IMPORT_S:g} s"
+        with limit_time(IMPORT_S, message, again_s=1.0):
             exec(compile(source, file, "exec"), vars(module))  # noqa: S102
     except (Exception, SystemExit) as fault:
         del sys.modules[module_name]

@@ -117,12 +117,12 @@ def ours() -> dict[str, Entry]:
     for file in sorted(root.iterdir(), key=lambda each: each.name):
         if file.name.endswith(".py") and not file.name.startswith("_"):
             module = f"methods.{file.name.removesuffix('.py')}"
-            found |= declared(file.read_text(encoding="utf-8"), module)
+            found |= parse_entries(file.read_text(encoding="utf-8"), module)
     ranks = {family: rank for rank, family in enumerate(FAMILIES)}
     return dict(sorted(found.items(), key=lambda item: ranks[item[1].family]))
 
 
-def declared(text: str, module: str) -> dict[str, Entry]:
+def parse_entries(text: str, module: str) -> dict[str, Entry]:
     """Return the entries of the method classes that a module declares, without importing it.
 
     A class inherits the declarations of its base classes in the same module.

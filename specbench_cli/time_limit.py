@@ -10,9 +10,9 @@ from types import FrameType
 
 
 @contextmanager
-def ends_within(
+def limit_time(
     seconds: float | None,
-    says: str,
+    message: str,
     error: Callable[[str], Exception] = TimeoutError,
     again_s: float = 0.0,
 ) -> Iterator[None]:
@@ -21,7 +21,7 @@ def ends_within(
 
     Args:
         seconds: None for no limit.
-        says: the error's text.
+        message: the message of the error.
         error: makes what is raised in the code.
         again_s: seconds after which code that caught the error is interrupted again; 0 for never.
     """
@@ -31,7 +31,7 @@ def ends_within(
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise error(says)
+        raise error(message)
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, again_s)

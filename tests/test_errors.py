@@ -8,9 +8,9 @@ from specbench_cli.errors import (
     LONGEST_TEXT,
     MethodFault,
     UsageError,
-    bounded,
     message_of,
     on_one_line,
+    truncate,
 )
 
 NEVER_LONGER = 2 * LONGEST_TEXT
@@ -18,22 +18,22 @@ NEVER_LONGER = 2 * LONGEST_TEXT
 
 
 def test_a_long_text_is_cut_and_says_by_how_much():
-    assert bounded("x" * 50_000) == "x" * LONGEST_TEXT + "... (48000 more characters cut)"
+    assert truncate("x" * 50_000) == "x" * LONGEST_TEXT + "... (48000 more characters cut)"
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * LONGEST_TEXT])
 def test_a_text_of_usual_length_is_left_alone(text):
-    assert bounded(text) == text
+    assert truncate(text) == text
 
 
 def test_a_text_that_was_cut_once_still_says_how_much_when_it_is_quoted():
-    quoted = bounded(f"sps, mini/3: {bounded('x' * 50_000)} (method.py, line 3)")
+    quoted = truncate(f"sps, mini/3: {truncate('x' * 50_000)} (method.py, line 3)")
     assert "(48000 more characters cut) (method.py, line 3)" in quoted
 
 
 def test_half_a_character_which_no_file_can_hold_is_spelled_out():
-    assert bounded("a\ud800b") == "a\\ud800b"
-    bounded("\udfff" * 50_000).encode()
+    assert truncate("a\ud800b") == "a\\ud800b"
+    truncate("\udfff" * 50_000).encode()
 
 
 def test_line_breaks_of_every_kind_become_blanks():

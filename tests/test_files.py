@@ -27,15 +27,15 @@ def victim(tmp_path):
 
 
 def deliver(folder, content="new", name="report.md", **more):
-    with files.delivery(folder, **more) as room:
-        (room / name).parent.mkdir(parents=True, exist_ok=True)
-        (room / name).write_text(content)
+    with files.staging_folder(folder, **more) as staging:
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        (staging / name).write_text(content)
 
 
 def deliver_several(folder, fault=None):
-    with files.delivery(folder) as room:
+    with files.staging_folder(folder) as staging:
         for name in "abc":
-            (room / name).write_text("new")
+            (staging / name).write_text("new")
         if fault is not None:
             raise fault
 
@@ -48,7 +48,7 @@ def test_files_are_delivered_listed_and_replaced_by_later_ones(folder):
     deliver(folder, "first", "figures/a.svg")
     deliver(folder, "second", "figures/a.svg")
     assert (folder / "figures/a.svg").read_text() == "second"
-    assert names(folder) == [files.WRITTEN, "figures"]
+    assert names(folder) == [files.FILE_LIST, "figures"]
 
 
 def test_folder_is_made(tmp_path):
@@ -60,7 +60,7 @@ def test_mode_of_a_file_is_the_usual_one(folder):
     deliver(folder)
     before = os.umask(0)
     os.umask(before)
-    for name in ("report.md", files.WRITTEN):
+    for name in ("report.md", files.FILE_LIST):
         assert (folder / name).stat().st_mode & 0o777 == 0o666 & ~before
 
 
@@ -104,9 +104,9 @@ def test_user_s_file_is_replaced_if_that_is_permitted(folder):
 def test_user_s_file_is_kept_and_named_where_the_others_matter_more(folder):
     (folder / "a").write_text("mine")
     kept = []
-    with files.delivery(folder, kept=kept) as room:
-        (room / "a").write_text("new")
-        (room / "b").write_text("new")
+    with files.staging_folder(folder, kept=kept) as staging:
+        (staging / "a").write_text("new")
+        (staging / "b").write_text("new")
     assert kept == [folder / "a"]
     assert [(folder / name).read_text() for name in "ab"] == ["mine", "new"]
     with pytest.raises(UsageError):
@@ -146,14 +146,14 @@ def test_folder_in_place_of_a_file_and_file_in_place_of_a_folder_stay(folder, ov
 
 @pytest.mark.parametrize("content", ["mine", "{}", '{"files": {}}', '{"about": 1, "files": []}'])
 def test_user_s_file_of_the_list_s_name_is_kept(folder, content):
-    (folder / files.WRITTEN).write_text(content)
+    (folder / files.FILE_LIST).write_text(content)
     with pytest.raises(UsageError, match=r"\.specbench\.json: specbench did not write"):
         deliver(folder)
-    assert (folder / files.WRITTEN).read_text() == content
+    assert (folder / files.FILE_LIST).read_text() == content
 
 
 def test_list_that_is_a_link_is_refused(folder, victim):
-    (folder / files.WRITTEN).symlink_to(victim)
+    (folder / files.FILE_LIST).symlink_to(victim)
     with pytest.raises(UsageError, match="is a link"):
         deliver(folder)
     assert victim.read_text() == "precious"
@@ -161,8 +161,8 @@ def test_list_that_is_a_link_is_refused(folder, victim):
 
 def test_list_of_a_strange_folder_claims_nothing_outside(folder, victim):
     deliver(folder)
-    text = (folder / files.WRITTEN).read_text().replace("report.md", "../victim")
-    (folder / files.WRITTEN).write_text(text)
+    text = (folder / files.FILE_LIST).read_text().replace("report.md", "../victim")
+    (folder / files.FILE_LIST).write_text(text)
     deliver(folder, "new", "other")
     assert victim.read_text() == "precious"
 
@@ -180,12 +180,12 @@ def test_what_a_killed_process_left_goes_with_the_next_one(folder):
     other = folder / left.name.replace(str(child), str(os.getpid()))
     shutil.copytree(left, other)  # of a process that is still at it
     deliver(folder)
-    assert names(folder) == sorted([other.name, files.WRITTEN, "report.md"])
+    assert names(folder) == sorted([other.name, files.FILE_LIST, "report.md"])
 
 
 def killed_while_it_delivers(folder):
-    with files.delivery(folder) as room:
-        (room / "a").write_text("new")
+    with files.staging_folder(folder) as staging:
+        (staging / "a").write_text("new")
         os._exit(9)
 
 

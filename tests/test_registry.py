@@ -13,7 +13,7 @@ import methods
 from specbench_cli import registry
 from specbench_cli.api import Method
 from specbench_cli.errors import UsageError
-from specbench_cli.registry import declared, ours
+from specbench_cli.registry import ours, parse_entries
 
 REPEATER = '''
 from specbench_cli.api import Draft, Field, Method, MethodParams, Session
@@ -82,7 +82,7 @@ def test_an_entry_is_equal_to_its_class(name):
 def test_a_declaration_that_is_computed_is_refused_with_its_line():
     text = 'class A(Method):\n    name: ClassVar[str] = "a"\n    family: ClassVar[str] = f()\n'
     with pytest.raises(ValueError, match=r"methods\.a:3: A\.family must be a literal"):
-        declared(text, "methods.a")
+        parse_entries(text, "methods.a")
 
 
 def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
@@ -92,7 +92,7 @@ def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
         'class C(A):\n    name: ClassVar[str] = "c"\n'
         'class Rule:\n    name: ClassVar[str] = "rule"\n'
     )
-    found = declared(text, "methods.a")
+    found = parse_entries(text, "methods.a")
     assert found.keys() == {"a", "c"}
     assert (found["c"].peer, found["c"].family, found["c"].aliases) == (True, "x", ())
 

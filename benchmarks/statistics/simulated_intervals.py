@@ -15,7 +15,7 @@ from specbench_cli.stats.detectable import detectable
 from specbench_cli.stats.simulated import (
     Setting,
     coverage,
-    coverage_in_detail,
+    coverage_details,
     false_differences,
 )
 
@@ -69,7 +69,7 @@ def rare(replications: int) -> None:
     for (name, share, for_all, student), (questions, families), spread in itertools.product(
         cases, ((20, 5), (48, 6), (120, 6), (400, 6)), (0.25, 0.5)
     ):
-        found = coverage_in_detail(
+        found = coverage_details(
             Setting(
                 questions=questions,
                 families=families,

@@ -18,7 +18,7 @@ from specbench_cli.api import (
     EnvironmentFault,
     Weights,
     config_of,
-    pickled,
+    pickle_fault,
     sha256_of,
 )
 
@@ -262,7 +262,7 @@ def config_in(folder: Path) -> dict[str, Any]:
         )
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt"))
     if pickles and not any(folder.glob("*.safetensors")):
-        raise pickled(folder, pickles[0])
+        raise pickle_fault(folder, pickles[0])
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if config.get("layernorms"):
         raise EnvironmentFault(

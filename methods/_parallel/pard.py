@@ -30,8 +30,8 @@ from specbench_cli.api import (
     RotaryEmbedding,
     UsageError,
     Weights,
-    checked_weights,
     fits,
+    load_weights,
     read_config,
 )
 
@@ -96,7 +96,7 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     due = {name: tuple(part.shape) for name, part in module.named_parameters()}
     found = checked(folder.name, weights, due, PardDraft.kind, whole=False)
-    checked_weights(folder, config)  # also refuse tensors that nothing reads
+    load_weights(folder, config)  # also refuse tensors that nothing reads
     return found
 
 

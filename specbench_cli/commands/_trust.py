@@ -11,12 +11,12 @@ from specbench_cli import output
 from specbench_cli.config import permission
 
 
-def checked(trust: bool) -> permission.Check:
+def permission_check(trust: bool) -> permission.Check:
     """Return what decides on requests: the option, else the user at the terminal, else nobody."""
-    return permission.trusting if trust else _ask
+    return permission.permit_all if trust else _ask
 
 
-def _ask(asked: Sequence[permission.Request], source: str) -> None:
+def _ask(asked: Sequence[permission.PermissionRequest], source: str) -> None:
     """Ask at a terminal. Raises UsageError where there is none, or the answer is no."""
     lacking = [request for request in asked if not request.granted]
     if lacking and sys.stdin.isatty() and sys.stderr.isatty():

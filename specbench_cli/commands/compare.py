@@ -314,14 +314,14 @@ def _over_time(runs: list[str], out: Path | None, form: output.Format, overwrite
         from specbench_cli.comparison.pages.figure import write
 
         try:
-            with files.delivery(out, overwrite=overwrite) as room:
-                written = write(trends, room)
+            with files.staging_folder(out, overwrite=overwrite) as staging:
+                written = write(trends, staging)
         except OSError as error:
             raise UsageError(
                 f"cannot write to {out}: {error.strerror}", "specbench compare --over-time -o DIR"
             ) from error
         for file in written:
-            output.note(str(out / file.relative_to(room)))
+            output.note(str(out / file.relative_to(staging)))
     return ExitCode.OK
 
 

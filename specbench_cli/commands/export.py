@@ -101,10 +101,10 @@ def export(
     place = out or run_dir.path / "export"
     try:
         if formats:
-            with files.delivery(place, overwrite=overwrite) as room:
-                written = write(run_dir, room, formats)
+            with files.staging_folder(place, overwrite=overwrite) as staging:
+                written = write(run_dir, staging, formats)
             for file in written:
-                output.data(str(place / file.relative_to(room)))
+                output.data(str(place / file.relative_to(staging)))
         further = [line for name in trackers for line in track(run_dir, place, name)]
     except OSError as error:
         raise UsageError(f"cannot write to {place}: {error.strerror}") from error

@@ -10,7 +10,7 @@ import typer
 
 from specbench_cli import output
 from specbench_cli.commands import OUTPUT, OVERWRITE
-from specbench_cli.commands._trust import checked
+from specbench_cli.commands._trust import permission_check
 from specbench_cli.config.options import TRUST
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -294,7 +294,7 @@ def predict(
             )
         from specbench_cli.commands.predicting.probe import probe as measure
 
-        check = checked(trust)
+        check = permission_check(trust)
         return measure(given, method or [], set_ or [], rounds, batch, out, json, check, overwrite)
     _refuse({"--method": method, "--set": set_, "--plugin": given.pop("plugins", None)}, "RUN")
     from specbench_cli.commands.predicting import roofline as elsewhere

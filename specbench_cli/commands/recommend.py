@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench_cli import output, registry
-from specbench_cli.commands._trust import checked
+from specbench_cli.commands._trust import permission_check
 from specbench_cli.config import options, permission
 from specbench_cli.config.sources import BLOCKS, option
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.config.recommend import Recommendation
+    from specbench_cli.config.recommend import RecommendInvocation
     from specbench_cli.config.run import RunConfig
     from specbench_cli.execute.recommending.journal import Journal
     from specbench_cli.execute.view import RunView
@@ -39,7 +39,7 @@ EPILOG = "\n\n".join(
         " (docs/tasks.md).",
     )
 )
-_SETTINGS = options.Part(
+_SETTINGS = options.OptionSubset(
     "specbench_cli.config.run:RunConfig",
     {
         "methods": {
@@ -73,7 +73,7 @@ _SETTINGS = options.Part(
 )
 
 
-@options.command(_SETTINGS, "specbench_cli.config.recommend:Recommendation")
+@options.command(_SETTINGS, "specbench_cli.config.recommend:RecommendInvocation")
 def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """Recommend a method and its settings, within a time budget.
 
@@ -82,9 +82,9 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     the result says so. It also models batches and other machines, and prints settings for other
     engines.
     """
-    from specbench_cli.config.recommend import Recommendation
+    from specbench_cli.config.recommend import RecommendInvocation
 
-    how = options.validated(Recommendation, call, "specbench recommend --help")
+    how = options.validate(RecommendInvocation, call, "specbench recommend --help")
     for file in filter(None, (how.costs, *how.against)):
         if not file.is_file():
             raise UsageError(
@@ -108,7 +108,9 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     return _recommended(asked, how)
 
 
-def _recommended(asked: tuple[RunConfig, dict[str, str]] | None, how: Recommendation) -> ExitCode:
+def _recommended(
+    asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
+) -> ExitCode:
     """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
@@ -120,7 +122,7 @@ def _recommended(asked: tuple[RunConfig, dict[str, str]] | None, how: Recommenda
     if how.resume is not None and kept.finished(how.resume) is None:
         file = how.resume / kept.FILE
         requests = permission.requests(kept.Journal.read(how.resume).config, file)
-        checked(how.trust)(requests, str(file))
+        permission_check(how.trust)(requests, str(file))
     with make_progress(json=how.as_json, start_s=0.0) as view:
         if asked is None:
             place = Path(str(how.resume))
@@ -145,7 +147,7 @@ def _recommended(asked: tuple[RunConfig, dict[str, str]] | None, how: Recommenda
 
 
 def _measured(
-    journal: Journal, place: Path, view: RunView, how: Recommendation
+    journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
     from specbench_cli.execute import apart
@@ -197,7 +199,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
         output.note(f"in {place}")
 
 
-def _asked(given: Mapping[str, Any], how: Recommendation) -> tuple[RunConfig, dict[str, str]]:
+def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raises UsageError."""
     from specbench_cli.config.load import load
     from specbench_cli.execute.isolation.rooms import vet
@@ -211,7 +213,7 @@ def _asked(given: Mapping[str, Any], how: Recommendation) -> tuple[RunConfig, di
         env=os.environ,
         folder=Path(),
         vet=vet,
-        check=checked(how.trust),
+        check=permission_check(how.trust),
     )
     foreign = {
         "--targets or --drafts": asked.targets or asked.drafts,

@@ -258,10 +258,10 @@ def _compare(
     decode = decoder_of(target)
     found = compare(run_dir, prompt, labels, decode)
     if out is not None:
-        with _writable(out), files.delivery(out, overwrite=overwrite) as room:
-            written = write_lanes(run_dir, found, room)
+        with _writable(out), files.staging_folder(out, overwrite=overwrite) as staging:
+            written = write_lanes(run_dir, found, staging)
         for file in written:
-            output.data(str(out / file.relative_to(room)))
+            output.data(str(out / file.relative_to(staging)))
         return ExitCode.OK
     if decode is None:
         output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
@@ -298,10 +298,10 @@ def _scaling(
         asked += predictions(laws, size, wanted)
     shown.show(laws, asked, form)
     if out is not None:
-        with _writable(out), files.delivery(out, overwrite=overwrite) as room:
-            written = shown.write(points, laws, asked, room)
+        with _writable(out), files.staging_folder(out, overwrite=overwrite) as staging:
+            written = shown.write(points, laws, asked, staging)
         for file in written:
-            output.note(str(out / file.relative_to(room)))
+            output.note(str(out / file.relative_to(staging)))
     return ExitCode.OK
 
 

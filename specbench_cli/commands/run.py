@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench_cli import output, registry
-from specbench_cli.commands._trust import checked
+from specbench_cli.commands._trust import permission_check
 from specbench_cli.commands.running.matrix import begin, carry_out
 from specbench_cli.commands.running.one import NOISE, measured, told_how_to_go_on, written
 from specbench_cli.config import options
@@ -24,7 +24,7 @@ from specbench_cli.store.recorded import chance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
-    from specbench_cli.config.run import Invocation, RunConfig
+    from specbench_cli.config.run import RunConfig, RunInvocation
     from specbench_cli.execute.planning.plan import Plan
     from specbench_cli.execute.run import Result
     from specbench_cli.report.reading import Reading
@@ -59,15 +59,15 @@ CANDIDATES = "8"
 """The number of candidates of `--tune` without a number."""
 
 
-@options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:Invocation")
+@options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:RunInvocation")
 def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """Measure methods on prompts: speedups with intervals, verdicts, and where time goes.
 
     Vanilla decoding is always run. Without arguments: the embedded models on 12 prompts.
     """
-    from specbench_cli.config.run import Invocation
+    from specbench_cli.config.run import RunInvocation
 
-    how = options.validated(Invocation, call, "specbench run --help")
+    how = options.validate(RunInvocation, call, "specbench run --help")
     settings = None if how.resume is not None else _composed(given, how)
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
@@ -96,7 +96,7 @@ _NEW_RUN = ("out", "config", "dry_run")
 """Options of a new run, which `--resume` refuses."""
 
 
-def _composed(given: dict[str, Any], how: Invocation) -> tuple[RunConfig, dict[str, str]]:
+def _composed(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run, and the source of each. Raises UsageError."""
     from specbench_cli.config.load import load
 
@@ -116,7 +116,7 @@ def _composed(given: dict[str, Any], how: Invocation) -> tuple[RunConfig, dict[s
         folder=Path(),
         sweeps=given.get("sweep", []),
         vet=_vet,
-        check=checked(how.trust),
+        check=permission_check(how.trust),
     )
 
 
@@ -133,7 +133,7 @@ def _planned(asked: RunConfig, view: RunProgress) -> ExitCode:
 
 
 def _measured(
-    settings: tuple[RunConfig, dict[str, str]] | None, how: Invocation, view: RunProgress
+    settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[Result], Reading]:
     """Measure a new run or a matrix of runs, or what an interrupted one lacks (settings None).
 
@@ -155,7 +155,7 @@ def _measured(
     else:
         begun = folder(str(how.resume))
         if not part:
-            checked(how.trust)(execute.asked_by(begun, how.force), str(begun))
+            permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
             return _matrix(begun, how, view)
         plan, run_dir = execute.reopen(begun, view, part=part, force=how.force)
@@ -177,7 +177,9 @@ def _measured(
         return place, [made], written(place, view)
 
 
-def _matrix(place: Path, how: Invocation, view: RunProgress) -> tuple[Path, list[Result], Reading]:
+def _matrix(
+    place: Path, how: RunInvocation, view: RunProgress
+) -> tuple[Path, list[Result], Reading]:
     """Measure what the runs of a matrix lack."""
     with told_how_to_go_on(place, view, part=False):
         return place, *carry_out(place, view, how.force, how.in_turn)

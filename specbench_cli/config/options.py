@@ -96,7 +96,7 @@ def settings(model: type[BaseModel]) -> Iterator[Setting]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OptionSubset:
     """Some options of a config model, as another command shows them.
 
     Attributes:
@@ -117,7 +117,7 @@ class Part:
         ]
 
 
-def command(*models: str | Part) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of config models.
 
     The decorated function takes one mapping for each model: the values that the user typed, by
@@ -135,13 +135,13 @@ def command(*models: str | Part) -> Callable[[Callable[..., Any]], Callable[...,
     return decorate
 
 
-def built(function: Callable[..., Any]) -> Callable[..., Any]:
+def build(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command's function with the signature that typer reads its options from."""
     build: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
     return build()
 
 
-def validated(model: type[M], values: Mapping[str, Any], hint: str) -> M:
+def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
     """Return a model of what the user typed.
 
     Raises:
@@ -162,9 +162,11 @@ def validated(model: type[M], values: Mapping[str, Any], hint: str) -> M:
         ) from fault
 
 
-def _built(function: Callable[..., Any], models: tuple[str | Part, ...]) -> Callable[..., Any]:
+def _built(
+    function: Callable[..., Any], models: tuple[str | OptionSubset, ...]
+) -> Callable[..., Any]:
     found = [
-        each.settings() if isinstance(each, Part) else [*settings(_imported(each))]
+        each.settings() if isinstance(each, OptionSubset) else [*settings(_imported(each))]
         for each in models
     ]
     parameters = [_parameter(setting) for group in found for setting in group]

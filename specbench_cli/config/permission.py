@@ -31,7 +31,7 @@ _permitted: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Request:
+class PermissionRequest:
     """What a folder asks for.
 
     Attributes:
@@ -48,21 +48,21 @@ class Request:
         return self.digest in _permitted or (_folder() / self.digest).is_file()
 
 
-Check = Callable[[Sequence[Request], str], None]
+Check = Callable[[Sequence[PermissionRequest], str], None]
 """Takes what is asked for and the file that asks. Raises UsageError unless it is permitted."""
 
 
-def plugins(paths: Iterable[str]) -> list[Request]:
+def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
     """Return a request for each plug-in file that exists."""
     found = []
     for path in map(Path, paths):
         if path.is_file():
             digest = _digest("plug-in", path.resolve(), sha256(path.read_bytes()).hexdigest())
-            found.append(Request(f"the plug-in {path.resolve()}", digest))
+            found.append(PermissionRequest(f"the plug-in {path.resolve()}", digest))
     return found
 
 
-def uncontained(place: Path, content: str) -> Request:
+def uncontained(place: Path, content: str) -> PermissionRequest:
     """Return the request to run the code of answers, and of their tests, without containment.
 
     Args:
@@ -70,21 +70,21 @@ def uncontained(place: Path, content: str) -> Request:
         content: its settings.
     """
     what = "code of answers and tests to be run without containment (uncontained)"
-    return Request(what, _digest("uncontained", place.resolve(), content))
+    return PermissionRequest(what, _digest("uncontained", place.resolve(), content))
 
 
-def keys(rows: Iterable[MethodChoice]) -> list[Request]:
+def keys(rows: Iterable[MethodChoice]) -> list[PermissionRequest]:
     """Return a request for each environment variable that methods send to a server."""
     found = []
     for row in rows:
         if row.name == SERVER and row.params.get("key"):
             url, key = row.params.get("url"), row.params["key"]
             what = f"the environment variable {key} to be sent to {url}"
-            found.append(Request(what, _digest("key", url, key)))
+            found.append(PermissionRequest(what, _digest("key", url, key)))
     return found
 
 
-def requests(config: RunConfig, place: Path) -> list[Request]:
+def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
     """Return all that a configuration asks for.
 
     Args:
@@ -95,7 +95,7 @@ def requests(config: RunConfig, place: Path) -> list[Request]:
     return [*plugins(config.plugins), *answers, *keys(config.methods)]
 
 
-def permit(asked: Iterable[Request]) -> None:
+def permit(asked: Iterable[PermissionRequest]) -> None:
     """Remember that the user permits what is asked for."""
     for request in asked:
         _permitted.add(request.digest)
@@ -104,7 +104,7 @@ def permit(asked: Iterable[Request]) -> None:
             (_folder() / request.digest).touch()
 
 
-def check(asked: Sequence[Request], source: str) -> None:
+def check(asked: Sequence[PermissionRequest], source: str) -> None:
     """Raise UsageError unless the user permitted everything that is asked for.
 
     Args:
@@ -119,7 +119,7 @@ def check(asked: Sequence[Request], source: str) -> None:
         )
 
 
-def trusting(asked: Sequence[Request], source: str) -> None:
+def permit_all(asked: Sequence[PermissionRequest], source: str) -> None:
     """Permit what is asked for: the user gave `TRUST`."""
     permit(asked)
 

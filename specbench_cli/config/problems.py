@@ -54,7 +54,7 @@ def listed(known: Iterable[str]) -> str:
     return ", ".join(map(shown, names[:_LISTED] if more else names)) + more
 
 
-def repeated(names: Iterable[str]) -> str | None:
+def first_duplicate(names: Iterable[str]) -> str | None:
     """Return the first name that comes a second time; None if each comes once."""
     seen = set[str]()
     for name in names:
@@ -64,7 +64,7 @@ def repeated(names: Iterable[str]) -> str | None:
     return None
 
 
-def one_line(text: str) -> bool:
+def is_one_line(text: str) -> bool:
     """Return True if a text has no control character and no line break: a table can show it."""
     return not any(category(letter) in ("Cc", "Zl", "Zp") for letter in text)
 
@@ -75,7 +75,7 @@ def check_one_line(subject: str, text: str) -> None:
     Args:
         subject: what it is, as the user knows it.
     """
-    if not one_line(text):
+    if not is_one_line(text):
         raise UsageError(
             f"{subject} must have no line break and no control character, got {shown(repr(text))}",
             "give it a name of one line",
@@ -88,7 +88,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def with_short_words(message: str) -> str:
+def shorten_words(message: str) -> str:
     """Return a message without the rest of words that no line could hold, as of a huge number."""
     return _LONG_WORD.sub(lambda word: shown(word[0]), message)
 

@@ -42,7 +42,7 @@ def _batch_sizes(value: Any) -> Any:
     return [int(word) for word in words if int(word) > 1]
 
 
-class Recommendation(BaseModel):
+class RecommendInvocation(BaseModel):
     """Options of one call of `specbench recommend`, beside the settings of its runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

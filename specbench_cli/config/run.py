@@ -24,7 +24,7 @@ from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.contrast import contrasting
 from specbench_cli.config.devices import places
 from specbench_cli.config.options import DECODING, MEASURING, OUTPUT, TRUST, WHAT, Option
-from specbench_cli.config.problems import repeated, shown
+from specbench_cli.config.problems import first_duplicate, shown
 from specbench_cli.errors import LONGEST_TEXT
 
 DEFAULT_METHODS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
@@ -593,7 +593,7 @@ class RunConfig(BaseModel):
     @field_validator("targets", "drafts")
     @classmethod
     def _each_once(cls, names: list[str]) -> list[str]:
-        if (twice := repeated(names)) is not None:
+        if (twice := first_duplicate(names)) is not None:
             raise ValueError(f"has {twice} twice")
         return names
 
@@ -606,12 +606,12 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> RunConfig:
-        if (twice := repeated(choice.label for choice in self.methods)) is not None:
+        if (twice := first_duplicate(choice.label for choice in self.methods)) is not None:
             raise ValueError(f"two rows are called {twice!r}; give one a label of its own")
         return self
 
 
-class Invocation(BaseModel):
+class RunInvocation(BaseModel):
     """Options of one call of `specbench run` that are not settings of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

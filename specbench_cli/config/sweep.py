@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from specbench_cli.config.document import scalar
-from specbench_cli.config.problems import repeated, shown
+from specbench_cli.config.problems import first_duplicate, shown
 
 MAX_ROWS = 64
 """Rows of a run that sweeps: more are a mistake, or several runs."""
@@ -41,7 +41,7 @@ def distinct(found: Sequence[Any]) -> list[Any]:
     """The values, of which there must be at least one and none twice. Raises ValueError."""
     if not found:
         raise ValueError(f"must be {FORM}, got nothing")
-    if (twice := repeated(written(value) for value in found)) is not None:
+    if (twice := first_duplicate(written(value) for value in found)) is not None:
         raise ValueError(f"has {shown(twice)} twice")
     return list(found)
 

@@ -271,7 +271,7 @@ class Session:
         processor = sampling.processor
         self._processing = None if processor is None else processor.begin()
         self._weakened: Weakened | None = None
-        size = workspace.committed_ids or decoder.vocab_size
+        size = workspace.output_vocab_size or decoder.vocab_size
         self._noise = Noise(sampling.seed, request.prompt_id, request.turn, size, self.device)
         self._chooser = Chooser(
             sampling,

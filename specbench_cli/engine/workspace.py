@@ -33,8 +33,8 @@ class Workspace:
     role: what the forwards of its target count as, prefill apart.
     synthetic: what of its models is made up, in words; None: nothing.
     words: what the target's ids stand for; None: what the tokenizer says, if there is one.
-    committed_ids: Number of ids that an output may hold, of a draft that decodes alone: those of
-        the run's target, which judges it. None: all of its target's.
+    output_vocab_size: Number of ids that an output may contain. A draft that decodes alone is
+        limited to the ids of the run's target, which judges its output. None: all ids.
     """
 
     decoders: Mapping[str, Decoder]
@@ -48,7 +48,7 @@ class Workspace:
     role: Role = "verify"
     synthetic: str | None = None
     words: Vocabulary | None = None
-    committed_ids: int | None = None
+    output_vocab_size: int | None = None
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
@@ -76,7 +76,7 @@ class Workspace:
             return self
         size = self.decoders["target"].vocab_size
         return replace(
-            self, decoders={"target": self.decoders[model]}, role="draft", committed_ids=size
+            self, decoders={"target": self.decoders[model]}, role="draft", output_vocab_size=size
         )
 
     def vocabulary(self) -> Vocabulary:
@@ -90,7 +90,7 @@ class Workspace:
         elif self.words is None:
             try:
                 size = self.decoders["target"].vocab_size
-                self.words = Vocabulary.of(self.tokenizer).sized(size)
+                self.words = Vocabulary.of(self.tokenizer).with_size(size)
             except ValueError as unknown:
                 raise MethodFault(
                     f"the method reads what tokens say, and of the target's tokenizer {unknown}",

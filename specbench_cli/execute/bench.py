@@ -217,7 +217,7 @@ class Bench:
                 hint="choose a --draft with the target's tokenizer (specbench list models)",
             ) from error
         sizes = [self.facts[each].vocab_size for each in ("target", role)]
-        return Translation(ours.sized(sizes[0]), own.sized(sizes[1]), self.device)
+        return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
     def _make(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""

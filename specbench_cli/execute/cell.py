@@ -26,9 +26,9 @@ from specbench_cli.errors import (
     MethodFault,
     SpecbenchError,
     WorkerLost,
-    bounded,
     message_of,
     on_one_line,
+    truncate,
 )
 from specbench_cli.execute.phases import divided
 from specbench_cli.execute.planning.plan import Arm
@@ -47,7 +47,7 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
-from specbench_cli.time_limit import ends_within
+from specbench_cli.time_limit import limit_time
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
@@ -361,7 +361,7 @@ class Cell:
             finish="error" if failed else m.finish,
             steps=None if untold else m.steps,
             drafts=m.drafts if self.pictured and not untold else None,
-            extra=None if failed else {bounded(k): v for k, v in m.extra.items()} or None,
+            extra=None if failed else {truncate(k): v for k, v in m.extra.items()} or None,
             target_forwards=None if unseen else targets,
             draft_forwards=None if unseen else drafts,
             target_equivalents=None if unseen else equivalents,
@@ -550,8 +550,8 @@ def limited(seconds: float | None) -> Iterator[None]:
     Raises:
         MethodFault: it was.
     """
-    says = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
-    with ends_within(seconds, says, MethodFault):
+    message = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
+    with limit_time(seconds, message, MethodFault):
         yield
 
 

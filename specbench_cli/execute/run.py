@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from specbench_cli import registry
 from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
-from specbench_cli.errors import Disturbed, ExitCode, SpecbenchError, UsageError, WorkerLost
+from specbench_cli.errors import (
+    ConcurrentWriteError,
+    ExitCode,
+    SpecbenchError,
+    UsageError,
+    WorkerLost,
+)
 from specbench_cli.execute.apart import TUNING, resumption, run_apart
 from specbench_cli.execute.isolation.rooms import close_rooms
 from specbench_cli.execute.manifest import is_placed, manifest, now, program, rows
@@ -126,7 +132,7 @@ def reopen(
     if run_dir.manifest.get("status") == "finished":
         return None, run_dir
     if part:
-        run_dir.hold_with_parent()
+        run_dir.share_parent_lock()
     else:
         run_dir.hold()
     try:
@@ -161,7 +167,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     return plan
 
 
-def asked_by(path: Path, force: bool) -> list[permission.Request]:
+def permissions_to_resume(path: Path, force: bool) -> list[permission.PermissionRequest]:
     """Return what resuming a run, or the runs of a matrix, asks the user's permission for.
 
     Raises:
@@ -174,10 +180,10 @@ def asked_by(path: Path, force: bool) -> list[permission.Request]:
         config = _ordered(path)
         _check_plugins(run_dir, config, force)
         return permission.requests(config, path / ORDER)
-    found, order = list[permission.Request](), matrix.ordered(path)
+    found, order = list[permission.PermissionRequest](), matrix.ordered(path)
     for each in matrix.members(path):
         if RunDir.holds_run(each):
-            found += asked_by(each, force)
+            found += permissions_to_resume(each, force)
         elif order is not None:
             config = RunConfig.model_validate_json(order.runs[each.name])
             found += permission.requests(config, matrix.order_file(path))
@@ -290,12 +296,12 @@ def run(
             run_dir.forget_order()
     except BaseException as fault:
         empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
-        empty = empty and not isinstance(fault, Disturbed)
+        empty = empty and not isinstance(fault, ConcurrentWriteError)
         if empty and not _measured(run_dir):
             run_dir.discard()
         else:
             # A full disk, or a folder that is another process' by now: "running" will do.
-            with suppress(OSError, Disturbed):
+            with suppress(OSError, ConcurrentWriteError):
                 run_dir.read()
                 run_dir.close("interrupted")
         raise
@@ -341,11 +347,11 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     refuse_link(path)
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
-        trial.hold_with(run_dir)
+        trial.share_lock_of(run_dir)
         trial.resume()
     else:
         trial = RunDir.create(path, manifest(rehearsal, {}))
-        trial.hold_with(run_dir)
+        trial.share_lock_of(run_dir)
     view.note(
         f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
         f" {len(tuning.development)} development questions"
@@ -354,7 +360,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     try:
         _run_pass(rehearsal, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
-        with suppress(OSError, Disturbed):
+        with suppress(OSError, ConcurrentWriteError):
             trial.close("interrupted")
             if not trial.answered():
                 trial.discard()
@@ -382,21 +388,21 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
         resumed: the folder of the run that is resumed to measure what is missing; None: this one.
 
     Raises:
-        Disturbed: records are missing that the run measured.
+        ConcurrentWriteError: records are missing that the run measured.
     """
     if plan.config.tune is not None:
         plan = tune.tuned(plan, run_dir.manifest)
-    answered = run_dir.answered_anew()
+    answered = run_dir.reread_answered()
     asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
     if lost := [key for key in answered if key[:2] not in asked]:
-        raise Disturbed(
+        raise ConcurrentWriteError(
             f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]}, which this"
             " run decoded: it was removed or overwritten while the run was going",
             hint=_ANEW,
         )
     if missing := plan.missing_from(answered, run_dir.manifest):
         prompt, turn, label, pass_ = missing[0]
-        raise Disturbed(
+        raise ConcurrentWriteError(
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
             f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
             " or overwritten while the run was going",
@@ -459,7 +465,7 @@ def _run_pass(
     turns = None
     if in_turn is not None:
         turns = own_turns(in_turn.resolve())  # until this process ends
-        turns.patient &= not run_dir.manifest.get("alone")
+        turns.waits_for_partner &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # which has candidates, not rows
     with closing(Bench(plan, lenient=lenient)) as bench:
         plan = _able(plan, bench.unfit, run_dir, view)
@@ -530,7 +536,7 @@ def _run_dealt(
         with connected() as crew:
             dealing = Dealing(plan, run_dir, view, crew, number, check=check, force=force)
             dealing.run()
-        if dealing.over:
+        if dealing.is_over:
             break
 
 

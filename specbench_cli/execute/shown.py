@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.errors import bounded
+from specbench_cli.errors import truncate
 
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
@@ -24,7 +24,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shown(part) for part in value]
     if isinstance(value, str):  # several may be listed in one
-        parts = bounded(value).split(",")
+        parts = truncate(value).split(",")
         return ",".join(Path(part).name if _is_path(part) else part for part in parts)
     return value
 

@@ -33,8 +33,8 @@ class Turns:
         alive: whether the process of a name is there.
 
     Attributes:
-        patient: Whether the next `pass_on` waits for a first partner. It waits once: a partner that
-            comes later is met without a wait.
+        waits_for_partner: True if the next `pass_on` waits for a first partner. It waits only
+            once; a partner that starts later joins without a wait.
 
     Raises:
         UsageError: the file cannot be written, or the system has no such locks.
@@ -54,16 +54,17 @@ class Turns:
                 f"--in-turn {path}: {error.strerror}", hint="name a file that can be written"
             ) from error
         others = self._others()
-        self._met, self.patient = bool(others), True
+        self._met, self.waits_for_partner = bool(others), True
         self._write(last=self._read().get("last") if others else None, others=others)
 
     def pass_on(self) -> bool:
         """Let another one work until it passes on; returns whether there was one.
 
-        Waits for a first partner for `PATIENCE_S`, once; for one that was met, as long as it lives.
+        Wait at most `PATIENCE_S` for the first partner, and only once. Wait for a known partner as
+        long as its process runs.
         """
-        end = time.monotonic() + (PATIENCE_S if self.patient and not self._met else 0.0)
-        self.patient = False
+        end = time.monotonic() + (PATIENCE_S if self.waits_for_partner and not self._met else 0.0)
+        self.waits_for_partner = False
         self._write(last=self._name, others=self._others())
         while True:
             _unlock(self._file)

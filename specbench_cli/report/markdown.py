@@ -28,7 +28,7 @@ from specbench_cli.report.terminal import claims, text
 from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
-from specbench_cli.store.manifest import bounded_texts
+from specbench_cli.store.manifest import truncate_texts
 
 T = TypeVar("T")
 _LISTED = 50
@@ -229,7 +229,7 @@ def _evidence(summary: Summary) -> list[str]:
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The manifest, flattened to a line a fact, with the source of each configured value."""
-    manifest = bounded_texts(dict(manifest))
+    manifest = truncate_texts(dict(manifest))
     sources = manifest.get("config_sources", {})
     lines: list[tuple[str, object]] = []
     for key in ("created_utc", "finished_utc", "status", "noisy"):

@@ -25,9 +25,9 @@ def write_outputs(run: RunDir) -> Reading:
     """Write what belongs into a run's folder at its end: summary.csv, records.parquet, report.md
     and figures/. Files of these names that specbench did not write are kept, and named."""
     reading, kept = read(run), list[Path]()
-    with files.delivery(run.path, kept=kept) as room:
-        _write(reading, room, ("csv", "md"))
-        write_parquet(run.records(), room / "records.parquet")
+    with files.staging_folder(run.path, kept=kept) as staging:
+        _write(reading, staging, ("csv", "md"))
+        write_parquet(run.records(), staging / "records.parquet")
     _name(kept)
     return reading
 
@@ -35,8 +35,8 @@ def write_outputs(run: RunDir) -> Reading:
 def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> None:
     """Write a reading into the folder of the runs that it is of, as `write_outputs` does."""
     kept = list[Path]()
-    with files.delivery(folder, kept=kept) as room:
-        _write(reading, room, formats)
+    with files.staging_folder(folder, kept=kept) as staging:
+        _write(reading, staging, formats)
     _name(kept)
 
 
@@ -63,9 +63,11 @@ def write(
     Raises:
         UsageError: such a file is there; nothing is written.
     """
-    with files.delivery(folder, overwrite=overwrite) as room:
-        found = _write(reading, room, formats)
-    return [folder / file.relative_to(room) if room in file.parents else file for file in found]
+    with files.staging_folder(folder, overwrite=overwrite) as staging:
+        found = _write(reading, staging, formats)
+    return [
+        folder / file.relative_to(staging) if staging in file.parents else file for file in found
+    ]
 
 
 def _write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -251,7 +251,7 @@ _FEWEST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rare:
+class RareQuestions:
     """The rare questions of a method: how many of how many, and the speedup without them."""
 
     count: int
@@ -259,12 +259,12 @@ class Rare:
     speedup_without: float
 
 
-def rare_questions(times: PairedTimes) -> list[Rare | None]:
+def rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
     """Find each method's rare questions; None where there are none or they decide nothing."""
     return [_rare(*sums) for sums in zip(times.baseline.sum(1), times.method.sum(1), strict=True)]
 
 
-def _rare(x: Floats, y: Floats) -> Rare | None:
+def _rare(x: Floats, y: Floats) -> RareQuestions | None:
     """Find the rare questions among the times of the baseline and of one method."""
     paired = (x > 0) & (y > 0)
     x, y = x[paired], y[paired]
@@ -279,4 +279,4 @@ def _rare(x: Floats, y: Floats) -> Rare | None:
     spread = parts.sum()
     if not far.any() or spread < _ZERO_SE**2 or parts[far].sum() < _DECISIVE * spread:
         return None
-    return Rare(int(far.sum()), len(x), float(x[~far].sum() / y[~far].sum()))
+    return RareQuestions(int(far.sum()), len(x), float(x[~far].sum() / y[~far].sum()))

@@ -103,10 +103,10 @@ class Coverage:
 
 def coverage(setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0) -> float:
     """How often the 95% interval of a speedup holds the truth."""
-    return coverage_in_detail(setting, replications, resamples=resamples, seed=seed).holds
+    return coverage_details(setting, replications, resamples=resamples, seed=seed).holds
 
 
-def coverage_in_detail(
+def coverage_details(
     setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0
 ) -> Coverage:
     """Count on which side of the truth intervals lie, and how often a run warns."""

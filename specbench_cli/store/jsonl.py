@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from specbench_cli import files
-from specbench_cli.errors import Disturbed, UsageError
+from specbench_cli.errors import ConcurrentWriteError, UsageError
 
 try:
     import fcntl
@@ -35,7 +35,8 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
 
     Raises:
         UsageError: the path is a link, a folder or a device.
-        Disturbed: the file has another size, so another program changed it; nothing is written.
+        ConcurrentWriteError: the file has another size, so another program changed it. Nothing
+            is written.
         OSError: the file cannot be written.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
@@ -46,7 +47,7 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
                 fcntl.flock(fd, fcntl.LOCK_EX)
             size = os.fstat(fd).st_size
             if expected not in (None, size):
-                raise Disturbed(
+                raise ConcurrentWriteError(
                     f"{path} has {size} bytes and this run left {expected}: another program changed"
                     " it"
                 )

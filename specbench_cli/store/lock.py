@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import files
-from specbench_cli.errors import Disturbed, UsageError
+from specbench_cli.errors import ConcurrentWriteError, UsageError
 
 try:
     import fcntl
@@ -50,8 +50,10 @@ class Lock:
         self.fd = fd
 
     def check(self) -> None:
-        """Raise Disturbed unless the locked file is still the one in the folder: where it was
-        removed, another process could have locked a new one."""
+        """Raise ConcurrentWriteError unless the locked file is still the one in the folder.
+
+        If the file was removed, another process can create and lock a new one.
+        """
         if not _leads_to(self._path, self.fd):
             raise _lost(self._path.parent)
 
@@ -99,7 +101,7 @@ class SharedLock:
     """The lock that a run's process holds for the processes it starts, as one of them sees it.
 
     Raises:
-        Disturbed: the parent process does not hold it.
+        ConcurrentWriteError: the parent process does not hold it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +116,7 @@ class SharedLock:
             raise _lost(folder)
 
     def check(self) -> None:
-        """Raise Disturbed where `Lock.check` would in the parent process."""
+        """Raise ConcurrentWriteError where `Lock.check` would in the parent process."""
         if not _leads_to(self._path, self._fd):
             raise _lost(self._path.parent)
 
@@ -167,8 +169,8 @@ def _held(folder: Path, path: Path) -> UsageError:
     )
 
 
-def _lost(folder: Path) -> Disturbed:
-    return Disturbed(
+def _lost(folder: Path) -> ConcurrentWriteError:
+    return ConcurrentWriteError(
         f"{folder / LOCK} was removed or replaced while the run was going, so that another process"
         " may write there: nothing more is written",
         hint=f"end the other process if there is one; then specbench run --resume {folder}",

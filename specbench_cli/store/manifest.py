@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from specbench_cli.config.problems import first_problem
-from specbench_cli.errors import UsageError, bounded
+from specbench_cli.errors import UsageError, truncate
 from specbench_cli.store.schema import SCHEMA, Count, Finite, Json, Name, Share
 
 _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -300,7 +300,7 @@ def parse(text: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
     # A resumed run compares its configuration with this one, so these keys keep their text.
     found = {
-        key: value if key in _COMPARED else bounded_texts(value) for key, value in content.items()
+        key: value if key in _COMPARED else truncate_texts(value) for key, value in content.items()
     }
     if found.get("schema", 0) > SCHEMA:
         raise UsageError(
@@ -316,14 +316,14 @@ def parse(text: str) -> dict[str, Any]:
 _COMPARED = ("config", "program")
 
 
-def bounded_texts(value: Any) -> Any:
+def truncate_texts(value: Any) -> Any:
     """Return a JSON value in which every text is cut to the length that is kept."""
     if isinstance(value, str):
-        return bounded(value)
+        return truncate(value)
     if isinstance(value, list):
-        return [bounded_texts(each) for each in value]
+        return [truncate_texts(each) for each in value]
     if isinstance(value, dict):
-        return {bounded(key): bounded_texts(each) for key, each in value.items()}
+        return {truncate(key): truncate_texts(each) for key, each in value.items()}
     return value
 
 

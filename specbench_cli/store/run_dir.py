@@ -18,8 +18,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.config.problems import first_problem, one_line
-from specbench_cli.errors import FULL, Disturbed, UsageError
+from specbench_cli.config.problems import first_problem, is_one_line
+from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
 from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
@@ -201,23 +201,23 @@ class RunDir:
         """
         self.lock = self._watched = Lock(self.path)
         for file in self.path.iterdir():
-            if _is_draft(file):  # of a writer that was killed
+            if _is_temporary(file):  # of a writer that was killed
                 file.unlink(missing_ok=True)
 
-    def hold_with_parent(self) -> None:
+    def share_parent_lock(self) -> None:
         """Write only while the process that started this one holds the folder.
 
         Raises:
-            Disturbed: it does not.
+            ConcurrentWriteError: it does not.
         """
         self._watched = SharedLock(self.path)
 
-    def hold_with(self, run: RunDir) -> None:
+    def share_lock_of(self, run: RunDir) -> None:
         """Write only while another run holds its folder, in which this one is."""
         self._watched = run._watched
 
-    def check_held(self) -> None:
-        """Raise Disturbed if another process may write to a folder that this one holds."""
+    def check_lock(self) -> None:
+        """Raise ConcurrentWriteError if another process may write to the locked folder."""
         if self._watched is not None:
             self._watched.check()
 
@@ -255,7 +255,7 @@ class RunDir:
 
     def discard(self) -> None:
         """Remove a run that holds no record, and its folder if nothing else is in it."""
-        self.check_held()
+        self.check_lock()
         for name in ("prompts.jsonl", "records.jsonl", ORDER, _MANIFEST):
             files.remove_own(self.path / name)
         self.release()
@@ -266,7 +266,8 @@ class RunDir:
         """Add records, on disk when this returns.
 
         Raises:
-            ValueError: an invalid record. Disturbed: another program wrote to the file, or may.
+            ValueError: a record is invalid.
+            ConcurrentWriteError: another program wrote to the file, or may write to it.
         """
         records, lines = list(records), []
         for record in records:
@@ -304,7 +305,7 @@ class RunDir:
             self._answered = found
         return self._answered
 
-    def answered_anew(self) -> Mapping[Key, list[int] | None]:
+    def reread_answered(self) -> Mapping[Key, list[int] | None]:
         """Return `answered` as the file has it now, other processes' records included."""
         self._answered = None
         return self.answered()
@@ -364,12 +365,14 @@ class RunDir:
 
     def _append(self, name: str, lines: Iterable[str]) -> None:
         """Add lines to a file. While the folder is held, the file is as this process left it."""
-        self.check_held()
+        self.check_lock()
         expected = self._sizes.pop(name, None) if self._watched is not None else None
         try:
             self._sizes[name] = jsonl.append(self.path / name, lines, expected)
-        except Disturbed as error:
-            raise Disturbed(error.message, hint=f"specbench run --resume {self.path}") from error
+        except ConcurrentWriteError as error:
+            raise ConcurrentWriteError(
+                error.message, hint=f"specbench run --resume {self.path}"
+            ) from error
 
     def prompts(self) -> Iterator[Prompt]:
         """All complete prompts, in the order written.
@@ -444,7 +447,7 @@ class RunDir:
 
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
-        self.check_held()
+        self.check_lock()
         text = json.dumps(self.manifest, indent=2, allow_nan=False)
         files.replace(self.path / _MANIFEST, f"{text}\n")
 
@@ -454,16 +457,16 @@ def _is_left_behind(file: Path) -> bool:
     if file.name == LOCK:
         return is_lock(file)
     if file.name != ORDER:
-        return _is_draft(file)
+        return _is_temporary(file)
     try:
         return _is_order(files.read_own(file) or b"")
     except (OSError, UsageError):
         return False
 
 
-def _is_draft(file: Path) -> bool:
+def _is_temporary(file: Path) -> bool:
     """Return True if a file is what a killed process left of writing a manifest or an order."""
-    return file.name.startswith((f".{_MANIFEST}.", f"{ORDER}.")) and files.is_draft(file)
+    return file.name.startswith((f".{_MANIFEST}.", f"{ORDER}.")) and files.is_temporary(file)
 
 
 def _is_order(content: bytes) -> bool:
@@ -519,7 +522,7 @@ def remember(path: Path, root: Path = RUNS) -> None:
     with contextlib.suppress(OSError, ValueError, UsageError):  # another drive, or a link
         place = os.path.relpath(path.resolve(), root.resolve())
         root.mkdir(parents=True, exist_ok=True)
-        if one_line(place) and place not in _elsewhere(root):
+        if is_one_line(place) and place not in _elsewhere(root):
             fd = files.open_own(root / _ELSEWHERE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             with os.fdopen(fd, "a", encoding="utf-8") as file:
                 file.write(f"{place}\n")

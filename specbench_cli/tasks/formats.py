@@ -72,7 +72,7 @@ MOST_BYTES = 4 << 30
 """Bytes that a compressed file may hold: some hold a thousand times their own size."""
 
 
-def limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
+def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
     """Return what a compressed file holds. Raises OSError where that is more than `MOST_BYTES`."""
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -84,7 +84,7 @@ def member(data: bytes, name: str) -> bytes:
     """A file inside a zip archive. Raises Unreadable: damaged, or not in it."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(name) as file:
-            return limited(file)
+            return read_limited(file)
     except KeyError as fault:
         raise Unreadable(f"it holds no {name}") from fault
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as fault:

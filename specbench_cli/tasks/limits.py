@@ -21,7 +21,7 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def limited(seconds: float, extra_bytes: int) -> Iterator[None]:
+def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
     """While entered, interrupt the code after some seconds and bound the memory that it allocates.
 
     Seconds are of processor time, which is the same on a busy machine. They are limited in the main

@@ -12,7 +12,7 @@ from specbench_cli.config.problems import listed, nearest, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.tasks.card import Card, Source, read_card
 from specbench_cli.tasks.formats import ENDINGS, ZIPPED, Unreadable, ending, member, stem
-from specbench_cli.tasks.rows import accepted, read_questions
+from specbench_cli.tasks.rows import format_hint, read_questions
 from specbench_cli.tasks.schema import Question
 from specbench_cli.tasks.source import read_file, read_source, sha256
 
@@ -126,7 +126,7 @@ def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> Specb
     """A person's own file is wrong; a data set's file is damaged."""
     place = "" if fault.place is None else f":{fault.place}"
     if bare:
-        return UsageError(f"{label}{place}: {fault}", accepted(source.rows_file))
+        return UsageError(f"{label}{place}: {fault}", format_hint(source.rows_file))
     return EnvironmentFault(
         f"{label}{place} cannot be read: {fault}", "replace it by the original file"
     )

@@ -41,7 +41,7 @@ IN_COLUMNS = (
 IN_LINES = "each line that is not blank is a prompt; prompts of several lines go into a .jsonl file"
 
 
-def accepted(name: str) -> str:
+def format_hint(name: str) -> str:
     """Return what a file may hold, by its name's ending, for a hint."""
     kind = ending(name)
     return IN_LINES if kind == ".txt" else IN_COLUMNS if kind in (".csv", ".tsv") else ACCEPTED
@@ -77,7 +77,7 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
                 continue
             question = _question(row, card, source, index)
         except RowError as fault:
-            raise UsageError(f"{label}:{line}: {fault}", accepted(source.rows_file)) from fault
+            raise UsageError(f"{label}:{line}: {fault}", format_hint(source.rows_file)) from fault
         if question.prompt_id in seen:
             first = seen[question.prompt_id]
             raise UsageError(
@@ -87,7 +87,7 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
         seen[question.prompt_id] = line
         questions += _samples(question, card.samples)
     if not questions:
-        raise UsageError(f"{label} holds no question", accepted(source.rows_file))
+        raise UsageError(f"{label} holds no question", format_hint(source.rows_file))
     if card.placeholder is not None:
         _refuse_placeholders(questions, card.placeholder, card, label)
     return questions

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.tasks.card import Hub, Source
-from specbench_cli.tasks.formats import Unreadable, limited
+from specbench_cli.tasks.formats import Unreadable, read_limited
 
 TIMEOUT_S = 10.0
 """Longest silence of a server before a download is given up."""
@@ -130,7 +130,7 @@ def _uncompressed(data: bytes) -> bytes:
     if not data.startswith(b"\x1f\x8b"):
         return data
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        return limited(file)
+        return read_limited(file)
 
 
 def _download(task: str, source: Source, own: str | None, obtain: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specbench_cli.errors import PromptError, is_foreign, reason_of
-from specbench_cli.tasks.limits import OutOfTime, limited
+from specbench_cli.tasks.limits import OutOfTime, resource_limits
 from specbench_cli.tasks.schema import Message
 
 TEMPLATE_S = 5.0
@@ -61,14 +61,14 @@ def render(
         PromptError: the template or the tokenizer fails on the messages, or exceeds its limits.
     """
     if not raw and getattr(tokenizer, "chat_template", None):
-        text = templated(tokenizer, messages, label)
+        text = apply_template(tokenizer, messages, label)
         return _encoded(tokenizer, text, label, add_special_tokens=False)
     ids = _encoded(tokenizer, "\n\n".join(content for _, content in messages), label)
     bos = getattr(tokenizer, "bos_token_id", None)
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
 
-def templated(tokenizer: Any, messages: Sequence[Message], label: str) -> str:
+def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> str:
     """Return the text that the tokenizer's chat template makes of messages.
 
     Raises:
@@ -80,7 +80,7 @@ def templated(tokenizer: Any, messages: Sequence[Message], label: str) -> str:
     if not isinstance(template.get("default", "") if isinstance(template, dict) else template, str):
         raise PromptError(f"{name} must be a text, got {reason_of(template)}", _RAW)
     try:
-        with limited(TEMPLATE_S, TEMPLATE_BYTES):
+        with resource_limits(TEMPLATE_S, TEMPLATE_BYTES):
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     except OutOfTime:
         raise PromptError(

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_cli.engine.models.checkpoint import read_tokenizer, without_bars
+from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.load import cut, load_decoder
@@ -243,7 +243,7 @@ class Aligner(HeadTrainer):
         log.add(worth)
         out = self.out / name
         size = {"layers": model.config.num_hidden_layers, "parameters": _size(model)}
-        without_bars()
+        disable_progress_bars()
         nn.Module.half(model).save_pretrained(out)
         self._tokenizer.save_pretrained(out, save_jinja_files=False)
         told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
@@ -436,7 +436,7 @@ class Aligner(HeadTrainer):
 
         def decoder() -> Decoder:
             with TemporaryDirectory(dir=folder) as held:
-                without_bars()
+                disable_progress_bars()
                 model.save_pretrained(held)
                 return load_decoder(Path(held), name="draft", device=self.device)
 

@@ -34,11 +34,11 @@ def convert(folder: Path, out: Path) -> Path:
     tensors: dict[str, Tensor] = {}
     for file in pickles:
         tensors |= _tensors(file)
-    with files.delivery(out, overwrite=None) as room:
+    with files.staging_folder(out, overwrite=None) as staging:
         # A clone each: tensors that share memory cannot be stored beside each other.
         cloned = {name: tensor.clone() for name, tensor in tensors.items()}
-        save_file(cloned, room / "model.safetensors", {"format": "pt"})
-        shutil.copyfile(config, room / "config.json")
+        save_file(cloned, staging / "model.safetensors", {"format": "pt"})
+        shutil.copyfile(config, staging / "config.json")
     return out / "model.safetensors"
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import generate
-from specbench_cli.tasks.template import templated
+from specbench_cli.tasks.template import apply_template
 from specbench_cli.training.packing import Encoded, Packed
 from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, PAD, USER
 
@@ -180,7 +180,7 @@ class TemplateEncoder:
         return self.text(self._written(question))
 
     def _written(self, question: str) -> str:
-        return templated(self._tokenizer, [("user", question)], "the target")
+        return apply_template(self._tokenizer, [("user", question)], "the target")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from specbench_cli.engine.models.checkpoint import without_bars
+from specbench_cli.engine.models.checkpoint import disable_progress_bars
 from specbench_cli.engine.models.load import module_in
 from specbench_cli.training.tokenizer import MAX_POSITIONS, SPECIAL_TOKENS, VOCAB_SIZE
 
@@ -192,7 +192,7 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
         pad_token_id=model.config.pad_token_id,
     )
     nn.Module.half(stored)
-    without_bars()
+    disable_progress_bars()
     stored.save_pretrained(folder)
     tokenizer.save_pretrained(folder, save_jinja_files=False)
 

@@ -167,7 +167,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(found, default=None)
 
 
-def is_work(folder: Path) -> bool:
+def is_training_folder(folder: Path) -> bool:
     """Return True if a folder holds nothing, or a training to go on from."""
     names = [file.name for file in folder.iterdir()]
     return not names or CURVE in names or any(map(_STEP.fullmatch, names))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench_cli.engine.models.checkpoint import read_tokenizer, without_bars
+from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Chat, Corpus, Encoder, reply_chats, tokenizer_texts
@@ -147,7 +147,7 @@ class Trainer:
         folder = self.out / WORK / name
         if not (folder / "tokenizer.json").is_file():
             trained = train_tokenizer(tokenizer_texts(self.gsm8k, seed), size)
-            without_bars()
+            disable_progress_bars()
             trained.save_pretrained(folder, save_jinja_files=False)
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
         return tokenizer

@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from specbench_cli.config.options import DECODING, WHAT, Option, built, command, settings
+from specbench_cli.config.options import DECODING, WHAT, Option, build, command, settings
 
 
 class Model(BaseModel):
@@ -37,7 +37,7 @@ def called(*args: str) -> Any:
         found.append(given)
 
     app = typer.Typer()
-    app.command()(built(work))
+    app.command()(build(work))
     result = CliRunner().invoke(app, list(args))
     return found[0] if found else result
 
@@ -68,7 +68,7 @@ def test_the_model_is_not_imported_before_the_command_is_built(monkeypatch):
         """Work."""
 
     with pytest.raises(ImportError):
-        built(work)
+        build(work)
 
 
 def test_the_shell_completes_the_last_word_of_a_list():

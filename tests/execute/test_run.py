@@ -238,7 +238,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
         execute.reopen(specbench.path(1), specbench.log())
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
-    permission.permit(execute.asked_by(specbench.path(1), True))
+    permission.permit(execute.permissions_to_resume(specbench.path(1), True))
     plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
     execute.run(plan, run_dir, specbench.log(), force=True)
     names = (*names, "the file of edited (")

@@ -141,8 +141,8 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
     monkeypatch.setattr(execute, "own_turns", anew)
 
     def pass_on(own):
-        waited.append(own.patient)
-        own.patient = False
+        waited.append(own.waits_for_partner)
+        own.waits_for_partner = False
         return False
 
     monkeypatch.setattr(turns.Turns, "pass_on", pass_on)

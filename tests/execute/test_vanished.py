@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_cli.errors import Disturbed, ExitCode
+from specbench_cli.errors import ConcurrentWriteError, ExitCode
 from specbench_cli.execute import run as execute
 from specbench_cli.execute.planning.tune import FOLDER
 from specbench_cli.store.run_dir import RunDir
@@ -53,7 +53,7 @@ def harmed(specbench, monkeypatch):
         count = execute._check_complete
         if after is None:
             monkeypatch.setattr(execute, "_check_complete", counted)
-        with pytest.raises(Disturbed) as caught:
+        with pytest.raises(ConcurrentWriteError) as caught:
             specbench(*methods, log=Harm(), resume=resume, **config)
         monkeypatch.setattr(execute, "_check_complete", count)
         assert caught.value.exit_code == ExitCode.ENVIRONMENT

@@ -16,7 +16,7 @@ from subjects import Subject
 
 from specbench_cli import output
 from specbench_cli.comparison.pages import junit, markdown
-from specbench_cli.errors import LONGEST_TEXT, bounded, on_one_line
+from specbench_cli.errors import LONGEST_TEXT, on_one_line, truncate
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
@@ -157,7 +157,7 @@ def _wrong(text: str, told: str) -> str | None:
 def _too_long(rng: Random, text: str) -> str | None:
     """What is wrong with a text that has no end."""
     endless = text * rng.choice([1, 100, 2000])
-    for cut in (bounded(endless), on_one_line(endless)):
+    for cut in (truncate(endless), on_one_line(endless)):
         cut.encode()
         if len(cut) > 10 * LONGEST_TEXT:
             return f"{len(cut)} characters are kept of {len(endless)}"

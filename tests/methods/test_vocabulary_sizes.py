@@ -174,7 +174,7 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
     decoder: Made, method: str, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
-    words = (Vocabulary.of(tokenizer(side)).sized(n) for side, n in ((0, target), (1, draft)))
+    words = (Vocabulary.of(tokenizer(side)).with_size(n) for side, n in ((0, target), (1, draft)))
     pair["draft"].translation = Translation(*words, CPU)
     workspace = Workspace(pair, CAPACITY, tokenizer=tokenizer(False))
     prompt = (*tokenizer(False).encode("a <b> c")[:7], target - 1, 40)
@@ -187,7 +187,7 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_cut_for_a_model_has_ids_of_it(size: int) -> None:
-    words = Vocabulary.of(tokenizer(False)).sized(size)
+    words = Vocabulary.of(tokenizer(False)).with_size(size)
     assert len(words.pieces) == size
     text = b"x <m0><m3> y"
     ids = words.encode(text)

@@ -15,7 +15,7 @@ import pytest
 from specbench_cli.stats.simulated import (
     Setting,
     coverage,
-    coverage_in_detail,
+    coverage_details,
     false_differences,
 )
 
@@ -48,7 +48,7 @@ RARE = 200
 @pytest.mark.parametrize("spread", [0.25, 0.5])
 def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_runs_warn(spread):
     setting = Setting(questions=120, spread=spread, rare=0.02)
-    found = coverage_in_detail(setting, RARE, resamples=199)
+    found = coverage_details(setting, RARE, resamples=199)
     assert found.above > 5 * found.below
     assert found.holds / found.given <= 0.85 + 3 * _error(0.85, RARE)
     met_one = 1 - 0.98**120
@@ -59,12 +59,12 @@ def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_r
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(spread=1.0), Setting(questions=20)])
 def test_runs_without_rare_questions_hardly_ever_warn(setting):
-    assert coverage_in_detail(setting, RARE, resamples=19).warned <= 0.02
+    assert coverage_details(setting, RARE, resamples=19).warned <= 0.02
 
 
 def test_questions_that_are_slow_for_all_leave_intervals_as_they_are():
     setting = Setting(rare=0.02, rare_for_all=True)
-    found = coverage_in_detail(setting, REPLICATIONS, resamples=199)
+    found = coverage_details(setting, REPLICATIONS, resamples=199)
     assert found.holds / found.given >= 0.93 - 3 * _error(0.93, REPLICATIONS)
 
 

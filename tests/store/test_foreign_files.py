@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.errors import Disturbed, ExitCode, UsageError
+from specbench_cli.errors import ConcurrentWriteError, ExitCode, UsageError
 from specbench_cli.store import matrix
 from specbench_cli.store.run_dir import Prompt, RunDir, remember
 
@@ -231,7 +231,7 @@ def second(run):
 def test_writer_whose_lock_was_removed_writes_no_more(run, make_record):
     run.append([make_record()])
     (run.path / ".lock").unlink()
-    with pytest.raises(Disturbed, match=r"\.lock was removed or replaced") as caught:
+    with pytest.raises(ConcurrentWriteError, match=r"\.lock was removed or replaced") as caught:
         run.append([make_record(turn=2)])
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
     assert f"--resume {run.path}" in caught.value.hint
@@ -245,14 +245,14 @@ def test_writer_whose_lock_was_removed_writes_no_more(run, make_record):
         lambda run, record: run.update(noisy=True),
         lambda run, record: run.close("interrupted"),
         lambda run, record: run.discard(),
-        lambda run, record: run.check_held(),
+        lambda run, record: run.check_lock(),
     ],
 )
 def test_first_writer_leaves_all_files_to_a_second_one(run, make_record, write):
     other = second(run)
     other.append([make_record()])
     before = snapshot(run.path)
-    with pytest.raises(Disturbed):
+    with pytest.raises(ConcurrentWriteError):
         write(run, make_record(turn=2))
     run.release()
     assert snapshot(run.path) == before
@@ -263,14 +263,14 @@ def test_lock_that_was_replaced_by_a_copy_or_a_rename_is_noticed(run, make_recor
     content = (run.path / ".lock").read_bytes()
     (tmp_path / "copy").write_bytes(content)
     (tmp_path / "copy").replace(run.path / ".lock")
-    with pytest.raises(Disturbed):
+    with pytest.raises(ConcurrentWriteError):
         run.append([make_record()])
 
 
 def test_lock_that_was_moved_away_and_linked_back_is_noticed(run, make_record, tmp_path):
     (run.path / ".lock").rename(tmp_path / "kept")
     (run.path / ".lock").symlink_to(tmp_path / "kept")
-    with pytest.raises(Disturbed):
+    with pytest.raises(ConcurrentWriteError):
         run.append([make_record()])
 
 
@@ -282,7 +282,7 @@ def test_what_a_second_writer_added_before_it_ended_is_noticed(run, make_record)
     other.append([make_record(turn=2)])
     other.release()
     lock.rename(run.path / ".lock")  # as if nothing had been
-    with pytest.raises(Disturbed, match="another program changed it"):
+    with pytest.raises(ConcurrentWriteError, match="another program changed it"):
         run.append([make_record(turn=2)])
     assert [record.turn for record in RunDir.open(run.path).records()] == [1, 2]
 
@@ -292,7 +292,7 @@ def test_second_writer_notices_what_the_first_added_after_it_had_read(run, make_
     other._watched = run.lock  # the moment between the first one's look and its writing
     other.answered()
     run.append([make_record()])
-    with pytest.raises(Disturbed, match="another program changed it"):
+    with pytest.raises(ConcurrentWriteError, match="another program changed it"):
         other.append([make_record()])
     assert len(list(run.records())) == 1
 
@@ -303,31 +303,31 @@ def test_records_that_vanish_while_a_run_goes_on_are_noticed_at_the_next(run, ma
     file = run.path / "records.jsonl"
     lines = file.read_text().splitlines(keepends=True)[:keep]
     file.write_text("".join(lines)) if keep else file.unlink()
-    with pytest.raises(Disturbed, match="another program changed it"):
+    with pytest.raises(ConcurrentWriteError, match="another program changed it"):
         run.append([make_record(turn=3)])
 
 
 def test_process_of_a_pass_writes_only_while_its_parent_holds_the_folder(run, make_record):
     own = RunDir.open(run.path)
-    own.hold_with_parent()
+    own.share_parent_lock()
     own.append([make_record()])
     (run.path / ".lock").unlink()
-    with pytest.raises(Disturbed):
+    with pytest.raises(ConcurrentWriteError):
         own.append([make_record(turn=2)])
-    with pytest.raises(Disturbed):
-        RunDir.open(run.path).hold_with_parent()
+    with pytest.raises(ConcurrentWriteError):
+        RunDir.open(run.path).share_parent_lock()
 
 
 def test_process_of_a_pass_does_not_write_for_a_stranger(run):
     (run.path / ".lock").write_text('{"pid": 1, "host": "elsewhere"}')
-    with pytest.raises(Disturbed):
-        RunDir.open(run.path).hold_with_parent()
+    with pytest.raises(ConcurrentWriteError):
+        RunDir.open(run.path).share_parent_lock()
 
 
 def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
     trial = RunDir.create(run.path / "tuning", {})
-    trial.hold_with(run)
+    trial.share_lock_of(run)
     trial.append([make_record()])
     (run.path / ".lock").unlink()
-    with pytest.raises(Disturbed):
+    with pytest.raises(ConcurrentWriteError):
         trial.append([make_record(turn=2)])

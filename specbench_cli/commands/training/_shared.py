@@ -195,13 +195,13 @@ def forget_work(out: Path, name: str) -> None:
     Raises:
         UsageError: the folder holds something else.
     """
-    from specbench_cli.training.loop import is_work
+    from specbench_cli.training.loop import is_training_folder
     from specbench_cli.training.trainer import WORK
 
     folder = out / WORK / name
     if not folder.exists():
         return
-    if folder.is_symlink() or not is_work(folder):
+    if folder.is_symlink() or not is_training_folder(folder):
         raise UsageError(
             f"{folder} holds something else than a training, and --fresh would remove it",
             "give another --out, or move that folder away",

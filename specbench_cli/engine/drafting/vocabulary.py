@@ -87,7 +87,7 @@ class Vocabulary:
             first[0] if first and first[0] == tokenizer.bos_token_id else None,
         )
 
-    def sized(self, n: int) -> Vocabulary:
+    def with_size(self, n: int) -> Vocabulary:
         """Return the part of it that a model with n ids has; further ids stand for nothing.
 
         A model's matrices may have more rows than its tokenizer has tokens (padding), or fewer

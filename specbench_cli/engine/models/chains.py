@@ -153,7 +153,7 @@ class EncodedDecoder(ChainDecoder):
                 " its encoder",
                 "make the request of `decoder.parted(ids)`",
             )
-        ids = self.known(host.ids([source.ids], self.device))
+        ids = self.clamp_ids(host.ids([source.ids], self.device))
         rows: Tensor = self.module.get_encoder()(input_ids=ids).last_hidden_state
         return rows
 

@@ -343,7 +343,7 @@ def read_config(folder: Path) -> Any:
         ) from error
 
 
-def without_bars() -> None:
+def disable_progress_bars() -> None:
     """Have transformers draw no progress bars of loading and writing, between our own lines."""
     from transformers.utils import logging
 
@@ -387,12 +387,12 @@ def _is_plain(folder: Path) -> bool:
 def max_positions(config: Any) -> int:
     """Return how many positions a model can be read at; sys.maxsize if its family sets no limit."""
     most = int(getattr(config, "max_position_embeddings", sys.maxsize))
-    fixed = fixed_rotary(config)
+    fixed = rotary_limit(config)
     return most if fixed is None else min(most, fixed.positions)
 
 
 @dataclass(frozen=True, slots=True)
-class FixedRotary:
+class RotaryLimit:
     """The part of a context in which rotary frequencies do not change as the text grows.
 
     Attributes:
@@ -404,7 +404,7 @@ class FixedRotary:
     positions: int
 
 
-def fixed_rotary(config: Any) -> FixedRotary | None:
+def rotary_limit(config: Any) -> RotaryLimit | None:
     """Return where rotary frequencies begin to change; None if they never do.
 
     Beyond that place the keys of the whole text would have to be computed again, and a draft that
@@ -412,9 +412,9 @@ def fixed_rotary(config: Any) -> FixedRotary | None:
     """
     rope = getattr(config, "rope_parameters", None) or {}
     found = [
-        FixedRotary(kind, int(each["original_max_position_embeddings"]))
+        RotaryLimit(kind, int(each["original_max_position_embeddings"]))
         if kind == "longrope"
-        else FixedRotary(kind, int(config.max_position_embeddings))
+        else RotaryLimit(kind, int(config.max_position_embeddings))
         for each in (rope, *rope.values())  # some families have parameters by kind of layer
         if isinstance(each, dict)
         and isinstance(kind := each.get("rope_type"), str)
@@ -533,7 +533,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return files
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
     if heads := sorted(path.name for path in folder.glob("*_lm_head.pt")):
-        raise pickled(folder, heads[0])
+        raise pickle_fault(folder, heads[0])
     if pickles:
         raise EnvironmentFault(
             f"{folder} has its weights as {pickles[0]}, a pickle; only safetensors are read",
@@ -545,7 +545,7 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def pickled(folder: Path, file: str) -> EnvironmentFault:
+def pickle_fault(folder: Path, file: str) -> EnvironmentFault:
     """Return the error for a head whose weights are a pickle."""
     return EnvironmentFault(
         f"{folder} has its weights as {file}, a pickle; only safetensors are read",

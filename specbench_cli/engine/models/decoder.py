@@ -111,7 +111,7 @@ class Decoder(ABC):
     ran: int = 0
     recorded: int = 0
 
-    def known(self, ids: Tensor) -> Tensor:
+    def clamp_ids(self, ids: Tensor) -> Tensor:
         """Return ids that this model has embeddings of: its last one in place of those beyond.
 
         The target may choose an id of its padding that a draft of the same tokenizer does not have.

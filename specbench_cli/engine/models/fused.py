@@ -522,7 +522,7 @@ class FusedDecoder(FusedStack):
             if layers and layers[0]:
                 raise ValueError(f"layer {layers[0]} is entered with hidden rows, not token ids")
             b, n = x.ids.shape
-            return torch.embedding(self.weights.embedding, self.known(x.ids).reshape(-1)), b, n
+            return torch.embedding(self.weights.embedding, self.clamp_ids(x.ids).reshape(-1)), b, n
         b, n, width = x.rows.shape
         return x.rows.to(self.dtype, copy=True).view(b * n, width), b, n
 

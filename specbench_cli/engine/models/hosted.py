@@ -21,9 +21,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from specbench_cli.engine import host
 from specbench_cli.engine.models.attention import visible
 from specbench_cli.engine.models.checkpoint import (
-    fixed_rotary,
     layer_count,
     max_positions,
+    rotary_limit,
     text_config,
 )
 from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
@@ -72,7 +72,7 @@ class ModuleDecoder(Decoder):
         self.device, self.dtype = module.device, module.dtype
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.n_layers, self.max_positions = layer_count(config), max_positions(config)
-        self._rotary = fixed_rotary(config)
+        self._rotary = rotary_limit(config)
         if self._rotary is not None:
             self.limit = f"its rotary scaling ({self._rotary.kind}) changes beyond them"
         self.weight_bytes = sum(weight.nbytes for weight in module.parameters())
@@ -197,7 +197,7 @@ class ChainDecoder(ModuleDecoder):
         lines = range(len(x.ids)) if seqs is None else seqs
         found = [
             self._line(ids, state, seq, logits_at, wanted)
-            for ids, seq in zip(self.known(x.ids).split(1), lines, strict=True)
+            for ids, seq in zip(self.clamp_ids(x.ids).split(1), lines, strict=True)
         ]
         left = {at: torch.cat([rows[at] for rows, _ in found]) for at in wanted}
         logits = [each for _, each in found if each is not None]
@@ -297,7 +297,7 @@ class HostedDecoder(ModuleDecoder):
         run = [at for at in range(low, high) if at not in over] if over else range(low, high)
         if isinstance(x, Hidden) != (low > 0):
             raise ValueError(f"layer {low} is entered with {'hidden rows' if low else 'token ids'}")
-        rows = self.known(x.ids) if isinstance(x, Tokens) else x.rows
+        rows = self.clamp_ids(x.ids) if isinstance(x, Tokens) else x.rows
         b, n = rows.shape[:2]
         lines = range(b) if seqs is None else seqs
         starts = [state.length(seq, run[0] if run else low) for seq in lines]

@@ -20,12 +20,12 @@ from specbench_cli.engine.models.checkpoint import (
     DrawnWeights,
     Weights,
     config_to_decode,
+    disable_progress_bars,
     read_config,
     said_ids,
     text_config,
     told_ids,
     weights_of,
-    without_bars,
 )
 from specbench_cli.engine.models.contents import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
@@ -262,7 +262,7 @@ def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
     return module if says is None else cut(module, says)
 
 
-def checked_weights(folder: Path, config: Any) -> Weights:
+def load_weights(folder: Path, config: Any) -> Weights:
     """Return the tensors of a checkpoint of one of our families, as read.
 
     Raises:
@@ -323,9 +323,9 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
                 f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
                 f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
             )
-        checked_weights(folder, config)
+        load_weights(folder, config)
         return _filled(folder, device, dtype, {})
-    without_bars()
+    disable_progress_bars()
     quantised = getattr(config, "quantization_config", None)
     try:
         module, report = _kind_of(config).from_pretrained(

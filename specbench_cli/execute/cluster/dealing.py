@@ -91,14 +91,14 @@ class Dealing:
         self._answers = Answers.read(run_dir)
         self._where: dict[str, str] = {}
         self._judged: set[str] = set()
-        self._over: set[str] = set()  # workers that dropped all methods beside vanilla
+        self._finished: set[str] = set()  # workers that dropped all methods beside vanilla
         repeats = plan.config.repeats
         self._part = f"pass {number} of {repeats}" if repeats > 1 else ""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if no worker has a method left beside vanilla."""
-        return bool(self._over) and self._where.keys() <= self._over
+        return bool(self._finished) and self._where.keys() <= self._finished
 
     def run(self) -> None:
         """Have the pass's missing questions measured, and keep them.
@@ -185,12 +185,12 @@ class Dealing:
         over = Counter[tuple[str, ...]]()
         began = time.monotonic()
         while todo or at:
-            busy = at.keys() | self._over
+            busy = at.keys() | self._finished
             for name in [name for name in self._where if name not in busy][: len(todo)]:
                 at[name] = todo.popleft()
                 known = self._answers.of(at[name])
                 self._crew.ask(name, "measure", self._number, at[name], known)
-            if not at and self._over:
+            if not at and self._finished:
                 self._view.note("no method beside vanilla is left: the run ends")
                 break
             if not at:
@@ -236,7 +236,7 @@ class Dealing:
             self._view.cell(record)
         dropped = self._run_dir.manifest.get("dropped") or {}
         if self._plan.is_over(made.dropped):
-            self._over.add(name)
+            self._finished.add(name)
         if not made.dropped.keys() <= dropped.keys():
             self._run_dir.update(dropped={**made.dropped, **dropped})
         if made.judged:

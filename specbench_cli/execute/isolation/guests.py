@@ -17,7 +17,7 @@ from specbench_cli.execute.cell import Cell, Measured, Together
 from specbench_cli.execute.isolation.inside import Asked, Found, Opening
 from specbench_cli.execute.isolation.rooms import Room, file_of, room_of
 from specbench_cli.execute.planning.plan import Arm, Plan
-from specbench_cli.store.manifest import bounded_texts
+from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.store.run_dir import RunDir
 
 
@@ -120,7 +120,7 @@ class Guests:
         models = plan.target, plan.draft, dict(plan.others)
         opening = Opening(config, *models, costs, rows, plan.grammar)
         with self._run_dir.guarded(", ".join(names)):
-            heads: dict[str, Any] = bounded_texts(room.ask("open", opening))
+            heads: dict[str, Any] = truncate_texts(room.ask("open", opening))
         self._opened.add(room)
         return heads
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specbench_cli.report.terminal import text
-from specbench_cli.store.manifest import bounded_texts
+from specbench_cli.store.manifest import truncate_texts
 
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
 """An absolute path; its last part is its name."""
@@ -19,7 +19,7 @@ Line = tuple[str, str, str]
 
 def sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[Line]]]:
     """The manifest's facts under headings; folders are named without the way to them."""
-    manifest = bounded_texts(dict(manifest))
+    manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
     sources = manifest.get("config_sources", {})
     settings = dict(manifest.get("config", {}).get("effective", {}))

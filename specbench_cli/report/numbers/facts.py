@@ -32,7 +32,7 @@ class Facts:
     targets: the names of a matrix's runs, each of a target and draft of its own.
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
-    over: whether the run ended early: no method beside vanilla was left.
+    ended_early: whether the run ended early: no method beside vanilla was left.
     left_out: methods that could not run there, each with the reason.
     limited: whether questions were left out (`--limit`).
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
@@ -63,7 +63,7 @@ class Facts:
     targets: tuple[str, ...] = ()
     mixed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    over: bool = False
+    ended_early: bool = False
     left_out: tuple[str, ...] = ()
     hosted: frozenset[str] = frozenset()
     limited: bool = False
@@ -100,7 +100,7 @@ class Facts:
             forced=tuple(manifest.get("forced") or ()),
             targets=tuple(manifest.get("targets") or ()),
             dropped=_reasons(manifest, "dropped"),
-            over=_over(manifest),
+            ended_early=_ended_early(manifest),
             left_out=_reasons(manifest, "left_out"),
             mixed=tuple(manifest.get("mixed") or ()),
             hosted=frozenset(
@@ -169,7 +169,7 @@ class Facts:
         return lines + [f"forced: differs in {difference}" for difference in self.forced]
 
 
-def _over(manifest: Mapping[str, Any]) -> bool:
+def _ended_early(manifest: Mapping[str, Any]) -> bool:
     """Return True if methods were run beside vanilla and all of them were dropped."""
     rows = manifest.get("rows") or ()
     others = {row.get("label") for row in rows if row.get("method") != BASELINE}

@@ -13,7 +13,7 @@ import numpy as np
 
 from specbench_cli.report.numbers.evidence import Evidence
 from specbench_cli.report.numbers.standing import BASELINE, NearTies, surprise
-from specbench_cli.stats.bootstrap import Rare
+from specbench_cli.stats.bootstrap import RareQuestions
 from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import LOSSLESS, Record, Steps
 
@@ -47,7 +47,7 @@ class Speedup:
     low: float | None = None
     high: float | None = None
     note: str | None = None
-    rare: Rare | None = None
+    rare: RareQuestions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

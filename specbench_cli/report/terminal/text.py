@@ -415,7 +415,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
         lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
-    if facts.over:
+    if facts.ended_early:
         lines.append("ended early: no method beside vanilla was left")
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
     dropped = {what.partition(": ")[0] for what in facts.dropped}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from specbench_cli.engine.models.checkpoint import config_facts, fixed_rotary, read_config
+from specbench_cli.engine.models.checkpoint import config_facts, read_config, rotary_limit
 from specbench_cli.engine.models.hosted import cache_argument
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Tokens
@@ -127,17 +127,17 @@ def test_facts_and_module_have_the_same_limit(tiny_checkpoint: Maker, kind: str)
 )
 def test_scaling_that_stays_has_no_limit(tiny_checkpoint: Maker, rope: dict[str, Any]) -> None:
     folder = tiny_checkpoint("llama", rope_parameters={"rope_theta": 1e4, **rope})
-    assert fixed_rotary(read_config(folder)) is None
+    assert rotary_limit(read_config(folder)) is None
     assert config_facts(folder).max_positions == 256
 
 
 def test_parameters_by_kind_of_layer_are_looked_at(tiny_checkpoint: Maker) -> None:
     config = read_config(tiny_checkpoint("gemma3"))
-    assert fixed_rotary(config) is None
+    assert rotary_limit(config) is None
     config.rope_parameters["full_attention"] = {
         "rope_type": "longrope",
         "original_max_position_embeddings": LIMIT,
     }
-    found = fixed_rotary(config)
+    found = rotary_limit(config)
     assert found is not None
     assert (found.kind, found.positions) == ("longrope", LIMIT)
