@@ -49,7 +49,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
-    # Only processes that have ended let go of their semaphores.
+    # A process releases its semaphores only when it ends.
     pool.shutdown()
 
 

@@ -46,16 +46,16 @@ PROMPT = (1, 0, 2, 1, 0)
 """Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
 
 LONG_PROMPT, LONG_OUTPUT = 300, 80
-"""Tokens of the prompt and of the output of a long case, at least."""
+"""Minimum number of prompt tokens and of output tokens of a long case."""
 
 MIXED_VOCAB, MIXED_SEED = 9, 72
-"""Tokens of the vocabulary of a long case, and its seed: its text comes to no short cycle."""
+"""Vocabulary size and seed of a long case. With this seed the text enters no short cycle."""
 
 PARTLY_EQUAL = "partly equal"
-"""Name of a pair whose draft, and the draft's first layer, is the target in some rows alone."""
+"""Name of a pair whose draft (and the draft's first layer) equals the target in some rows only."""
 
 REQUESTS = 4
-"""How often a request is decoded for a method that keeps what it has seen of earlier ones."""
+"""Number of times a request is decoded for a method that keeps state between requests."""
 
 SPARE = 64
 """Rows beyond the longest sequence, for the nodes of a tree."""
@@ -124,7 +124,7 @@ class Watched(Session):
 
     @property
     def misread(self) -> int:
-        """How often a draft read a row at a wrong position or beside wrong features."""
+        """Number of rows that a draft read at a wrong position or with wrong features."""
         return sum(getattr(state, "misread", 0) for _, state in self.held)
 
     def desks(self) -> Iterator[Desk]:
@@ -199,7 +199,7 @@ class Case:
     def learnt(self, method: Method) -> dict[str, Any]:
         """Return what `open` needs for a method that keeps something between requests.
 
-        That is what it keeps once it has decoded this request. Empty for other methods.
+        That is the state that it keeps after it decoded this request. Empty for other methods.
         """
         if method.state_scope == "prompt":
             return {}
@@ -283,43 +283,45 @@ def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
 
 
 def tied_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
-    """Cases with doubt at the first level of a draft, at one from the third on, and at the level
-    before: whatever ties a late test to an earlier one shows. Each with the name of its level.
+    """Yield a name and a case for each late level of a draft, from the third level on.
+
+    Both models are uncertain at the first level, at the late level and at the level before it. So
+    a test of a late level that depends on an earlier test shows up.
 
     Args:
-        levels: of the draft, 3 at least.
+        levels: Number of levels of the draft, at least 3.
     """
     for late in range(3, levels + 2):
         places: list[TrackPlace] = ["sure"] * (levels + 2)
         for at in (1, late - 1, late):
             places[at] = "doubt"
-        name = f"level {late} of a draft" if late <= levels else "the token behind a whole draft"
+        name = f"level {late} of a draft" if late <= levels else "the bonus token"
         yield name, _track(rule, places, late + 1)
 
 
 HISTORIES = 6
-"""Histories of accepted and rejected tokens that are walked."""
+"""Number of histories of accepted and rejected tokens that are enumerated."""
 
 
 def history_cases(rule: Rule) -> Iterator[Case]:
-    """Cases with doubt behind several steps that accepted all, some or none of their drafts."""
+    """Yield cases with uncertain tokens after steps that accepted all, some or no draft tokens."""
     for turn in range(HISTORIES):
         yield _track(rule, _history(turn, 6 + turn), 9 + turn)
 
 
 def late_case(rule: Rule, output: int = LONG_OUTPUT) -> Case:
-    """A case with doubt behind a long output, of accepted and of rejected tokens."""
+    """Return a case with uncertain tokens after a long output of accepted and rejected tokens."""
     return _track(rule, _history(0, output), output + 3)
 
 
 def forked_case(rule: Rule) -> Case:
-    """A case whose second level follows either of two tokens, by other distributions each."""
+    """Return a case whose second level follows one of two tokens, with different distributions."""
     tables = track_pair(("sure", "fork", "doubt", "sure"), choices=3)
     return Case("forked", tables, Sampling(rule, 1.0), budget=4, length=3)
 
 
 def _history(seed: int, n: int) -> list[TrackPlace]:
-    """Return n places, some of which the draft is wrong about, and doubt at two places behind."""
+    """Return n places, some with a wrong draft, then two places with uncertain tokens."""
     chance = random.Random(seed)
     places: list[TrackPlace] = ["sure", *chance.choices(("sure", "wrong"), (3, 2), k=n - 1)]
     return [*places, "doubt", "sure", "doubt"]
@@ -367,7 +369,7 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
 
 
 def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) -> Case:
-    """A long prompt, and a long output whose drafts are accepted and rejected throughout."""
+    """Return a case with a long prompt and a long output, with rejected drafts throughout."""
     chance = random.Random(7)
     ids = tuple(chance.choice(range(MIXED_VOCAB)) for _ in range(prompt))
     tables = pair("mixed", MIXED_VOCAB, seed=MIXED_SEED)
@@ -375,7 +377,7 @@ def long_case(rule: Rule, prompt: int = LONG_PROMPT, output: int = LONG_OUTPUT) 
 
 
 def tied_tokens(rule: Rule) -> Case:
-    """A request whose two likeliest tokens are equally likely, wherever the text is."""
+    """Return a request whose two likeliest tokens are equally likely at every position."""
     return Case("tied", pair("tied", 5), sampling_of(rule, 0), budget=20, prompt_id="tied/0")
 
 

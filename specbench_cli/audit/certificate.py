@@ -54,9 +54,9 @@ class Certificate:
         verdict: one of `VERDICTS`.
         findings: what the checks found.
         seconds: what all of them took.
-        date: when the audit ended, in UTC.
-        commit: of the checkout that the audit ran from, with "+changes" if files differ from it;
-            None for an installed package.
+        date: time at which the audit ended, in UTC.
+        commit: commit of the checkout that the audit ran from, with "+changes" appended if files
+            differ from it. None for an installed package.
         code_sha256: hash of all Python files of the audit, the engine and the methods.
     """
 
@@ -91,10 +91,10 @@ class Certificate:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Certificate:
-        """Return a certificate as `facts` wrote it.
+        """Return the certificate that `facts` wrote.
 
         Raises:
-            KeyError, TypeError: these are no facts of this schema.
+            KeyError, TypeError: `facts` does not follow this schema.
         """
         rest = {name: facts[name] for name in cls.__slots__ if name != "findings"}
         known = Finding.__slots__
@@ -109,7 +109,7 @@ class Certificate:
 
 
 def reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
-    """Return the certificate in a file if method and code are still the same; else None."""
+    """Return the certificate in a file if the method and the code are unchanged, else None."""
     try:
         certificate = Certificate.of(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -147,14 +147,14 @@ def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Ce
 
 @cache
 def commit() -> str | None:
-    """Return the commit that this code runs from, marked if files differ from it."""
+    """Return the commit of this checkout, with "+changes" if files differ. None: no checkout."""
     found = environment.git()
     return None if found is None else found["commit"] + "+changes" * found["dirty"]
 
 
 @cache
 def code_sha256() -> str:
-    """Return a hash of the code that a certificate rests on beside the method's own file."""
+    """Return the SHA-256 of all code that a certificate depends on."""
     root = Path(__file__).parents[2]
     whole = hashlib.sha256()
     for folder in ("specbench_cli/audit", "specbench_cli/engine", "methods"):

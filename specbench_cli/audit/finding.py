@@ -28,7 +28,7 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
     "tokens": ("greedy and coupled outputs with the table's own", "equal"),
     "grammar": ("greedy and coupled outputs under a grammar with the table's own", "equal"),
     "order": ("outputs and steps of a pass with those of each prompt alone", "equal"),
-    "batch": ("outputs and steps beside other sequences with those alone", "equal"),
+    "batch": ("outputs and steps in a batch with those of each sequence alone", "equal"),
     "states": ("the rows of all states with the text, after every step", "equal"),
     "counters": ("what a step reports with what was scored, verified and committed", "equal"),
     "clock": ("clock, forwards and helpers of the session with those seen from outside", "equal"),
@@ -38,8 +38,8 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
         "all; 6 standard deviations",
     ),
     "mixed draft": (
-        "accepted tokens behind accepted and rejected drafts with what the draft model says",
-        "as many",
+        "accepted tokens after accepted and rejected drafts with the draft's correct tokens",
+        "equal",
     ),
     "useless draft": ("accepted tokens with none, where the draft cannot be right", "none"),
     "repeating text": ("accepted tokens with all, where a text repeats itself", "all"),
@@ -58,11 +58,11 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
         "p = 1e-6 each",
     ),
 }
-"""What each check compares, and its bound, by the name of the finding."""
+"""Comparison and bound of each check, by the name of its finding."""
 
 
 def format_distinct(a: float, b: float) -> tuple[str, str]:
-    """Write two numbers with as many decimals as it takes to tell them apart, four at least."""
+    """Return two numbers as text, with as many decimals as it takes to distinguish them (min. 4)."""
     for decimals in range(4, 18):
         both = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
         if both[0] != both[1]:
@@ -95,7 +95,7 @@ class Finding:
         shown: False of a check that did not pass because it got to see nothing: it has found no
             fault, and no claim may rest on it.
         seconds: what the check took.
-        left_out: why cases were left out; empty if none was.
+        left_out: reason why cases were left out; empty if none was.
     """
 
     check: str

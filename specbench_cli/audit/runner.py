@@ -80,7 +80,7 @@ def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
 
 
 def _crash(subject: Subject, error: Exception, name: str) -> Problem:
-    """Say what raised an error: the method's own line where it has one in the traceback."""
+    """Return a problem for an exception, located at the method's own line if it is in the trace."""
     frames = traceback.extract_tb(error.__traceback__)
     own = {
         inspect.getsourcefile(kind)
@@ -95,13 +95,13 @@ def _crash(subject: Subject, error: Exception, name: str) -> Problem:
     raised_here = last is None or frames[-1] is last
     if mine:
         return Problem(
-            f"it raises {what}" if raised_here else f"what it calls raises {what}",
+            f"it raises {what}" if raised_here else f"a function that it calls raises {what}",
             where,
-            "the line named; `--traceback` has no more to show, as the error is the method's own",
+            "that line; the error is the method's own, so `--traceback` shows nothing more",
         )
     return Problem(
         f"the audit's own code raises {what}",
         where,
-        "what the method returned last: the audit could not read it. If that is right, the audit is"
-        " wrong: please report it with the method's file",
+        "the last value that the method returned: the audit could not read it. If that value is"
+        " correct, the audit is wrong: please report it with the method's file",
     )

@@ -27,10 +27,10 @@ TURNS = 4
 """Tables for each variant and rule."""
 
 SLACK = 1e-6
-"""Tokens accepted that rounding explains, of q in single precision too."""
+"""Difference in accepted tokens that rounding explains, also with q in single precision."""
 
 DEVIATIONS = 6
-"""Standard deviations by which a sum of tests may be off. The seeds are fixed."""
+"""Allowed difference of a sum of acceptance tests, in standard deviations. The seeds are fixed."""
 
 SURE = 2
 """As many tables again whose laws leave little doubt."""
@@ -50,8 +50,8 @@ def check_bounds(subject: Subject) -> list[Finding]:
 def _twin(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """Draft equal to target: all levels stand, and a full step commits one token more.
 
-    Where tokens are drawn from another q than the target's distribution, sum min(p, q) says how
-    many stand.
+    If the method draws from a q that differs from the target's distribution, the expected number
+    of accepted tokens is sum min(p, q).
 
     Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
     doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
@@ -104,12 +104,12 @@ def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
 
 @dataclass(frozen=True)
 class CaseRun:
-    """A case that was decoded.
+    """A case that a method decoded to its end.
 
     Attributes:
-        session: it has ended.
-        taken: its steps.
-        texts: the text that each step's draft follows.
+        session: the session, after its end.
+        taken: the steps of the method.
+        texts: for each step, the token ids before its draft.
     """
 
     params: MethodParams
@@ -130,9 +130,9 @@ class CaseRun:
 
     @property
     def by_tables(self) -> bool:
-        """Whether tables drafted, and read what the tokens behind a draft's first one depend on.
+        """True if tables drafted, and read the tokens that later draft tokens depend on.
 
-        Only those that read the tokens drafted so far know what the target chose.
+        Only tables that read the tokens drafted so far can follow the target's choices.
         """
         guess = any(not isinstance(head, SequentialHead) for head in self.session.stateless)
         guess |= any(
@@ -142,16 +142,17 @@ class CaseRun:
         return self.session.drafted_by_tables and not blind
 
     def drafting(self) -> Iterator[tuple[int, Step, Sequence[int]]]:
-        """Yield the steps that drafted something, but for the last one, with their numbers and the
-        texts that they follow. A step without a draft is no fault."""
+        """Yield number, step and preceding text of each step with a draft, except the last step.
+
+        A step without a draft is allowed.
+        """
         for number, (step, text) in enumerate(zip(self.taken, self.texts, strict=True), start=1):
             if step.draft is not None and step.draft.nodes and number < len(self.taken):
                 yield number, step, text
 
     @property
     def alters_q(self) -> bool:
-        """Whether the first token of a draft is drawn from another distribution than the target's,
-        though draft and target are one."""
+        """True if q of the first draft token differs from p, though draft and target are equal."""
         if not self.case.sampling.draws:
             return False
         reference = Reference(self.case.tables[0], self.case.sampling)
@@ -164,7 +165,7 @@ class CaseRun:
 
     @property
     def where(self) -> str:
-        """The case in words."""
+        """Description of the case for messages."""
         return f"{passed(self.params)}; {self.case}"
 
 
@@ -176,12 +177,12 @@ def _full(
     *,
     by_tables: bool = False,
 ) -> tuple[Finding | None, Sequence[CaseRun]]:
-    """Check that every draft is accepted in full and followed by a bonus where the method has one.
+    """Check that every draft is accepted in full, followed by a bonus if the method has one.
 
     Args:
-        by_tables: leave out cases in which something else than tables drafted.
+        by_tables: leave out cases in which a draft did not come from tables.
     Returns:
-        The finding, None where all cases were left out; and the decodings that have the bound.
+        The finding (None if all cases were left out), and the runs that the bound applies to.
     """
     every = [CaseRun.of(subject, params, case) for params, case in cases]
     decoded = [each for each in every if each.by_tables or not by_tables]
@@ -212,13 +213,12 @@ def _full(
 
 
 def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
-    """Return True if the draft of a case must be accepted as its target is.
+    """Return True if the draft of a case must be accepted in full, as its target would be.
 
-    A draft may be worse than its model on purpose: then its q is another distribution than its
-    model's, and its first token may be rejected in greedy decoding, too. A draft without a q has no
-    such excuse. Under the coupled rule a draft need not share the noise. In greedy decoding nothing
-    excuses a draft that reads wrong rows, or one whose first token is accepted less often than a
-    guess would be.
+    A draft may deliberately be worse than its model. Then its q differs from its model's, and its
+    first token is sometimes rejected in greedy decoding too. A draft without a q must be accepted.
+    Under the coupled rule a draft need not share the noise. In greedy decoding nothing excuses a
+    draft that reads wrong rows, or one whose first token is accepted less often than a random guess.
     """
     rule, vocab = each.case.sampling.rule, each.case.tables[0].shape[-1]
     alike = [other for other in others if other.params == each.params]
@@ -239,8 +239,10 @@ def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
 
 
 def _explained(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
-    """Return True if q, as the draft reports it, is not the target's distribution: then less than
-    the whole draft is accepted, by sum min(p, q)."""
+    """Return True if the reported q explains a partial acceptance: it differs from p.
+
+    Then sum min(p, q) is smaller than the draft length.
+    """
     assert step.draft is not None
     if not each.case.sampling.draws or step.draft.q is None:
         return False
@@ -249,7 +251,10 @@ def _explained(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
 
 
 def _too_few(decoded: Sequence[CaseRun]) -> str | None:
-    """Compare the draft tokens accepted under rejection with sum min(p, q) over all steps."""
+    """Return an error if the accepted tokens do not match sum min(p, q) over all steps, else None.
+
+    Only cases under the rejection rule count.
+    """
     accepted, expected, tested = 0, 0.0, 0
     for each in decoded:
         if each.case.sampling.draws:
@@ -258,18 +263,19 @@ def _too_few(decoded: Sequence[CaseRun]) -> str | None:
                 accepted += len(step.outcome.path)
                 expected += expected_accepted(reference, text, step)
                 tested += step.outcome.tested
-    # A test's variance is 1/4 at most.
+    # The variance of an acceptance test is at most 1/4.
     if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
         return None
     seen, due = format_distinct(accepted, expected)
-    return f"{seen} of {tested} tests accept, where sum min(p, q) is {due}"
+    return f"{seen} of {tested} tests accept, but sum min(p, q) is {due}"
 
 
 def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
-    """Check what is accepted behind rejected drafts, where the draft model is right at times.
+    """Check acceptance after rejected drafts, with a draft model that is right at some positions.
 
-    What a method accepts of its target's twin in greedy decoding, it must accept of another draft
-    as far as that says what the target does. Steps that run no draft are left out.
+    In greedy decoding a method must accept as many draft tokens as the draft model predicts
+    correctly, as it does when the draft equals the target. Steps without a draft forward are left
+    out.
     """
     greedy = [each for each in twins if each.case.sampling.rule == "greedy"]
     steps = accepted = 0
@@ -291,11 +297,11 @@ def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
                 if n < due and not (n and _at_leaf(step.draft, step)) and problem is None:
                     what = (
                         f"step {number} accepts {n} of {step.draft.levels} draft tokens, though the"
-                        f" draft model says what the target does for {due}"
+                        f" draft model predicts {due} of the target's tokens"
                     )
                     look = (
-                        "what the draft reads behind a rejected draft: rows, features and indices"
-                        " of the step before (`session.features`, `session.since`)"
+                        "the inputs of the draft after a rejected draft: rows, features and indices"
+                        " of the previous step (`session.features`, `session.since`)"
                     )
                     problem = Problem(what, each.where, look)
     if not steps:
@@ -305,7 +311,7 @@ def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
 
 
 def _agreed(each: CaseRun, text: Sequence[int]) -> int:
-    """Return for how many tokens behind a text the draft's table says what the target's does."""
+    """Return the number of tokens after a text that the draft's table predicts correctly."""
     case = each.case
     target, draft = (Reference(table, case.sampling) for table in case.tables)
     before, last = text[-2:]
@@ -344,7 +350,7 @@ def _useless(subject: Subject) -> Finding | None:
                 counted += 1
                 for step in taken:
                     if all(forward.role != "draft" for forward in step.forwards):
-                        continue  # it drafted by something else
+                        continue  # the draft came from another source
                     steps, committed = steps + 1, committed + len(step.outcome.committed)
                     what = _stood(step)
                     if what and problem is None:

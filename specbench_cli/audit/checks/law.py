@@ -58,16 +58,16 @@ DEEPEST = 8
 AT_LEAST = 5
 
 LATE: dict[Rule, int] = {"rejection": 1_500, "block": 500}
-"""The same for cases of late levels, late tokens and histories."""
+"""The same limit for cases with late levels, late tokens and histories."""
 
 FORKED = 1_000
-"""Outcomes that are walked of trees with two nodes in a level."""
+"""Maximum number of outcomes that are enumerated for trees with two nodes in a level."""
 
 TIED = 3
-"""Levels from which on a late level is walked together with earlier ones."""
+"""First level that is enumerated together with earlier levels."""
 
 TRIES = 6
-"""Parameters that a case is walked with until its outcomes are few enough."""
+"""Number of parameter sets that are tried until a case has few enough outcomes."""
 
 Output = tuple[int, ...]
 
@@ -97,7 +97,7 @@ class Walk:
 def check_law(subject: Subject) -> list[Finding]:
     """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q).
 
-    What no case could be walked for is a finding of its own: nothing is shown of it.
+    A rule for which no case could be enumerated is a finding of its own: nothing is shown of it.
     """
     walks: list[Walk] = []
     left_out, too_large, unseen = 0, 0, list[str]()
@@ -132,9 +132,9 @@ def check_law(subject: Subject) -> list[Finding]:
     law = _law(walks, left_out, unseen)
     if left_out:
         why = (
-            f"{too_large} cases have more than {MOST} outcomes; for {left_out - too_large} no"
-            " outcomes were left of those shared out among the method's parameters, or they are"
-            " deep or late cases that are too large"
+            f"{too_large} cases have more than {MOST} outcomes; {left_out - too_large} were skipped"
+            " because the parameters of the method share a limit on outcomes that was reached, or"
+            " because they are deep or late cases that are too large"
         )
         law = replace(law, left_out=why)
     findings = [law]
@@ -167,11 +167,10 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
 
 
 def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
-    """Walk what is decided late in a draft, late in a text, and behind accepted and rejected
-    drafts.
+    """Enumerate decisions late in a draft, late in a text, and after accepted or rejected drafts.
 
     Returns:
-        The walks, and what could not be walked with any parameters.
+        The walks, and the names of the cases that no parameters could enumerate.
     """
     everything = list(_promising(subject, rule, varied=True))
     drafts = [params for params in everything if longest(params) >= TIED]
@@ -180,7 +179,7 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
     if drafts:
         deepest = min(longest(drafts[0]), DEEPEST)
         for name, case in tied_cases(rule, deepest):
-            # Few parameters do for a level; each of the others has one level of its own.
+            # A few parameter sets cover each level here. The others get one level each, below.
             due.append((name, case, [params for params in drafts if longest(params) >= deepest]))
     walkable = list(_promising(subject, rule, walkable=True))
     short: Sequence[MethodParams] = walkable or everything
@@ -208,12 +207,12 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
         if walked is not None:
             walks.append(walked)
         elif left > 0 and name and not _draws_trees(subject, fit[0]):
-            missed[name] = None  # trees draw siblings even where their model is sure
+            missed[name] = None  # trees draw siblings even if their model is certain
     return walks, list(missed)
 
 
 def _size(params: MethodParams, default: MethodParams) -> float:
-    """Return how large the numbers of parameters are compared with the defaults."""
+    """Return the product of all integer parameters, each relative to its default."""
     values, size = default.model_dump(), 1.0
     for name, value in params.model_dump().items():
         if type(value) is int and type(values[name]) is int:
@@ -324,7 +323,7 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
     what = (
         f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
-        f" comes with probability {seen}, the target says {due}"
+        f" has probability {seen}, but {due} under the target"
     )
     return Finding("law", False, figure, Problem(what, worst.where, _look(wrong, measured, token)))
 
@@ -388,8 +387,8 @@ def _acceptance(walks: list[Walk]) -> Finding:
     share = worst.accepted - (worst.expected or 0.0)
     seen, due = format_distinct(worst.accepted, worst.expected or 0.0)
     what = (
-        f"{seen} draft tokens stand in the mean where sum min(p, q) over the tested levels (of a"
-        f" tree, over its siblings in turn) gives {due}"
+        f"{seen} draft tokens are accepted on average, but sum min(p, q) over the tested levels (of"
+        f" a tree, over its siblings in turn) is {due}"
     )
     look = (
         "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"

@@ -42,7 +42,7 @@ ANEW = 100
 
 
 FLAT = 3.0
-"""Their temperature: at a low one a likely token may follow itself in both outputs."""
+"""Sampling temperature. At a low one a likely token can follow itself in both outputs."""
 
 
 def check_generator(subject: Subject) -> list[Finding]:
@@ -131,8 +131,8 @@ def _alarm(
     seen, due = format_distinct(share, p)
     what = (
         f"{figure['tokens']:g} sampled tokens do not follow the target's law"
-        f" (p = {figure['p_value']:.2g}): after {last}, {token} came with share {seen}, the"
-        f" target says {due}"
+        f" (p = {figure['p_value']:.2g}): after {last}, {token} has frequency {seen}, but"
+        f" probability {due} under the target"
     )
     look = (
         "the random numbers: each decision needs one of its own (`session.random`, `session.pick`);"

@@ -1,5 +1,8 @@
-"""Faults that act only late in a draft or a text, only after a rejection, only on ties, or only on
-several nodes of one level: what the audit must catch."""
+"""Faults that are hard to catch, which the audit must find.
+
+They act only late in a draft or a text, only after a rejection, only on ties, or only on several
+nodes of one level.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling
 
 LATE = 40
-"""Output tokens after which the late faults begin."""
+"""Number of output tokens after which the late faults begin."""
 
 
 # ---- random numbers and distributions -----------------------------------------------------------
@@ -49,7 +52,7 @@ def third_with_the_first_number(
 
 
 class DrawsOnceMore(OtherLaw):
-    """Draws twice for each token from the third on, and reports a q that is wrong by 10% there."""
+    """Method that draws twice from the third token on, and reports a q that is wrong by 10%."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """See `OtherLaw`."""
@@ -61,7 +64,7 @@ class DrawsOnceMore(OtherLaw):
 
 
 class WrongAtTheFourth(OtherLaw):
-    """Reports a q that is wrong by 10% for the fourth draft token alone."""
+    """Method that reports a q that is wrong by 10% for the fourth draft token only."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """See `OtherLaw`."""
@@ -70,7 +73,7 @@ class WrongAtTheFourth(OtherLaw):
 
 
 class WrongWhenLong(OtherLaw):
-    """Reports a q that is wrong by 10% once the output is long."""
+    """Method that reports a q that is wrong by 10% once the output is long."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
         """See `OtherLaw`."""
@@ -79,7 +82,7 @@ class WrongWhenLong(OtherLaw):
 
 
 class WrongAfterMixedSteps(OtherLaw):
-    """Reports a wrong q behind a step that rejected its first token, if the step before did not."""
+    """Method that reports a wrong q after one step with and one step without accepted tokens."""
 
     accepted: tuple[int, ...] = ()
 
@@ -101,16 +104,16 @@ class WrongAfterMixedSteps(OtherLaw):
 
 
 def tilted(q: Tensor) -> Tensor:
-    """Return q with every other token 10% more and the others 10% less likely."""
+    """Return q with odd token ids 10% more likely and even ones 10% less likely."""
     signs = torch.ones_like(q)
     signs[..., ::2] = -1
     wrong = q * (1 + 0.1 * signs)
-    wrong[..., q.argmax(-1)] += 0.05  # q of one token stays itself
+    wrong[..., q.argmax(-1)] += 0.05  # a q with a single token stays unchanged
     return wrong / wrong.sum(-1, keepdim=True)
 
 
 def no_ties(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Cut to exactly k tokens, although others tie with the last one."""
+    """Cut the distribution to exactly k tokens, although others tie with the last one."""
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., : sampling.top_k]
@@ -150,7 +153,7 @@ class Verifies(Sps):
 
 
 class AcceptsTies(Verifies):
-    """Accepts a draft token whose logit is at least the largest one, as `>=` does for `==`."""
+    """Method that accepts a draft token that ties with the largest logit (`>=` for `==`)."""
 
     def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
         """See `Verifies`."""
@@ -162,7 +165,7 @@ class AcceptsTies(Verifies):
 
 
 class AcceptsRunnersUpLate(Verifies):
-    """Accepts the second most likely token as well once the output is long."""
+    """Method that also accepts the second most likely token once the output is long."""
 
     def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
         """See `Verifies`."""
@@ -177,7 +180,7 @@ class AcceptsRunnersUpLate(Verifies):
 
 
 class KeepsFeatures(Medusa):
-    """Drafts from the features of the step before if that accepted nothing."""
+    """Method that drafts from the features of the previous step if that step accepted nothing."""
 
     kept: Tensor | None = None
     rejected = False
@@ -202,7 +205,7 @@ class KeepsFeatures(Medusa):
 
 
 class DraftsTheSameAgain(Sps):
-    """Begins with the token that was just rejected if the step before accepted nothing."""
+    """Method that drafts the rejected token again if the previous step accepted nothing."""
 
     again: int | None = None
     drafted: int | None = None
@@ -237,7 +240,7 @@ class DraftsTheSameAgain(Sps):
 
 
 def with_another_nodes_q(draft: Draft) -> Draft:
-    """Return the tree whose nodes report q of other nodes of their level, behind other parents."""
+    """Return the tree with each q taken from a node of the same level under another parent."""
     if draft.q is None or draft.parents is None:
         return draft
     parents, depth = draft.parents, list[int]()
@@ -250,7 +253,7 @@ def with_another_nodes_q(draft: Draft) -> Draft:
             for other, its in enumerate(parents)
             if depth[other] == depth[node] and its != parent
         ]
-        # A token that the other q cannot draw would be noticed by the engine.
+        # The engine would notice a token with probability 0 under the other q.
         siblings = [other for other, its in enumerate(parents) if its == parent]
         fits = [
             other
@@ -263,7 +266,7 @@ def with_another_nodes_q(draft: Draft) -> Draft:
 
 
 class ReportsAnotherNodesQ(SpsTree):
-    """Reports the q of another node of the same level."""
+    """Tree method that reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """See `SpsTree`."""
@@ -271,7 +274,7 @@ class ReportsAnotherNodesQ(SpsTree):
 
 
 class StandReportsAnotherNodesQ(Stand):
-    """Reports the q of another node of the same level."""
+    """N-gram method that reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """See `Stand`."""

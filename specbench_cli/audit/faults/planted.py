@@ -351,7 +351,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a draft that loses long prompts", "states", _sps(clock.LosesAWindow)),
     Fault("other steps from the sixth prompt on", "order", _sps(clock.ForgetsFromTheSixth)),
     Fault("no drafts from the sixteenth prompt on", "order", _sps(clock.ForgetsFromTheSixteenth)),
-    # What acts late, after a rejection, on ties, or on several nodes of one level.
+    # Faults that act late, after a rejection, on ties, or on several nodes of one level.
     Fault(
         "the third token tested with the first random number",
         "law",

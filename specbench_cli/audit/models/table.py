@@ -40,10 +40,10 @@ LEFT_OUT = -2
 
 
 class TableState:
-    """The rows that were fed, and at each layer how many of them went through it.
+    """Record of the rows that were fed, and of how many of them each layer processed.
 
     Attributes:
-        misread: how often a row was read at a wrong position or beside wrong features.
+        misread: number of rows that were read at a wrong position or with wrong features.
     """
 
     by_row = True
@@ -491,9 +491,9 @@ def pair(kind: str, vocab: int = 3, seed: int = 21) -> Pair:
 
 
 def mixed(target: Tensor, seed: int) -> Tensor:
-    """Return a draft's table that is the target's in three rows of five.
+    """Return a draft table [V, V, V] that equals the target's in three of five rows.
 
-    In one of five the two likeliest tokens are exchanged, in another one all tokens are.
+    In one of five rows the two likeliest tokens are exchanged, in another all tokens are shifted.
     """
     generator = torch.Generator().manual_seed(seed)
     how = torch.randint(5, target.shape[:2], generator=generator)[..., None]

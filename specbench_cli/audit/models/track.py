@@ -1,7 +1,7 @@
-"""Tables that lead a text along a fixed track and leave doubt at chosen places of it alone.
+"""Tables that fix the tokens of a text, except at chosen places where several tokens are possible.
 
-All chance is in these places, so that few outcomes show what a method does late in a draft, late in
-a text, or behind a given history of accepted and rejected tokens.
+All randomness is at these places. So a few outcomes show how a method behaves late in a draft, late
+in a text, or after a given history of accepted and rejected tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 TrackPlace = Literal["sure", "wrong", "fork", "doubt"]
-"""What the models say at a place. "sure": both are sure of the same token. "wrong": the draft is
-sure of another token than the target. "fork": both draw from two tokens; "doubt": from several."""
+"""Distributions of the models at a place. "sure": both give one token probability 1. "wrong": the
+draft gives another token probability 1. "fork": two tokens are possible. "doubt": several are."""
 
 START = (1, 0)
-"""The last two tokens of the prompt that a track begins behind."""
+"""The last two prompt tokens before a track."""
 
 
 @lru_cache(maxsize=64)
@@ -29,20 +29,20 @@ def track_pair(
 ) -> tuple[Tensor, Tensor]:
     """Return the tables [V, V, V] of a target and its draft, for an output of `len(places)` tokens.
 
-    A token is `base + B * choice`. Two bases in a row occur at one place only, so the last two
-    tokens say which place it is, and what was chosen at the last two places. At a place in doubt
+    A token is `base + B * choice`. Each pair of consecutive bases occurs at one place only. So the
+    last two tokens identify the place and the choices at the last two places. At a "doubt" place
     the two distributions depend on these choices.
 
     Args:
-        places: output token by output token.
-        choices: tokens that a place in doubt may have.
-        seed: seeds the distributions of the places in doubt.
+        places: kind of each output token.
+        choices: number of possible tokens at a "doubt" place.
+        seed: random seed of the distributions at "doubt" places.
     """
     bases = _bases(len(places))
     size = 1 + max(*bases, *START)
     vocab = size * choices
     generator = torch.Generator().manual_seed(seed)
-    # Sure rows differ in their one logit, so that a head can tell places apart by their features.
+    # "sure" rows differ in their single logit, so a head can distinguish places by their features.
     named = torch.arange(vocab * vocab, dtype=torch.float64).view(vocab, vocab) / vocab**2
     target = torch.full((vocab,) * 3, -math.inf, dtype=torch.float64)
     target[..., 0] = named
@@ -66,8 +66,10 @@ def track_pair(
 
 
 def _bases(n: int) -> Sequence[int]:
-    """Return n numbers below the least possible prime; no two occur next to each other twice, and
-    (1, 0), which the prompt ends with, never."""
+    """Return n numbers below the smallest sufficient prime; no pair of neighbours occurs twice.
+
+    The pair (1, 0) does not occur, because the prompt ends with it.
+    """
     size = next(
         size
         for size in count(3)
