@@ -291,8 +291,11 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
 
 
 def load_weights(folder: pathlib.Path, config: object) -> Weights:
-    """Return the tensors of a model of a family that `fits`; raise EnvironmentFault unless they are
-    those that its config demands."""
+    """Return the tensors of a model of a family that `fits`.
+
+    Raises:
+        EnvironmentFault: the tensors are not the ones that the config requires.
+    """
     from specbench_cli.engine.models import load
 
     return load.load_weights(folder, config)

@@ -65,7 +65,7 @@ HELP = ["--help", "-h"]
 TRAIN = "train"
 
 LONGEST_TRACE = 20_000
-"""Characters of a traceback that are shown or kept."""
+"""Maximum number of characters of a traceback that are printed or logged."""
 
 app = typer.Typer(
     help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
@@ -192,8 +192,10 @@ def _run(args: list[str]) -> int:
 
 
 def _check_folders(args: Sequence[str]) -> None:
-    """Raise UsageError if a folder of `--out` has a name of several lines: lists of runs and of
-    files have one a line."""
+    """Raise UsageError if the folder name of `--out` contains a line break.
+
+    Lists of runs and files have one name per line.
+    """
     for option, value in zip(args, [*args[1:], ""], strict=False):
         name, given, joined = option.partition("=")
         if name in ("--out", "-o"):
@@ -201,7 +203,7 @@ def _check_folders(args: Sequence[str]) -> None:
 
 
 def _flushed(code: int) -> int:
-    """Write out what is left for stdout; return the exit code, that of a full disk included."""
+    """Flush stdout and return the exit code, or the code of the error if the disk is full."""
     try:
         sys.stdout.flush()
     except OSError as fault:
@@ -239,7 +241,7 @@ def whole() -> typer.Typer:
 
 
 def _whole(command: CommandInfo) -> CommandInfo:
-    """Return a command with its options; those of config models are made only now."""
+    """Return a command with its options, including those that are built from config models."""
     whole = copy.copy(command)
     whole.callback = options.build(command.callback) if command.callback else None
     return whole
@@ -332,9 +334,9 @@ def _once_more(told: sys.UnraisableHookArgs) -> None:
 
 
 def _clean_messages_of_python() -> None:
-    """Clean what Python itself prints: warnings, logs and exceptions of threads.
+    """Escape hidden characters in Python's warnings, logs and thread exceptions.
 
-    Libraries quote foreign text in them, e.g. the model_type of a checkpoint.
+    Libraries quote untrusted text in them, e.g. the model_type of a checkpoint.
     """
 
     class Record(logging.LogRecord):
@@ -382,7 +384,7 @@ def _misused(fault: Exception) -> ExitCode:
 
 
 _OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-"""A folder where a file is needed, a file where a folder is, a link to itself, a socket."""
+"""Errors for a folder in place of a file, a file in place of a folder, a link loop, a socket."""
 
 
 def _lacking(fault: Exception) -> SpecbenchError | None:
@@ -392,8 +394,8 @@ def _lacking(fault: Exception) -> SpecbenchError | None:
         return UsageError(f"no file can be called so: {fault.strerror}: {str(fault.filename)[:60]}")
     if isinstance(fault, FileNotFoundError) and "temporary directory" in str(fault):
         return EnvironmentFault(
-            f"{fault.strerror}: none can be written to",
-            "free some space, or name another one: TMPDIR=DIR",
+            f"{fault.strerror}: none is writable",
+            "free some space, or set another folder: TMPDIR=DIR",
         )
     if isinstance(fault, OSError) and fault.errno in _OTHER_KIND and fault.filename is not None:
         return UsageError(f"{fault.filename}: {fault.strerror}", "name another file or folder")
@@ -418,7 +420,7 @@ def _note_trace(text: str) -> None:
 
 
 def _trace() -> str:
-    """Return the traceback of the exception at hand; its messages may be a plug-in's."""
+    """Return the traceback of the current exception, truncated: a plug-in may have written it."""
     return truncate(traceback.format_exc().rstrip(), LONGEST_TRACE)
 
 

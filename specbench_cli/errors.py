@@ -12,16 +12,16 @@ from enum import IntEnum
 from pathlib import Path
 
 LONGEST_TEXT = 2000
-"""Characters that are kept of a foreign text: an exception, a reason, a server's reply."""
+"""Maximum number of characters kept of an untrusted text, e.g. an exception or a server reply."""
 _MARGIN = 500
-"""Characters by which a text may exceed the limit without being cut. A text that was cut before can
-then get a label in front and a place behind, and still says how many characters were cut."""
+"""Number of characters by which a text may exceed the limit without being cut. So a text that was
+cut once can get a prefix and a suffix, and still reports how many characters were cut."""
 
 
 def truncate(text: str, most: int = LONGEST_TEXT) -> str:
     """Return the text cut to about `most` characters, with the number of characters that were cut.
 
-    Halves of characters (surrogates), which no file can hold, are spelled out.
+    Lone surrogates, which cannot be encoded as UTF-8, are escaped.
     """
     if len(text) > most + _MARGIN:
         text = f"{text[:most]}... ({len(text) - most} more characters cut)"
@@ -29,14 +29,14 @@ def truncate(text: str, most: int = LONGEST_TEXT) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Return the text bounded, with a blank in place of each run of blanks and line breaks."""
+    """Return the truncated text with each run of whitespace replaced by one space."""
     return " ".join(truncate(text).split())
 
 
 def message_of(fault: BaseException) -> str:
-    """Return the message of an exception on one line, bounded; "" if it has none.
+    """Return the truncated message of an exception on one line, or "" if it has none.
 
-    A plug-in's exception may have any number of characters, or a `__str__` that fails.
+    The exception of a plug-in may be very long, or its `__str__` may fail.
     """
     try:
         text = str(fault)
@@ -63,7 +63,7 @@ class ExitCode(IntEnum):
 class SpecbenchError(Exception):
     """An error with a text meant for the user.
 
-    Both texts may quote foreign text, and are cut at about `LONGEST_TEXT` characters.
+    Both texts may quote untrusted text, and are cut at about `LONGEST_TEXT` characters.
 
     Args:
         message: what is wrong, with the value that was given and what is allowed.
@@ -85,9 +85,9 @@ class UsageError(SpecbenchError):
 
 
 class PromptError(UsageError):
-    """A question that cannot be put to the model: no token, too many, or a template that fails.
+    """A prompt that the model cannot decode: no tokens, too many, or a chat template that fails.
 
-    Before anything is measured it ends the run (exit 2). In a later turn it fails that turn alone.
+    Before the measurement starts it ends the run (exit 2). In a later turn only that turn fails.
     """
 
 
@@ -118,11 +118,11 @@ class MethodFault(SpecbenchError):
 
 
 _REASON = 300
-"""Characters of a library's own error that a message repeats."""
+"""Maximum number of characters of a library's error in a message."""
 
 
 def is_foreign(fault: BaseException) -> bool:
-    """Return True if a library raised this, not the user or the system.
+    """Return True if a library raised this exception, and neither the user nor the system.
 
     Panics of Rust libraries are subclasses of BaseException that no module exports.
     """
@@ -130,7 +130,7 @@ def is_foreign(fault: BaseException) -> bool:
 
 
 def reason_of(fault: object) -> str:
-    """Return the text of a library's error, or of a wrong value, in one line of bounded length."""
+    """Return the text of a library's error, or of a wrong value, on one line and truncated."""
     text = " ".join(str(fault)[: 4 * _REASON].split()) or type(fault).__name__
     return text if len(text) <= _REASON else f"{text[:_REASON]}..."
 
@@ -146,21 +146,19 @@ def not_written(fault: OSError, resumed: str | None = None) -> EnvironmentFault 
     """What is said of an error of the system; None where it is no file that cannot be written.
 
     Args:
-        resumed: the command that goes on from what was written; None where nothing goes on.
+        resumed: the command that resumes from the written files; None if nothing can be resumed.
     """
     if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
         return None
     return EnvironmentFault(
         f"{file_of(fault) or 'a file'}: {fault.strerror}",
         "free some space, or permit the access"
-        + (
-            f"; what was kept until then stays, and {resumed} goes on from there" if resumed else ""
-        ),
+        + (f"; results so far are kept, and {resumed} continues from there" if resumed else ""),
     )
 
 
 def full_disk(fault: BaseException) -> OSError | None:
-    """Return a full disk as an error of the system where a library raised an error of its own."""
+    """Return an OSError if a library's own exception reports a full disk, else None."""
     number = next((each for each in sorted(FULL) if os.strerror(each) in str(fault)), None)
     if number is None:
         return None
@@ -168,10 +166,10 @@ def full_disk(fault: BaseException) -> OSError | None:
 
 
 def file_of(fault: BaseException) -> str | None:
-    """Return the file that could not be written; None if nothing says which it was.
+    """Return the name of the file that could not be written, or None if it is unknown.
 
-    The system names a file that cannot be opened, and none that cannot be written: that one is
-    looked for in the frames that the error passed, the innermost first.
+    An OSError names a file that cannot be opened, but not one that cannot be written. That file is
+    searched in the stack frames of the error, innermost first.
     """
     if (named := getattr(fault, "filename", None)) is not None:
         return str(named)

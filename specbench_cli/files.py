@@ -1,11 +1,11 @@
-"""Files: reading those that a person names, and writing without touching those of others.
+"""Safe reading of files that the user names, and safe writing next to files of the user.
 
-A file that is read may be a device without an end or a pipe into which nobody writes: reading is
-bounded in bytes and in time.
+A path that is read may be an endless device or a pipe without a writer. So reads are limited in
+bytes and in time.
 
-Every file that specbench appends to, replaces, removes or delivers passes through this module. No
-link inside an output folder is followed, nothing is half written, and a file that specbench did not
-write is left alone unless the user asked to replace it.
+Every file that specbench appends to, replaces or removes passes through this module. It follows no
+link inside an output folder and writes each file completely or not at all. It replaces a file that
+specbench did not write only if the user asks for it.
 """
 
 from __future__ import annotations
@@ -30,37 +30,36 @@ from specbench_cli.errors import UsageError
 MB = 1_000_000
 
 WAIT_S = 30.0
-"""Seconds that a pipe may stay silent."""
+"""Maximum number of seconds to wait for data from a pipe."""
 
 _CHUNK = 1 << 16
 
 OVERWRITE = "--overwrite"
-"""The option that permits replacing files that specbench did not write."""
+"""Option that permits to replace files that specbench did not write."""
 
 FILE_LIST = ".specbench.json"
 """Name of the file in an output folder that lists the files of specbench with their SHA-256."""
 
 _ABOUT = "files that specbench wrote in this folder"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
-"""Names of files that `replace` writes; a process that was killed may leave one."""
+"""Names of the temporary files of `replace`. A killed process may leave one."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-"""O_NONBLOCK: opening a named pipe must not wait for its other end."""
+"""Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
-"""What `os.open` fails with at a link, a folder or a socket."""
+"""Errors of `os.open` for a link, a folder or a socket."""
 _MOST_READ = 1 << 24
-"""Bytes read of a file to recognise it; those that can be recognised are smaller."""
+"""Maximum number of bytes that are read to recognise a file of specbench. They are smaller."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return what a file holds.
-
-    A device may have no end (`/dev/zero`), and nobody may write into a pipe.
+    """Return the content of a file, which may be an endless device (`/dev/zero`) or a pipe.
 
     Args:
-        most: the largest size in bytes.
+        most: maximum size in bytes.
+
     Raises:
-        OSError: it cannot be read, is larger, or is a pipe that stays silent; `strerror` says so.
+        OSError: the file cannot be read, is larger, or is a pipe that sends no data in time.
     """
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     parts: list[bytes] = []
@@ -77,17 +76,18 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Return the UTF-8 text of a file, line ends as `\\n`.
+    """Return the UTF-8 text of a file, with `\\n` as line ends.
 
     Raises:
-        OSError: as `read_bytes`. UnicodeDecodeError: it is no UTF-8 text.
+        OSError: see `read_bytes`.
+        UnicodeDecodeError: the file is not UTF-8 text.
     """
     text = read_bytes(path, most).decode()
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _part(number: int, path: Path) -> bytes:
-    """Return the next bytes; none at the end."""
+    """Return the next bytes of an open file, or b"" at its end."""
     while True:
         try:
             return os.read(number, _CHUNK)
@@ -98,13 +98,13 @@ def _part(number: int, path: Path) -> bytes:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a regular file that has no second name, without following a link.
+    """Open a regular file without a second hard link, and without following a symbolic link.
 
     Args:
-        flags: as for `os.open`.
+        flags: flags of `os.open`.
 
     Raises:
-        UsageError: the path is a link, a folder or a device, or the file has a second name.
+        UsageError: the path is a link, a folder or a device, or the file has a second hard link.
         OSError: the file cannot be opened for another reason.
     """
     try:
@@ -121,10 +121,10 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a small file that `open_own` opens; None if there is no file.
+    """Return the content of a small file, or None if it does not exist.
 
     Raises:
-        UsageError: as `open_own`.
+        UsageError: see `open_own`.
     """
     try:
         fd = open_own(path, os.O_RDONLY)
@@ -135,8 +135,9 @@ def read_own(path: Path) -> bytes | None:
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Write a file in one go: a reader sees the old content or the new one. A link at the path is
-    replaced, and the file that it leads to stays as it is.
+    """Write a file atomically: a reader sees the old content or the new one.
+
+    A link at the path is replaced. The file that it points to is not changed.
 
     Raises:
         OSError: the file cannot be written; the error names it.
@@ -161,15 +162,15 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Return True if the path is what a killed process left of `replace`."""
+    """Return True if the path is a temporary file that a killed process left in `replace`."""
     return _TEMPORARY.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> None:
-    """Remove a file that specbench wrote; leave anything else.
+    """Remove a file if specbench wrote it.
 
     Args:
-        own: returns True if the content is specbench's.
+        own: function of the content that returns True if specbench wrote it.
     """
     with suppress(UsageError):
         content = read_own(path)
@@ -178,7 +179,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
 
 
 def refuse_link(path: Path) -> None:
-    """Raise UsageError if a path that specbench is about to write to is a link."""
+    """Raise UsageError if a path is a link; call this before writing to the path."""
     if path.is_symlink():
         raise _refused(path)
 
@@ -190,14 +191,15 @@ def write_own(
     *,
     overwrite: bool | None = None,
 ) -> None:
-    """Write a file in one go, in place of one that specbench wrote, or of none.
+    """Write a file atomically; replace an existing file only if specbench wrote it.
 
     Args:
-        own: returns True if the content of the present file is specbench's.
-        overwrite: replace whatever file is there; None: the command has no such option.
+        own: function of the existing content that returns True if specbench wrote it.
+        overwrite: True replaces any existing file. None: the command has no such option.
 
     Raises:
-        UsageError: the file is not specbench's. OSError: it cannot be written.
+        UsageError: specbench did not write the existing file.
+        OSError: the file cannot be written.
     """
     check_own(path, own, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,9 +207,9 @@ def write_own(
 
 
 def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if `write_own` would; call this before long work whose result it writes."""
+    """Raise UsageError if `write_own` would; call this before a long computation."""
     if path.is_dir() and not path.is_symlink():
-        raise UsageError(f"{path} is a folder, and a file is to be written", "give another --out")
+        raise UsageError(f"{path} is a folder, not a file", "choose another --out")
     if overwrite:
         return
     try:
@@ -255,7 +257,7 @@ def staging_folder(
         if wrong and kept is None:
             raise _foreign([folder / place for place in new if place in wrong], overwrite)
         moved = {place: value for place, value in new.items() if place not in wrong}
-        # Both contents are specbench's until all are moved: a kill in between loses neither.
+        # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _list(folder, known | both)
         for place in moved:
@@ -267,14 +269,14 @@ def staging_folder(
 
 
 def _list(folder: Path, written: dict[str, str]) -> None:
-    """Keep which files specbench wrote in a folder."""
+    """Store the list of files that specbench wrote in a folder, with their SHA-256."""
     if written:
         listed = {"about": _ABOUT, "files": written}
         replace(folder / FILE_LIST, json.dumps(listed, indent=1, sort_keys=True) + "\n")
 
 
 def _staging_prefix() -> str:
-    """Return how the names of temporary folders begin on this machine; the process follows."""
+    """Return the name prefix of temporary folders on this machine. The process id follows it."""
     return f".specbench-{sha256(platform.node().encode()).hexdigest()[:8]}-"
 
 
@@ -287,7 +289,7 @@ def _remove_stale_staging(folder: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Return True if a process of that number exists, or nothing is known of it."""
+    """Return True if a process with this id exists, or if that cannot be checked."""
     import psutil
 
     try:
@@ -300,7 +302,7 @@ def _known(folder: Path) -> dict[str, str]:
     """Return the files that specbench wrote in a folder, each with its SHA-256.
 
     Raises:
-        UsageError: the file that lists them is something else.
+        UsageError: specbench did not write the file that lists them.
     """
     file = folder / FILE_LIST
     content = read_own(file)
@@ -316,7 +318,7 @@ def _known(folder: Path) -> dict[str, str]:
 
 
 def _may_replace(folder: Path, place: str, hashes: set[str], overwrite: bool | None) -> bool:
-    """Return True if a file of a folder is absent, is specbench's, or may be replaced anyway."""
+    """Return True if a file is absent, has one of these SHA-256, or `overwrite` is True."""
     there = folder / place
     for parent in there.relative_to(folder).parents:
         above = folder / parent
@@ -340,15 +342,15 @@ def _sha256(file: Path) -> str:
 
 def _refused(path: Path) -> UsageError:
     return UsageError(
-        f"{path} is a link, has a second name or is no file: specbench writes to files of its own"
-        " alone",
-        "copy the folder, so that it holds the file itself, or give another --out",
+        f"{path} is a link, has a second hard link or is no file: specbench writes only to its own"
+        " files",
+        "copy the folder, so that it contains the file itself, or choose another --out",
     )
 
 
 def _foreign(paths: list[Path], overwrite: bool | None = False) -> UsageError:
     more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
-    away = "give another --out, move it away"
+    away = "choose another --out, move it away"
     return UsageError(
         f"{paths[0]}{more}: specbench did not write this, or it was changed since",
         f"{away} or remove it" if overwrite is None else f"{away}, or replace it: {OVERWRITE}",

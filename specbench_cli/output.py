@@ -4,7 +4,7 @@ A person at a terminal gets tables and colours; a pipe gets lists as tab-separat
 `cut`, `awk` and pandas read what they are given, and the result of a run as it is asked for
 (`Format`). NO_COLOR takes colours away, FORCE_COLOR makes a pipe
 look like a terminal, for CI logs. Text is never read as markup. Everything that is printed or
-written to a page passes `plain`, so that characters that act or hide are spelled out.
+written to a page passes `plain`, which escapes control characters and invisible characters.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _HIDDEN = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: ESC, CR, DEL, the C1 set
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
-    "\u2028\u2029"  # line breaks that no terminal shows
+    "\u2028\u2029"  # line and paragraph separators
     "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0"
     "\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff"  # what has no width
-    "\ud800-\udfff"  # halves of characters, which no file can hold
+    "\U000e0000-\U000e0fff"  # characters without width
+    "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
     "]"
 )
-"""Characters that act on a terminal, change the writing direction or cannot be seen. U+200C and
-U+200D are left alone: Persian, Hindi and emoji need them."""
+"""Control characters, characters that change the writing direction, and invisible characters.
+U+200C and U+200D are not included, because Persian, Hindi and emoji need them."""
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
-"""The beginning of a line that GitHub Actions reads as a command."""
+"""Start of a line that GitHub Actions reads as a command."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-"""Characters that begin a formula in a spreadsheet; some take the full-width forms as well."""
+"""Characters that begin a formula in a spreadsheet, including their full-width forms."""
 _SPLITS = ("\t", "\r", "\n")
 _SPLIT_OFF = re.compile(rf"[;\t\r\n]\s*(?=[{re.escape(''.join(_FORMULA))}])")
 _FIGURES = re.compile(r"[-+\d.,%\[\] ]*(?:e[-+]\d+|x)?")
-"""Figures alone, as tables show them: no formula, whatever sign they begin with."""
+"""Numbers as tables show them. They are no formulas, even with a sign in front."""
 _HIDDEN_IN_JSON = re.compile(f"{_HIDDEN.pattern}|#(?=#\\[)")
 
 
@@ -72,7 +72,7 @@ class _Console(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Clean the text of every segment; rich's own control codes pass."""
+        """Escape hidden characters in each segment, except in rich's own control codes."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -105,11 +105,11 @@ class _Talk:
 
 
 class NamedStream:
-    """A standard stream whose errors name it: those of the system name no file.
+    """Wrapper of a standard stream whose OSErrors name the stream.
 
     Args:
-        stream: where it writes.
-        name: what errors call it.
+        stream: the stream to write to.
+        name: name of the stream in errors.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -124,12 +124,12 @@ class NamedStream:
             return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts one after another."""
+        """Write a sequence of texts."""
         with self._naming():
             self._stream.writelines(lines)
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Flush the buffer."""
         with self._naming():
             self._stream.flush()
 
@@ -184,12 +184,12 @@ def console(*, stderr: bool) -> Console:
 
 
 def plain(value: object, lead: str = "\\") -> str:
-    """Return the text with every hidden character spelled out: `\\x1b`, `\\u202e`.
+    """Return the text with hidden characters escaped, e.g. `\\x1b` and `\\u202e`.
 
-    Tab and newline stay. Terminals and pages take text that passed here, and no other.
+    Tab and newline stay. All text for terminals and pages passes through this function.
 
     Args:
-        lead: How a backslash is written in the target format.
+        lead: Backslash as the target format spells it.
     """
     text = "" if value is None else str(value)
     if text.isascii() and text.isprintable():
@@ -198,15 +198,15 @@ def plain(value: object, lead: str = "\\") -> str:
 
 
 def styled(value: object, style: str = "") -> Text:
-    """Return text that rich lays out by the width that is shown: cleaned before it is measured."""
+    """Return rich text with hidden characters escaped, so that rich measures the printed width."""
     return Text(plain(value), style)
 
 
 def harmless(value: object) -> object:
-    """Return a cell for a spreadsheet, which evaluates no text as a formula.
+    """Return a value as a spreadsheet cell that is not evaluated as a formula.
 
-    An apostrophe is put before text that begins like a formula, at the start of the cell and where
-    some spreadsheets split it: at a semicolon, a tab or a line break. Numbers stay numbers.
+    Text that begins like a formula gets an apostrophe in front. Some spreadsheets split a cell at a
+    semicolon, tab or line break, so the same applies there. Numbers stay numbers.
     """
     if not isinstance(value, str):
         return value
@@ -217,7 +217,7 @@ def harmless(value: object) -> object:
 
 
 def escaped_json(document: str) -> str:
-    """Return a JSON text of the same value whose hidden characters are JSON escapes."""
+    """Return a JSON document with its hidden characters as JSON escapes, so it reads the same."""
     return _HIDDEN_IN_JSON.sub(lambda found: _units(found[0]), document)
 
 
@@ -228,7 +228,7 @@ def _units(text: str) -> str:
 
 
 def _safe_in_a_log(text: str) -> str:
-    """Return cleaned text; under GitHub Actions, no line of it is read as a workflow command."""
+    """Return escaped text; under GitHub Actions, also escape workflow commands."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
@@ -292,7 +292,7 @@ def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
 
 
 def _field(cell: str) -> str:
-    """Return a cell as a field of a tab-separated line, which a spreadsheet may read."""
+    """Return a cell as a field of a tab-separated line that is safe in a spreadsheet."""
     text = " ".join(cell.split())
     return text if _FIGURES.fullmatch(text) else str(harmless(text))
 
@@ -335,9 +335,9 @@ def error(message: str, hint: str | None = None) -> None:
 
 
 def open_closed_streams() -> None:
-    """Send to nowhere what is written to a standard stream that was closed (`>&-`, `2>&-`).
+    """Redirect closed standard streams (`>&-`, `2>&-`) to `os.devnull`.
 
-    Python has None for such a stream, and its number would go to the next file that is opened.
+    Python sets such a stream to None, and the next opened file would get its file descriptor.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -4,4 +4,4 @@ OUTPUT = "Output"
 """The panel of each command's help that says what comes out, where and in which form."""
 
 OVERWRITE = "Replace files that specbench did not write."
-"""The help of the option that permits it."""
+"""Help text of `--overwrite`."""

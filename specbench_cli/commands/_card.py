@@ -87,7 +87,7 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
-    """Return a method's row of the table in docs/catalogue.md."""
+    """Return the table row of a method in docs/catalogue.md."""
     return {
         "method": f"`{facts['name']}`",
         "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
@@ -98,7 +98,7 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return README's table of methods: a row for each family, with lossy methods apart."""
+    """Return the method table of README: one row per family, and one for its lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, entry in registry.ours().items():
         lossy = entry.guarantee == registry.LOSSY

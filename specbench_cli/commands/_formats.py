@@ -1,4 +1,4 @@
-"""The words of `--to`: names of file formats, and their other spellings."""
+"""File format names of `--to`, and their alternative spellings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import UsageError
 
 _SPELLINGS = (("md", "markdown"), ("latex", "tex"))
-"""Words for one format: each command takes all of them, whichever it lists."""
+"""Spellings of the same format. Each command accepts all of them, and lists one."""
 
 
 def formats(to: str, known: Collection[str], hint: str) -> list[str]:
-    """Return the formats that `--to` names, each once, by the names that the command lists.
+    """Return the formats that `--to` names, without duplicates, as the command spells them.
 
     Args:
-        hint: a command that is right.
+        known: format names as the command spells them.
+        hint: example of a correct command, for the error.
+
     Raises:
-        UsageError: an unknown format, or none.
+        UsageError: a format is unknown, or `to` names none.
     """
     names = {name: name for name in known}
     for spellings in _SPELLINGS:

@@ -1,4 +1,4 @@
-"""Asking the user for permission to run what a folder asks for."""
+"""Prompt for the user's permission to run the programs that a folder names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specbench_cli.config import permission
 
 
 def permission_check(trust: bool) -> permission.Check:
-    """Return what decides on requests: the option, else the user at the terminal, else nobody."""
+    """Return the permission check: permit all with `--trust`, else ask at a terminal or refuse."""
     return permission.permit_all if trust else _ask
 
 
 def _ask(asked: Sequence[permission.PermissionRequest], source: str) -> None:
-    """Ask at a terminal. Raises UsageError where there is none, or the answer is no."""
+    """Ask the user at a terminal. Raise UsageError if there is no terminal or the answer is no."""
     lacking = [request for request in asked if not request.granted]
     if lacking and sys.stdin.isatty() and sys.stderr.isatty():
         output.note(f"{source} asks for {', '.join(request.what for request in lacking)}")

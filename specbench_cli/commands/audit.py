@@ -68,7 +68,7 @@ def audit(
         bool,
         typer.Option(
             "--resume",
-            help="Keep the certificates in --out that are of this very code; audit the other"
+            help="Keep the certificates in --out that were made with the same code; audit the other"
             " methods.",
             rich_help_panel=AUDITED,
         ),
@@ -151,7 +151,7 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
 
 
 def _kept(names: list[str], folder: Path) -> list[Certificate]:
-    """Return the certificates in a folder that an audit of the same code would write again."""
+    """Return the certificates in a folder whose method and code are unchanged."""
     from specbench_cli.audit.certificate import reusable_certificate
 
     found = (reusable_certificate(_file(folder, name), registry.load(name)) for name in names)
@@ -163,7 +163,7 @@ def _time(seconds: float) -> str:
 
 
 def _file(folder: Path, method: str) -> Path:
-    """Return the file of a method's certificate."""
+    """Return the path of a method's certificate."""
     return folder / f"{method.replace(':', '-')}.json"
 
 
@@ -178,7 +178,7 @@ def _write(certificate: Certificate, folder: Path) -> None:
 
 
 def _is_certificate(content: bytes) -> bool:
-    """Return True if this is a certificate, of whatever version."""
+    """Return True if the content is a certificate of any version."""
     import json
 
     try:

@@ -251,7 +251,7 @@ def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) ->
 
 
 def _is_document(content: bytes) -> bool:
-    """Return True if this is a comparison that was written as JSON."""
+    """Return True if the content is a comparison that specbench wrote as JSON."""
     try:
         found = loads(content)
     except ValueError:
@@ -264,7 +264,7 @@ _OWN: dict[str, Callable[[bytes], bool]] = {
     "junit": lambda content: b'<testsuites name="specbench compare"' in content[:200],
     "json": _is_document,
 }
-"""By format: True for the content of a file that this command wrote."""
+"""For each format, a function that returns True if this command wrote the content of a file."""
 
 
 def _rendered(found: Comparison, name: str) -> str:

@@ -65,7 +65,7 @@ def init(
 
 
 def _text() -> str:
-    """Return the file: the settings of each panel of the help, with their meaning and default."""
+    """Return the text of the config file: all settings, with help and default, by help panel."""
     from specbench_cli.config.run import RunConfig
 
     lines, found = [HEAD], [*settings(RunConfig)]

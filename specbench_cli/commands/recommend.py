@@ -43,7 +43,7 @@ _SETTINGS = options.OptionSubset(
     "specbench_cli.config.run:RunConfig",
     {
         "methods": {
-            "help": "Choose among these; a lossy method must be named.",
+            "help": "Methods to choose from; a lossy method must be named.",
             "default": "all lossless ones that can run here",
         },
         "tasks": {"help": "Tasks by name, or files with your own requests."},
@@ -51,7 +51,7 @@ _SETTINGS = options.OptionSubset(
         "draft": {},
         "limit": {"default": "all"},
         "category": {},
-        "set": {"help": "Set a method parameter, e.g. sps.length=7. It is not searched then."},
+        "set": {"help": "Set a method parameter, e.g. sps.length=7, which is then not searched."},
         "plugins": {"help": "Python file that defines methods, which -m must name."},
         "temperature": {},
         "top_p": {},
@@ -77,9 +77,9 @@ _SETTINGS = options.OptionSubset(
 def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """Recommend a method and its settings, within a time budget.
 
-    All methods that can run here are tried on a few prompts, the better half on twice as many, and
-    so on. The best one is confirmed on prompts that the search did not use. If no method is faster,
-    the result says so. It also models batches and other machines, and prints settings for other
+    Tries all methods that can run here on a few prompts, then the better half on twice as many,
+    and so on (successive halving). Confirms the best one on prompts that the search did not use. Says
+    so if no method is faster. Also models batches and other machines, and prints settings for other
     engines.
     """
     from specbench_cli.config.recommend import RecommendInvocation
@@ -200,7 +200,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 
 
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of all rounds and the source of each. Raises UsageError."""
+    """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
     from specbench_cli.execute.isolation.rooms import vet
 

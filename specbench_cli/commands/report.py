@@ -307,7 +307,7 @@ def _scaling(
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Raise UsageError where a folder cannot be written to."""
+    """Raise UsageError if writing to a folder fails."""
     try:
         yield
     except OSError as error:

@@ -56,7 +56,7 @@ EPILOG = "\n\n".join(
 )
 
 CANDIDATES = "8"
-"""The number of candidates of `--tune` without a number."""
+"""Number of candidates of `--tune` if no number is given."""
 
 
 @options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:RunInvocation")
@@ -86,18 +86,18 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         place, results, reading = _measured(settings, how, view)
     with (
         told_how_to_go_on(place, view, part=False),
-        suppress(BrokenPipeError),  # the reader closed the pipe, and the run is finished
+        suppress(BrokenPipeError),  # the run is finished, so a closed pipe does no harm
     ):
         _show(reading, place, form)
     return _told(results, reading)
 
 
 _NEW_RUN = ("out", "config", "dry_run")
-"""Options of a new run, which `--resume` refuses."""
+"""Options of a new run. They are an error with `--resume`."""
 
 
 def _composed(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of a new run, and the source of each. Raises UsageError."""
+    """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
 
     if how.force:
@@ -121,7 +121,7 @@ def _composed(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dic
 
 
 def _planned(asked: RunConfig, view: RunProgress) -> ExitCode:
-    """Print the plan of a run, or of each run of a matrix."""
+    """Print the plan of a run, or of each run in a matrix."""
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.matrix import is_matrix, pairs
     from specbench_cli.execute.planning.outlook import outlook
@@ -135,10 +135,10 @@ def _planned(asked: RunConfig, view: RunProgress) -> ExitCode:
 def _measured(
     settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[Result], Reading]:
-    """Measure a new run or a matrix of runs, or what an interrupted one lacks (settings None).
+    """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
-        typer.Exit: this process measures one repeat, which the parent process reads.
+        typer.Exit: this process measured one repeat; the parent process reads the exit code.
     """
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.matrix import is_matrix
@@ -180,7 +180,7 @@ def _measured(
 def _matrix(
     place: Path, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[Result], Reading]:
-    """Measure what the runs of a matrix lack."""
+    """Measure the missing outputs of all runs in a matrix."""
     with told_how_to_go_on(place, view, part=False):
         return place, *carry_out(place, view, how.force, how.in_turn)
 
@@ -197,8 +197,8 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
     environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
     if environment and not left_out and not any(each.void for each in results):
         output.error(
-            "no method beside vanilla was measured to the end",
-            "why is said above, and in report.md",
+            "no method other than vanilla was measured completely",
+            "see the reasons above, or in report.md",
         )
     order = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
     return max((each.exit_code for each in results), key=order.index)

@@ -14,7 +14,7 @@ from specbench_cli.config import problems
 from specbench_cli.config.sweep import values, written
 
 MOST_BYTES = 64 * files.MB
-"""Bytes of a trace."""
+"""Maximum size of a trace file in bytes."""
 
 FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
 
@@ -105,7 +105,7 @@ def _positive(text: str, what: str, typed: str) -> float:
 def _trace(path: Path) -> tuple[float, ...]:
     try:
         lines = files.read_text(path, MOST_BYTES).split("\n")
-    except (OSError, ValueError) as error:  # a name with a zero byte; no UTF-8 text
+    except (OSError, ValueError) as error:  # a name with a null byte, or text that is not UTF-8
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"trace {path} cannot be read: {why}") from error
     times: list[float] = []

@@ -15,7 +15,7 @@ from specbench_cli.errors import UsageError
 _MOST = 100_000
 """Values of a file, those that its aliases repeat counted each time."""
 MOST_BYTES = files.MB
-"""Bytes of a file."""
+"""Maximum size of a config file in bytes."""
 EXAMPLE = "a line is an option's name and its value, for example: limit: 24"
 
 
@@ -83,8 +83,8 @@ def read(path: Path) -> Document:
         raise UsageError(f"{path}{at}: {fault.problem} (not valid YAML)", EXAMPLE) from fault
     except (yaml.YAMLError, ValueError) as fault:
         says = " ".join(str(fault).split())
-        if "digits" in says:  # Python's own, with its own advice
-            says = f"it holds a number of more than {sys.get_int_max_str_digits()} digits"
+        if "digits" in says:  # Python's message advises to change an interpreter setting
+            says = f"it contains a number of more than {sys.get_int_max_str_digits()} digits"
         raise UsageError(f"{path}: {says} (not valid YAML)", EXAMPLE) from fault
     except RecursionError as fault:
         raise UsageError(f"{path}: it is nested too deeply", EXAMPLE) from fault

@@ -84,7 +84,7 @@ def load(
         sweeps: `METHOD.PARAM=VALUES` texts.
         vet: looks at a plug-in before this process imports it; not asked where `isolation` is
             "none".
-        check: refuses what `specbench.yaml` asks for and the user did not permit.
+        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
 
     Returns:
         The configuration, and where each of its values came from.
@@ -115,7 +115,7 @@ def compose(
     # Plug-ins first: the names of their methods may stand in any layer.
     first = reduce(or_, layers).fields
     plugins = _split(first.get("plugins", Sourced([], "")).value)
-    # The working folder's file is read without being named: it may be anybody's.
+    # The file in the working folder is read automatically, so another person may have written it.
     found = layers[0] if own.is_file() and file != own else Given()
     foreign = partial(_is_of, found)
     if isinstance(plugins, list):
@@ -149,7 +149,7 @@ def compose(
 
 
 def _is_of(source: Given, name: str, fields: Mapping[str, Sourced]) -> bool:
-    """Return True if the value of a field is the one that a source gives."""
+    """Return True if the value of a field comes from a source."""
     return name in fields and fields[name] is source.fields.get(name)
 
 
@@ -232,7 +232,7 @@ def _plain(value: Any, place: Place, sources: Mapping[str, str]) -> None:
 
 
 def _is_of_params(place: Place) -> bool:
-    """Return True if a value is a method's parameter: those may be texts of several lines."""
+    """Return True if a value is a method parameter. Those may have several lines."""
     return place[0] in BLOCKS or "params" in place
 
 

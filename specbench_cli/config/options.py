@@ -1,7 +1,7 @@
 """Command-line options that are derived from the fields of config models.
 
-A field declares its option once, in an `Option` beside its type. The command line, the help, the
-commented config file of `specbench init` and the JSON schema are made from these declarations.
+A field declares its option once, as an `Option` in its annotation. The command line, the help, the
+commented config file of `specbench init` and the JSON schema are generated from it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Option:
     """The command-line option of a field.
 
     Attributes:
-        panel: heading of the help that lists the option.
+        panel: help panel that lists the option.
         metavar: placeholder for the value; None for a switch.
-        help: one or two sentences.
-        default: the default as the help shows it, where the field's own default does not say it.
-        short: a second, short name, such as "-m".
-        name: the option's name, where it is not the field's.
-        choices: the values that the command line accepts, where the field's type allows more.
-        as_text: True if the command line passes any text on, and the model checks it.
-        complete: "module:function", which returns the words that a shell may complete.
-        hidden: True if the help does not list it.
+        help: help text of one or two sentences.
+        default: the default as the help shows it, if it differs from the field's default.
+        short: short name, such as "-m".
+        name: name of the option, if it differs from the field's name.
+        choices: values that the command line accepts, if the field's type allows more.
+        as_text: True if the command line passes on any text, which the model validates.
+        complete: "module:function" that returns the words for shell completion.
+        hidden: True if the help does not list the option.
     """
 
     panel: str
@@ -60,7 +60,7 @@ class Option:
 TRUST = Option(
     OUTPUT, None, "Permit plug-ins that ./specbench.yaml or the folder of --resume names."
 )
-"""The option of every command that may import a plug-in which a folder names."""
+"""Option of every command that may import a plug-in named by a folder."""
 
 
 class Setting(NamedTuple):
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
 
     @property
     def default(self) -> str:
-        """The default, as help and config files show it."""
+        """Default value as help and config files show it."""
         value = self.field.default
         if self.option.default is not None:
             return self.option.default
@@ -97,12 +97,12 @@ def settings(model: type[BaseModel]) -> Iterator[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class OptionSubset:
-    """Some options of a config model, as another command shows them.
+    """Selection of options of a config model, for another command.
 
     Attributes:
-        model: "module:class".
-        fields: names of the fields, in the order of the help; each with the attributes of its
-            `Option` that differ.
+        model: the config model as "module:class".
+        fields: field names in the order of the help, each with the attributes of its `Option` that
+            this command changes.
     """
 
     model: str
@@ -118,14 +118,14 @@ class OptionSubset:
 
 
 def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of config models.
+    """Return a decorator that adds the options of config models to a command.
 
-    The decorated function takes one mapping for each model: the values that the user typed, by
-    field name. Values are texts; the model converts and validates them.
+    The decorated function takes one mapping per model, from field names to the text that the user
+    typed. The model converts and validates these texts.
 
     Args:
-        models: "module:class" each, or a part of one. They are imported when the command is built,
-            since pydantic takes longer to import than the help of other commands takes.
+        models: config models as "module:class", or an `OptionSubset`. They are imported when the
+            command is built, because importing pydantic would slow down the help of all commands.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,10 +142,10 @@ def build(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
-    """Return a model of what the user typed.
+    """Return a config model of the typed values.
 
     Raises:
-        UsageError: a value is not allowed; the error names its option and has the hint.
+        UsageError: a value is invalid. The error names its option and shows the hint.
     """
     from pydantic import ValidationError
 
@@ -182,7 +182,7 @@ def _built(
 
 
 def _given(values: Mapping[str, Any], group: list[Setting]) -> dict[str, Any]:
-    """Return what the user typed of a model's options."""
+    """Return the values of a model's options that the user typed, by field name."""
     typed = {setting.name: values[setting.name] for setting in group}
     return {name: value for name, value in typed.items() if value not in (None, [], False)}
 
@@ -193,7 +193,7 @@ def _imported(name: str) -> Any:
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    """Return the parameter from which typer makes an option."""
+    """Return the function parameter from which typer creates an option."""
     name, field, option = setting
     kind = _typed(field.annotation, option)
     names = [option.name or option_name(name), *([option.short] if option.short else [])]
@@ -215,7 +215,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 
 
 def _typed(annotation: Any, option: Option) -> Any:
-    """Return the type that the command line parses a value as: mostly a text, as it was typed."""
+    """Return the type that typer parses a value as: text, unless it is a flag or a choice."""
     if option.choices:
         return Literal[option.choices] | None
     if annotation is bool:

@@ -1,9 +1,9 @@
-"""Permission to run what a folder asks for.
+"""Permission to run programs that a folder names.
 
-A plug-in that the user names on the command line is the user's choice. One that the folder of a run
-or a `specbench.yaml` in the working folder names may be anybody's program: it runs only if the user
-ran the same file before, or permits it. What was permitted is remembered in the user's cache, by
-path and content.
+A plug-in that the user names on the command line always runs. A run folder or a `specbench.yaml` in
+the working folder may come from another person. A plug-in that it names runs only if the user ran
+the same file before, or permits it now. Permissions are stored in the user's cache, by path and
+content.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from specbench_cli.config.run import MethodChoice, RunConfig
 
 TRUST = "--trust"
-"""The option that permits what a folder asks for."""
+"""Option that permits everything that a folder requests."""
 
 SERVER = "engine:http"
-"""The method that sends an API key to a server."""
+"""Name of the method that sends an API key to a server."""
 
 _permitted: set[str] = set()
-"""Digests that were permitted in this process; the cache may not be writable."""
+"""Digests that were permitted in this process, in case the cache is not writable."""
 
 
 @dataclass(frozen=True)
 class PermissionRequest:
-    """What a folder asks for.
+    """Action that a folder requests and the user must permit.
 
     Attributes:
-        what: for a person.
-        digest: of what is permitted: another file, or another content, needs another permission.
+        what: description for the user.
+        digest: hash of the action. Another file or other content needs a new permission.
     """
 
     what: str
@@ -49,7 +49,7 @@ class PermissionRequest:
 
 
 Check = Callable[[Sequence[PermissionRequest], str], None]
-"""Takes what is asked for and the file that asks. Raises UsageError unless it is permitted."""
+"""Function of the requests and the file they come from. Raises UsageError if not permitted."""
 
 
 def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
@@ -63,11 +63,11 @@ def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
 
 
 def uncontained(place: Path, content: str) -> PermissionRequest:
-    """Return the request to run the code of answers, and of their tests, without containment.
+    """Return the request to run generated code and its tests without containment.
 
     Args:
-        place: the file that asks for it.
-        content: its settings.
+        place: the file that contains the setting.
+        content: content of that file.
     """
     what = "code of answers and tests to be run without containment (uncontained)"
     return PermissionRequest(what, _digest("uncontained", place.resolve(), content))
@@ -85,10 +85,10 @@ def keys(rows: Iterable[MethodChoice]) -> list[PermissionRequest]:
 
 
 def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
-    """Return all that a configuration asks for.
+    """Return all requests of a configuration.
 
     Args:
-        place: the file that holds it.
+        place: the file that stores the configuration.
     """
     loose = config.run_code and config.uncontained
     answers = [uncontained(place, config.model_dump_json())] if loose else []
@@ -96,7 +96,7 @@ def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
 
 
 def permit(asked: Iterable[PermissionRequest]) -> None:
-    """Remember that the user permits what is asked for."""
+    """Store that the user permits these requests."""
     for request in asked:
         _permitted.add(request.digest)
         with suppress(OSError):
@@ -105,10 +105,10 @@ def permit(asked: Iterable[PermissionRequest]) -> None:
 
 
 def check(asked: Sequence[PermissionRequest], source: str) -> None:
-    """Raise UsageError unless the user permitted everything that is asked for.
+    """Raise UsageError unless the user permitted all requests.
 
     Args:
-        source: the file that asks.
+        source: the file that the requests come from.
     """
     lacking = [request.what for request in asked if not request.granted]
     if lacking:
@@ -120,25 +120,26 @@ def check(asked: Sequence[PermissionRequest], source: str) -> None:
 
 
 def permit_all(asked: Sequence[PermissionRequest], source: str) -> None:
-    """Permit what is asked for: the user gave `TRUST`."""
+    """Permit all requests, because the user passed `TRUST`."""
     permit(asked)
 
 
 def is_given(value: Any) -> bool:
-    """Return True if a setting, as a file writes it, may mean yes."""
+    """Return True if the raw value of a setting may mean yes."""
     return value not in (None, False, 0, "", "0", "false", "no", "off")
 
 
 def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the methods of plug-ins whose files are no longer what they were, each with the
-    checksum that its file has now, or "another".
+    """Return the plug-in methods whose file changed, each with the current checksum of the file.
+
+    With several plug-ins the checksum is "another".
 
     Args:
-        method_files: SHA-256 of each plug-in method's file then.
-        paths: the plug-ins now.
+        method_files: SHA-256 of the file of each plug-in method when the run began.
+        paths: the current plug-in files.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: a file does not exist.
     """
     now = []
     for path in paths:
@@ -150,7 +151,7 @@ def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[
 
 
 def _folder() -> Path:
-    from specbench_cli.tasks.source import cache_folder  # which reads all tasks' cards
+    from specbench_cli.tasks.source import cache_folder  # slow: it reads all task cards
 
     return cache_folder() / "permitted"
 

@@ -18,7 +18,7 @@ _SHOWN = 80
 """Characters of a value."""
 
 _LISTED = 12
-"""Names in an error; of more the first ones are listed, and the others are counted."""
+"""Maximum number of names that an error lists. The others are counted."""
 
 _LONG_WORD = re.compile(r"\S{1000,}")
 
@@ -33,10 +33,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant; None where none is near.
+    """Return the known word that the user probably meant, or None.
 
-    A word that begins with what was typed comes before one that looks like it: `gsm` means `gsm8k`,
-    not `mgsm`. Upper case, and `-` for `_`, make no difference.
+    Words that begin with the typed text come before similar words: `gsm` means `gsm8k`, not `mgsm`.
+    Case does not matter, and `-` equals `_`.
     """
     if len(word) > _SHOWN:
         return None
@@ -48,14 +48,14 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def listed(known: Iterable[str]) -> str:
-    """Return names for an error, separated by commas; of many the first ones and a count."""
+    """Return names separated by commas for an error, at most `_LISTED` and a count of the rest."""
     names = list(known)
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED + 1 else ""
     return ", ".join(map(shown, names[:_LISTED] if more else names)) + more
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """Return the first name that comes a second time; None if each comes once."""
+    """Return the first name that occurs twice, or None."""
     seen = set[str]()
     for name in names:
         if name in seen:
@@ -65,7 +65,7 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return True if a text has no control character and no line break: a table can show it."""
+    """Return True if a text has no control character and no line break, so tables can show it."""
     return not any(category(letter) in ("Cc", "Zl", "Zp") for letter in text)
 
 
@@ -73,23 +73,23 @@ def check_one_line(subject: str, text: str) -> None:
     """Raise UsageError if a text has a control character or a line break.
 
     Args:
-        subject: what it is, as the user knows it.
+        subject: name of the text in the error.
     """
     if not is_one_line(text):
         raise UsageError(
             f"{subject} must have no line break and no control character, got {shown(repr(text))}",
-            "give it a name of one line",
+            "use a name of one line",
         )
 
 
 def shown(value: object) -> str:
-    """Return a value for an error: no longer than a line."""
+    """Return a value as text for an error, cut to one line."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def shorten_words(message: str) -> str:
-    """Return a message without the rest of words that no line could hold, as of a huge number."""
+    """Return a message with very long words cut, such as huge numbers."""
     return _LONG_WORD.sub(lambda word: shown(word[0]), message)
 
 

@@ -12,11 +12,11 @@ from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
 from specbench_cli.config.problems import shown
 
 ELSEWHERE = "Elsewhere"
-"""Heading of the options about modelled batches and other machines."""
+"""Help panel of the options about modelled batches and other machines."""
 
 
 MOST_MINUTES = 100_000
-"""The longest time limit: 69 days."""
+"""Maximum time limit in minutes (69 days)."""
 
 
 def _minutes(value: Any) -> Any:
@@ -31,7 +31,7 @@ def _minutes(value: Any) -> Any:
 
 
 def _batch_sizes(value: Any) -> Any:
-    """Parse sizes separated by commas; 0 stands for none."""
+    """Parse batch sizes separated by commas; 0 means none."""
     words = [word.strip() for word in str(value).split(",") if word.strip()]
     sound = all(word.isdecimal() and len(word) <= 6 for word in words)
     if not words or not sound or len(set(words)) < len(words):
@@ -43,7 +43,7 @@ def _batch_sizes(value: Any) -> Any:
 
 
 class RecommendInvocation(BaseModel):
-    """Options of one call of `specbench recommend`, beside the settings of its runs."""
+    """Options of one call of `specbench recommend`, in addition to the settings of its runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

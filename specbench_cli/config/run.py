@@ -46,11 +46,11 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 COLDEST, HOTTEST = 1e-3, 1e6
 """The lowest temperature above 0, and the highest."""
 MOST_DIGITS = 300
-"""Digits of a number: what no float holds is no setting."""
+"""Maximum number of digits of a number, since longer ones do not fit into a float."""
 MOST_METHODS = 128
-"""Rows of a run, and of a table: all pairs of them are compared, which takes memory and time."""
+"""Maximum number of methods in a run or table. Comparing all pairs takes memory and time."""
 MOST_NAMES = 10_000
-"""Entries of any other list: tasks, questions, categories, models, plug-ins."""
+"""Maximum length of any other list: tasks, questions, categories, models, plug-ins."""
 SMALLEST_P = 1e-9
 """The smallest top-p: float32 holds what is far below as 0, which would keep no token."""
 
@@ -150,8 +150,8 @@ class RunConfig(BaseModel):
     """Settings of a run, by the keys of a config file. Each field declares its option.
 
     `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `targets` and
-    `drafts` make one run for each pair (`execute.planning.matrix`). `devices` applies to methods
-    whose workers compute at the same time; all others use `device` and `threads`.
+    `drafts` start one run for each pair (`execute.planning.matrix`). `devices` applies to methods
+    whose workers compute in parallel; all other methods use `device` and `threads`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -257,8 +257,8 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "BY",
-            "Criterion of --tune: time per token; or forwards, weighted by model size, which no"
-            " noise reaches.",
+            "Criterion of --tune: time per token, or forwards weighted by model size, which have no"
+            " timing noise.",
         ),
     ] = "time"
     profile: Annotated[
@@ -321,7 +321,7 @@ class RunConfig(BaseModel):
             DECODING,
             "P|RUN",
             "For targets with random weights (--target shape:llama-2-7b): accept a draft's first"
-            " choice with this probability, or as often as a run's drafts were accepted.",
+            " choice with this probability, or with the acceptance rate of a run.",
             default="by the random weights",
         ),
     ] = None
@@ -343,7 +343,7 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "N",
-            "With --batch: maximum number of prompt tokens that one forward reads beside the drafts"
+            "With --batch: maximum number of prompt tokens in one forward, together with the drafts"
             " of other sequences.",
         ),
     ] = Field(256, ge=1)
@@ -420,7 +420,7 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "WHICH",
-            "Controls beside a lossy method: auto (the draft alone, the lossless method with the"
+            "Control runs for a lossy method: auto (the draft alone, the lossless method with the"
             " same drafts, random acceptance at the same rate) or none.",
         ),
     ] = "auto"
@@ -429,8 +429,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             None,
-            "Score code by running it (tests of humaneval and mbpp), in processes without files,"
-            " network and children.",
+            "Score code by running it (tests of humaneval and mbpp), in processes without access to"
+            " files, network and child processes.",
         ),
     ] = False
     uncontained: Annotated[
@@ -447,8 +447,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "WHERE",
-            "Where plug-ins run: process (their own, which protects other methods) or none (the"
-            " run's, for a debugger or to load models once).",
+            "Where plug-ins run: process (a separate process, which protects other methods) or none"
+            " (the process of the run, for a debugger or to load models once).",
         ),
     ] = "process"
     executor: Annotated[
@@ -466,7 +466,7 @@ class RunConfig(BaseModel):
     stop_after: Annotated[
         Real | None,
         Field(gt=0),
-        Option(MEASURING, "S", "Begin no further prompt after this time, in seconds."),
+        Option(MEASURING, "S", "Start no further prompt after this time, in seconds."),
     ] = None
     probe: Annotated[
         Number | None,
@@ -607,7 +607,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _labels_are_unique(self) -> RunConfig:
         if (twice := first_duplicate(choice.label for choice in self.methods)) is not None:
-            raise ValueError(f"two rows are called {twice!r}; give one a label of its own")
+            raise ValueError(f"two methods have the label {twice!r}; choose another label for one")
         return self
 
 
@@ -627,8 +627,8 @@ class RunInvocation(BaseModel):
         Option(
             MEASURING,
             "FILE",
-            "Take turns, a second each, with other runs that name this file, so that both sides of"
-            " a comparison meet the same machine.",
+            "Alternate every second with other runs that name this file, so that both sides of a"
+            " comparison run under the same conditions.",
             default="alone",
         ),
     ] = None

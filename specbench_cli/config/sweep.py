@@ -16,7 +16,7 @@ MAX_ROWS = 64
 """Rows of a run that sweeps: more are a mistake, or several runs."""
 
 LARGEST = 1e15
-"""Numbers of a range are below it: above, not every whole number is a float."""
+"""Upper bound of numbers in a range. Above it, floats cannot represent every integer."""
 FORM = "a range a:b:step, both ends included, or values separated by commas"
 
 _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
@@ -56,7 +56,7 @@ def _range(text: str) -> list[Any]:
     count = int((last - first) // step) + 1
     if count > MAX_ROWS:
         raise ValueError(
-            f"has {count} values in {shown(text)}, and a run takes {MAX_ROWS} rows at most"
+            f"has {count} values in {shown(text)}, and a run takes {MAX_ROWS} methods at most"
         )
     whole = first == first.to_integral_value() and step == step.to_integral_value()
     kind = int if whole else float

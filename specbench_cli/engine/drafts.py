@@ -63,11 +63,11 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
 
 
 def check_draft(draft: object) -> None:
-    """Raise MethodFault unless it is a draft."""
+    """Raise MethodFault unless the value is a `Draft`."""
     if not isinstance(draft, Draft):
         raise MethodFault(
-            f"a {type(draft).__name__} was proposed, and what is scored is a Draft",
-            "make it with `session.chain(ids)` or `session.tree(...)`",
+            f"expected a Draft to score, got a {type(draft).__name__}",
+            "create it with `session.chain(ids)` or `session.tree(...)`",
         )
 
 
@@ -99,7 +99,7 @@ def check_levels(levels: int, allowed: int) -> None:
         raise fault(
             "tokens",
             f"{levels} levels proposed where at most {allowed} may be: `limit`",
-            "propose at most `limit` levels, `session.room()`; where it is 0, an empty draft",
+            "propose at most `limit` levels (`session.room()`), and an empty draft if it is 0",
         )
 
 

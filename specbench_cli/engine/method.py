@@ -23,10 +23,11 @@ class Method(ABC):
     Class attributes:
         name: the name on the command line.
         aliases: other names that the command line accepts.
-        family: the part of README's table that lists it: what drafts.
-        lossy: True if, with default parameters, its output may differ from the target's.
-        proposed_in: keys of the papers that propose it; builds_on: of further papers to cite;
-            project: who implements it, where there is no paper. Only our own methods have these.
+        family: row of README's method table, by what drafts.
+        lossy: True if, with default parameters, the output may differ from the target's.
+        proposed_in: keys of the papers that propose the method. Only built-in methods have keys.
+        builds_on: keys of further papers to cite.
+        project: the project that implements the method, if no paper proposes it.
         Params: its parameters.
         needs: what it cannot run without ("draft").
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
@@ -45,7 +46,7 @@ class Method(ABC):
         paper: the parameters that its paper's results are of, where it says; rows with them say so.
         tunable: the parameters that `--tune` varies; None for all.
         citation: BibTeX entries of its sources; indented like a docstring, and read like one
-            (`inspect.cleandoc`). Our own methods name keys of `methods/papers.yaml` in
+            (`inspect.cleandoc`). Built-in methods name keys of `methods/papers.yaml` in
             `proposed_in` instead.
         claims: the speedups that those sources report; none where no figure was confirmed.
     """

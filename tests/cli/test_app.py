@@ -220,8 +220,8 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
             3,
-            "error: No usable temporary directory found in ['/tmp']: none can be written to\n"
-            "hint: free some space, or name another one: TMPDIR=DIR\n",
+            "error: No usable temporary directory found in ['/tmp']: none is writable\n"
+            "hint: free some space, or set another folder: TMPDIR=DIR\n",
         ),
         (
             IsADirectoryError(errno.EISDIR, "Is a directory", "here"),

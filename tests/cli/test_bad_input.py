@@ -189,7 +189,12 @@ REFUSED = [
     ("run --top-k -1 --temperature 1", 2, "--top-k must be at least 0, got '-1'", "--help"),
     ("run --top-k 2.5 --temperature 1", 2, "--top-k must be a whole number, got '2.5'", "--help"),
     (f"run --seed {'9' * 100_000}", 2, "--seed must have at most 300 digits, got 100000", "--help"),
-    ("run --config digits.yaml", 2, "digits.yaml: it holds a number of more than 4300 digits", ""),
+    (
+        "run --config digits.yaml",
+        2,
+        "digits.yaml: it contains a number of more than 4300 digits",
+        "",
+    ),
     ("run --device cuda:99999", 2, "must be auto, cpu, cuda or cuda:N, got 'cuda:99999'", "--help"),
     (f"run --devices target=cpu:{'9' * 5000},draft=cpu", 2, "has no such range of cores: 9", ""),
     ("run -m sps --sweep sps.length=1e999999:1e999999:1", 2, "must be a range a:b:step", "1:6:1"),

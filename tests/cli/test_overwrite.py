@@ -177,7 +177,7 @@ def test_model_that_specbench_did_not_train_is_not_trained_over(tmp_path, monkey
     (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (model / "model.safetensors").write_text(MINE)
     code, _, err = cli("train", "pair", "--smoke", "--out", "family")
-    assert (code, "family/embedded-7m is there already" in err) == (2, True)
+    assert (code, "family/embedded-7m exists already" in err) == (2, True)
     assert (model / "model.safetensors").read_text() == MINE
 
 

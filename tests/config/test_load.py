@@ -122,7 +122,7 @@ def test_plugin_methods_are_not_added_to_those_named(compose):
 
 
 def test_rows_of_one_method_need_labels(compose):
-    with pytest.raises(UsageError, match="two rows are called 'sps'"):
+    with pytest.raises(UsageError, match="two methods have the label 'sps'"):
         compose(own="methods: [sps, {name: sps, params: {length: 7}}]")
 
 

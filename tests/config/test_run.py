@@ -102,7 +102,7 @@ def test_row_is_called_by_its_method_unless_labelled():
 
 
 def test_two_rows_of_one_label_are_refused():
-    with pytest.raises(ValidationError, match="two rows are called 'sps'"):
+    with pytest.raises(ValidationError, match="two methods have the label 'sps'"):
         config(methods=["sps", {"name": "sps", "params": {"length": 7}}])
 
 

@@ -72,7 +72,7 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
         (",", "must be a range a:b:step"),
         ("3,5,3", "has 3 twice"),
         ("1:3:1,2", "has 2 twice"),
-        ("1:900:1", "has 900 values in 1:900:1, and a run takes 64 rows"),
+        ("1:900:1", "has 900 values in 1:900:1, and a run takes 64 methods"),
         ("1:9e99:1e-99", "must be a range a:b:step"),
         ("1e400:1e400:1", "of numbers below 1e+15"),
         ("0:1e999999999:1", "must be a range a:b:step"),

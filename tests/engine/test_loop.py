@@ -202,7 +202,7 @@ def test_a_draft_beyond_the_limit_is_told_the_limit(open_session, random_table):
         MethodFault, match="1 levels proposed where at most 0 may be: `limit`"
     ) as caught:
         list(draft_and_verify(Beyond(), session))
-    assert caught.value.hint.endswith("where it is 0, an empty draft")
+    assert caught.value.hint.endswith("an empty draft if it is 0")
 
 
 @pytest.mark.parametrize("returned", [3, [1], {"a": "b"}, {1: 2.0}, {"a": float("nan")}])
@@ -232,5 +232,5 @@ def test_a_step_of_a_sequence_that_is_not_there_is_named():
 def test_what_is_scored_is_a_draft(open_session, random_table):
     session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=Sampling())
     session.prefill()
-    with pytest.raises(MethodFault, match="a list was proposed, and what is scored is a D"):
+    with pytest.raises(MethodFault, match="expected a Draft to score, got a list"):
         session.score([1, 2])

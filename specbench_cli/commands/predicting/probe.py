@@ -38,8 +38,8 @@ def probe(
         methods: whose heads are probed; none stands for those whose heads are shipped.
         sets: `METHOD.PARAM=VALUE` texts.
         batch: most sequences that are decoded together.
-        check: refuses what `specbench.yaml` asks for and the user did not permit.
-        overwrite: write the costs in place of any file.
+        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
+        overwrite: True replaces any file at the path of the costs.
     """
     asked = _asked(given, methods, sets, check)
     # From here on torch is needed, which takes a second: what could be refused before was.
@@ -59,7 +59,7 @@ def probe(
     machine = fingerprint()
     setup = Setup(dtype=asked.dtype, **bench.resolved())
     file = out or kept_at(machine["id"], models_of(bench), setup)
-    overwrite = overwrite or out is None  # the cache is specbench's
+    overwrite = overwrite or out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
     wanted = rounds or ROUNDS
     with count_rounds(wanted, json=json) as progress:

@@ -93,13 +93,13 @@ def told_how_to_go_on(
     except BrokenPipeError as fault:
         output.drop_stdout()
         resumed = command or _resumption(path)
-        raise EnvironmentFault("nobody reads stdout any more", resumed) from fault
+        raise EnvironmentFault("stdout was closed by its reader", resumed) from fault
     except OSError as fault:
         raise not_written(fault, command or _resumption(path)) or fault from fault
 
 
 def _resumption(path: Path) -> str | None:
-    """Return the command that goes on with a run; None where nothing of it was kept."""
+    """Return the command that resumes a run, or None if nothing of the run was stored."""
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 

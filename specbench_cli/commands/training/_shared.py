@@ -169,8 +169,8 @@ def check_model(out: Path, name: str) -> None:
     """Raise UsageError if training would replace a model that specbench did not train.
 
     Args:
-        out: the folder that `--out` names.
-        name: of the model's folder inside.
+        out: the folder of `--out`.
+        name: name of the model's folder inside `out`.
     """
     from specbench_cli.training.trainer import WORK
 
@@ -184,16 +184,16 @@ def check_model(out: Path, name: str) -> None:
     config = files.read_own(folder / "config.json") if folder.is_dir() else None
     if config is None or not _is_trained(config):
         raise UsageError(
-            f"{folder} is there already, and specbench did not train it",
-            "give another --out, or move that folder away",
+            f"{folder} exists already, and specbench did not train it",
+            "choose another --out, or move that folder away",
         )
 
 
 def forget_work(out: Path, name: str) -> None:
-    """Remove what an earlier training left to go on from.
+    """Remove the checkpoints of an earlier training.
 
     Raises:
-        UsageError: the folder holds something else.
+        UsageError: the folder contains other files.
     """
     from specbench_cli.training.loop import is_training_folder
     from specbench_cli.training.trainer import WORK
@@ -203,14 +203,14 @@ def forget_work(out: Path, name: str) -> None:
         return
     if folder.is_symlink() or not is_training_folder(folder):
         raise UsageError(
-            f"{folder} holds something else than a training, and --fresh would remove it",
-            "give another --out, or move that folder away",
+            f"{folder} contains files of no training, and --fresh would remove them",
+            "choose another --out, or move that folder away",
         )
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_trained(config: bytes) -> bool:
-    """Return True if a config.json says that specbench made the model."""
+    """Return True if specbench wrote a config.json."""
     try:
         found = json.loads(config)
     except ValueError:
@@ -219,7 +219,7 @@ def _is_trained(config: bytes) -> bool:
 
 
 def _is_curves(content: bytes) -> bool:
-    """Return True if this is what `finish` wrote."""
+    """Return True if `finish` wrote the content."""
     try:
         found = json.loads(content)
     except ValueError:

@@ -24,7 +24,7 @@ ROOT = Path("results/baselines")
 """Where baselines are, one folder a name."""
 
 MOST_BYTES = 256 * files.MB
-"""Bytes of a baseline."""
+"""Maximum size of a baseline file in bytes."""
 _NO_TIMES = ("no times are kept, ids and counters alone: noisy, as the runs are labelled",)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
@@ -72,7 +72,7 @@ def save(
 
 
 def _is_baseline(content: bytes) -> bool:
-    """Return True if this is a baseline, of whatever version."""
+    """Return True if the content is a baseline of any version."""
     try:
         found = json.loads(content)
     except ValueError:

@@ -13,7 +13,7 @@ from specbench_cli.report.markdown_table import table
 from specbench_cli.report.terminal import text
 
 _BREAK = "\N{ZERO WIDTH SPACE}"
-"""Parts a mention or a link."""
+"""Character that is inserted to break mentions and links."""
 _ENTITIES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;", _BREAK: "&#8203;"}
 )

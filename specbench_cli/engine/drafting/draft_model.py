@@ -16,8 +16,8 @@ from specbench_cli.engine.types import Draft, Outcome
 class DraftModelMethod(Method):
     """A method with a draft model and one KV cache for it.
 
-    It prefills the draft model, drafts `params.length` tokens per step, and rolls the draft's cache
-    back to the committed tokens. Override the part in which a method differs.
+    Prefills the draft model, drafts `params.length` tokens per step, and rolls the draft's cache
+    back to the committed tokens. Subclasses override the parts that differ.
 
     Attributes:
         model: the draft model.
@@ -43,6 +43,6 @@ class DraftModelMethod(Method):
         return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Roll the draft's cache back: the last committed token has no row in it yet."""
+        """Roll the draft's cache back to the text without its last committed token."""
         self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
         return None

@@ -33,10 +33,10 @@ class OpenSequence:
     """A sequence of a `SuffixTree` that still grows.
 
     Attributes:
-        text: its tokens.
-        ends: the suffixes that something may follow, longest first: they occur elsewhere too.
-        leaves: the other suffixes, each a leaf that grows with the text: where the suffix starts,
-            and the node. Suffixes of `depth` tokens or more are complete and not listed.
+        text: the tokens of the sequence.
+        ends: the suffixes that also occur elsewhere, longest first. Their continuations are known.
+        leaves: the other suffixes as (start position, node). Each is a leaf that grows with the
+            text. Suffixes of `depth` tokens or more are complete and not listed.
     """
 
     def __init__(self, depth: int) -> None:
@@ -52,9 +52,9 @@ class SuffixTree:
         eviction: which sequences go first; pages of the policy are those that are closed, each of
             which is asked for when it is closed and by `use`.
 
-    `append` makes an open sequence longer, `close` ends it. One is always open; `open` begins
-    another one beside it, for texts that grow at the same time. Occurrences that overlap all count,
-    and so does the end of an open sequence, behind which nothing comes.
+    `append` adds a token to an open sequence, `close` ends it. One sequence is always open. `open`
+    begins another one, for texts that grow at the same time. Overlapping occurrences all count. The
+    end of an open sequence counts too, although no token follows it.
 
     A token is inserted in as many operations as suffixes of the text occur elsewhere: suffixes that
     occur nowhere else are leaves, which grow by themselves. There are at most 2 nodes a token, and
@@ -88,16 +88,16 @@ class SuffixTree:
 
     @property
     def ends(self) -> list[Point]:
-        """Suffixes of the sequence that is always open which occur elsewhere, longest first."""
+        """Suffixes of the default open sequence that also occur elsewhere, longest first."""
         return self._first.ends
 
     def open(self) -> OpenSequence:
-        """Begin another sequence that grows beside the others."""
+        """Begin another open sequence and return it."""
         self._open.append(OpenSequence(self.depth))
         return self._open[-1]
 
     def append(self, token: int, to: OpenSequence | None = None) -> None:
-        """Make an open sequence longer by a token; default: the one that is always open."""
+        """Add a token to an open sequence (default: the one that is always open)."""
         grown = to or self._first
         text = grown.text
         place = len(text)
@@ -119,7 +119,7 @@ class SuffixTree:
                 self._enter(child, node)
                 node = child
             elif self._exhausted(node, depth):
-                # The leaf of another open text, which ends here too: from here on it is this one's.
+                # This leaf belongs to another open text that ends here. This text takes it over.
                 self._end_in_leaf(node, depth)
                 self._text[node], self._from[node] = text, place - depth
                 grown.leaves.append((place - depth, node))
@@ -135,8 +135,10 @@ class SuffixTree:
         grown.ends = ends
 
     def close(self, which: OpenSequence | None = None) -> None:
-        """End an open sequence; default: the one that is always open, in whose place comes a new
-        one."""
+        """End an open sequence.
+
+        The default is the sequence that is always open; a new one replaces it.
+        """
         ended = which or self._first
         text = ended.text
         if text:
@@ -149,12 +151,12 @@ class SuffixTree:
             self._first = self.open()
 
     def _close(self, ended: OpenSequence) -> None:
-        """Have every suffix of an open sequence end at a node."""
+        """Make every suffix of an open sequence end at a node."""
         text = ended.text
         self._stopped = None
         for start, node in ended.leaves:
             self._end[node] = min(self._end[node], len(text) - start)
-        for known, depth in reversed(ended.ends):  # where fewer suffixes go on, a node says so
+        for known, depth in reversed(ended.ends):  # a node marks where fewer suffixes continue
             node = self._home(known, depth)
             if depth < self._end[node]:
                 if self._exhausted(node, depth):  # another open text ends here too
@@ -176,9 +178,8 @@ class SuffixTree:
             self._policy.request(number)
 
     def evict(self, most: int) -> None:
-        """Take out sequences, as the policy says, until at most so many tokens are held; open ones
-        stay."""
-        for each in self._open:  # what a point was cut from may go
+        """Evict closed sequences, chosen by the policy, until at most `most` tokens remain."""
+        for each in self._open:  # eviction may remove the node that a point refers to
             each.ends = [(self._home(*point), point[1]) for point in each.ends]
         while self.held > most and self._sequences:
             text = self._sequences.pop(self._policy.evict())
@@ -190,7 +191,7 @@ class SuffixTree:
         self._grow_again()
 
     def _grow_again(self) -> None:
-        """Turn what ends in an edge that nothing goes through any more into a growing leaf."""
+        """Turn ends inside edges that no other suffix passes through into growing leaves."""
         ending: dict[int, list[tuple[int, OpenSequence]]] = {}
         for each in self._open:
             for node, depth in each.ends:
@@ -364,7 +365,7 @@ class SuffixTree:
         return self._text[node][first + self._begin[node] : first + self._end[node]]
 
     def _stops(self) -> dict[int, list[int]]:
-        """The lengths of open sequences' suffixes that end inside edges, by node, in order."""
+        """Return the sorted lengths of open suffixes that end inside an edge, by node."""
         if self._stopped is None:
             self._stopped = {}
             for known, depth in (point for each in self._open for point in each.ends):
@@ -402,16 +403,18 @@ class SuffixTree:
         return len(self._end) - 1
 
     def _exhausted(self, node: int, depth: int) -> bool:
-        """Return True if the text of a node's edge goes no further yet than `depth` tokens."""
+        """Return True if the text of a node's edge has at most `depth` tokens so far."""
         return self._from[node] + depth >= len(self._text[node])
 
     def _growing(self, node: int) -> bool:
-        """Return True if the text of a node's edge is an open one."""
+        """Return True if the edge of a node refers to the text of an open sequence."""
         return any(each.text is self._text[node] for each in self._open)
 
     def _ending(self, node: int, depth: int, beside: OpenSequence) -> int:
-        """Count the other open sequences' suffixes that end inside a node's edge, at most `depth`
-        tokens long."""
+        """Return the number of suffixes of other open sequences that end inside a node's edge.
+
+        Only suffixes of at most `depth` tokens count.
+        """
         others = (each for each in self._open if each is not beside)
         points = (point for each in others for point in each.ends if point[1] <= depth)
         return sum(self._home(*point) == node for point in points)

@@ -22,7 +22,7 @@ MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
 
 _LARGEST = 1 << 24
-"""Largest token id that is believed: a list of all ids up to it must fit in memory."""
+"""Largest valid token id, since a list of all ids up to it must fit in memory."""
 
 _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
@@ -57,8 +57,7 @@ class Vocabulary:
         Beginning and end of a text are the same tokens in all vocabularies, whatever their names.
 
         Raises:
-            ValueError: its tokens are spelt in a way that is not known here, or have ids that no
-                vocabulary has.
+            ValueError: the spelling of its tokens is unknown, or an id is too large.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -69,7 +68,7 @@ class Vocabulary:
         tokens = tokenizer.get_vocab()
         largest = max(tokens.values(), default=0)
         if largest > _LARGEST:
-            raise ValueError(f"it has the token {largest}, more than any vocabulary")
+            raise ValueError(f"it has the token id {largest}, larger than any vocabulary")
         pieces = [b""] * (1 + largest)
         for token, at in tokens.items():
             if at in named:
@@ -88,10 +87,10 @@ class Vocabulary:
         )
 
     def with_size(self, n: int) -> Vocabulary:
-        """Return the part of it that a model with n ids has; further ids stand for nothing.
+        """Return the vocabulary of a model with n ids; ids without a token are empty.
 
         A model's matrices may have more rows than its tokenizer has tokens (padding), or fewer
-        (tokens that were added to the tokenizer alone).
+        (tokens that were added only to the tokenizer).
         """
         pieces = [*self.pieces[:n], *[b""] * (n - len(self.pieces))]
         begins = None if self.begins is None or self.begins >= n else self.begins

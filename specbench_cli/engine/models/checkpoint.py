@@ -85,7 +85,7 @@ class Weights(Mapping[str, Tensor]):
         return tuple(self._headers[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        """Return the type of a tensor's numbers, as safetensors names it ("F16")."""
+        """Return the dtype of a tensor by its safetensors name, e.g. "F16"."""
         return str(self._headers[name]["dtype"])
 
     def size(self, name: str) -> int:
@@ -104,7 +104,7 @@ class Weights(Mapping[str, Tensor]):
         return tuple(sorted(kinds))
 
     def check_names(self, known: Collection[str], hint: str) -> None:
-        """Raise EnvironmentFault if there is a tensor that is not among the known names."""
+        """Raise EnvironmentFault if a tensor is not among the known names."""
         if odd := sorted(name for name in self if name not in known):
             raise EnvironmentFault(
                 f"{self.files[0].parent.name} holds the tensor {odd[0]}, which nothing reads"
@@ -344,20 +344,20 @@ def read_config(folder: Path) -> Any:
 
 
 def disable_progress_bars() -> None:
-    """Have transformers draw no progress bars of loading and writing, between our own lines."""
+    """Turn off the progress bars of transformers, which would mix with specbench's output."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
 def read_tokenizer(folder: Path, label: str | None = None) -> Any:
-    """Return transformers' tokenizer of a folder.
+    """Load the transformers tokenizer of a folder.
 
     Args:
-        label: the model's name in messages; None: the folder's.
+        label: name of the model in messages; None uses the folder name.
 
     Raises:
-        EnvironmentFault: there is none, or its files are damaged.
+        EnvironmentFault: there is no tokenizer, or its files are damaged.
     """
     import transformers as hub
 
@@ -365,12 +365,12 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except BaseException as fault:  # damaged files make these libraries raise anything
+    except BaseException as fault:  # these libraries raise any exception for damaged files
         if not is_foreign(fault):
             raise
         raise EnvironmentFault(
             f"the tokenizer of {label or folder.name} does not load: {reason_of(fault)}",
-            hint="put the model's tokenizer files beside its weights",
+            hint="put the tokenizer files of the model into the folder of its weights",
         ) from fault
 
 
@@ -385,7 +385,7 @@ def _is_plain(folder: Path) -> bool:
 
 
 def max_positions(config: Any) -> int:
-    """Return how many positions a model can be read at; sys.maxsize if its family sets no limit."""
+    """Return the maximum context length in tokens; sys.maxsize if the family sets no limit."""
     most = int(getattr(config, "max_position_embeddings", sys.maxsize))
     fixed = rotary_limit(config)
     return most if fixed is None else min(most, fixed.positions)
@@ -393,11 +393,11 @@ def max_positions(config: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RotaryLimit:
-    """The part of a context in which rotary frequencies do not change as the text grows.
+    """Context length up to which rotary frequencies do not depend on the length of the text.
 
     Attributes:
-        kind: transformers' name of the scaling.
-        positions: How many positions it has.
+        kind: Name of the RoPE scaling in transformers.
+        positions: Number of positions.
     """
 
     kind: str
@@ -405,17 +405,17 @@ class RotaryLimit:
 
 
 def rotary_limit(config: Any) -> RotaryLimit | None:
-    """Return where rotary frequencies begin to change; None if they never do.
+    """Return the limit beyond which rotary frequencies change, or None if they never change.
 
-    Beyond that place the keys of the whole text would have to be computed again, and a draft that
-    reaches over it changes the tokens before it.
+    Beyond the limit all cached keys would have to be recomputed, and a draft that crosses it would
+    change the tokens before it.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     found = [
         RotaryLimit(kind, int(each["original_max_position_embeddings"]))
         if kind == "longrope"
         else RotaryLimit(kind, int(config.max_position_embeddings))
-        for each in (rope, *rope.values())  # some families have parameters by kind of layer
+        for each in (rope, *rope.values())  # some families have parameters per layer type
         if isinstance(each, dict)
         and isinstance(kind := each.get("rope_type"), str)
         and (kind == "longrope" or "dynamic" in kind)
@@ -477,12 +477,12 @@ def _check_counts(folder: Path, said: Any) -> None:
 
 
 def _check_special(folder: Path, text: Any) -> None:
-    """Raise EnvironmentFault for special tokens that transformers' module cannot be made with."""
+    """Raise EnvironmentFault for special tokens that transformers cannot build the model with."""
     width = text.vocab_size
     for key in ("bos_token_id", "pad_token_id"):
         value = getattr(text, key, None)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        # Padding is a row of the embedding; older Llamas have the last one, -1.
+        # The padding token is a row of the embedding. Older Llamas use -1, the last row.
         if value is None or (whole and (key != "pad_token_id" or -width <= value < width)):
             continue
         raise EnvironmentFault(
@@ -519,7 +519,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = sorted(folder / name for name in _shards(index)) if index.is_file() else [single]
     if single.is_file() and single not in files:
-        # transformers reads the first set, vLLM the second one.
+        # transformers would read the first set, vLLM the second.
         raise EnvironmentFault(
             f"{folder.name} holds two sets of weights: {single.name}, and"
             f" {', '.join(path.name for path in files[:2])}{', ...' if len(files) > 2 else ''} of"

@@ -1,8 +1,7 @@
-"""Checks that a checkpoint holds the tensors that its config demands, and no others.
+"""Checks that a checkpoint contains exactly the tensors that its config requires.
 
-Computing without a tensor that the file holds, or without one that the config demands, gives
-plausible text of another model. Both are refused here with the tensor's name, for targets, drafts
-and heads alike.
+If a tensor of the file is ignored, or a required one is missing, the output is plausible but of
+another model. Both cases are an error that names the tensor, for targets, drafts and heads.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ _IRRELEVANT = re.compile(
     r"(.*\.)?rotary_emb\.inv_freq"  # computed from config.json
     r"|(.*\.)?(attn|attention)\.masked_bias"  # a constant of old GPT-2 files
     r"|(.*\.)?position_ids"
-    r"|(model\.)?mtp(_layers)?\..*"  # heads for multi-token prediction: the method `mtp` reads them
+    r"|(model\.)?mtp(_layers)?\..*"  # multi-token prediction heads, which the method `mtp` reads
 )
 _MASK = re.compile(r"(.*\.)?(attn|attention)\.bias")
 """A causal mask [1, 1, n, n] that old GPT-2 and GPT-NeoX files store as a buffer."""
 
 _EXTRA_LAYER = re.compile(r"(model\.layers\.\d+\.).*")
 _EXTRA_LAYER_MARK = "eh_proj.weight"
-"""The tensor that DeepSeek's and GLM's layers for multi-token prediction have, and no other."""
+"""Tensor that only the multi-token prediction layers of DeepSeek and GLM have."""
 
 _SCALES = re.compile(
     r".*(scale|scales|scale_inv|scaling_factor|SCB|absmax|qweight|qzeros|g_idx|biases|zero_point"
     r"|quant_map|quant_state.*|weight_packed|weight_shape)"
 )
-"""Names of the tensors that quantised weights cannot be read without."""
+"""Names of tensors that are required to dequantize weights."""
 
 
 def is_irrelevant(name: str, weights: Weights) -> bool:
-    """Return True if a tensor of a checkpoint is known not to change what the model computes."""
+    """Return True if a tensor is known not to affect the output of the model."""
     if name in CUT or _IRRELEVANT.fullmatch(name):
         return True
     if _MASK.fullmatch(name):
@@ -50,14 +49,14 @@ def is_irrelevant(name: str, weights: Weights) -> bool:
 def check_contents(
     source: str, weights: Weights, demanded: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> None:
-    """Raise EnvironmentFault unless a checkpoint holds exactly the tensors of its config.
+    """Raise EnvironmentFault unless a checkpoint contains exactly the tensors of its config.
 
     Args:
         source: Name of the folder, for messages.
         weights: The tensors of the folder.
-        demanded: Shapes of the tensors that the config demands, by name.
-        tied: True if the config ties the output matrix to the embedding. `demanded` may name the
-            output matrix or not.
+        demanded: Shapes of the required tensors, by name.
+        tied: True if the config ties the output matrix to the embedding. Then `demanded` may
+            contain the output matrix or not.
     """
     needed = {name: shape for name, shape in demanded.items() if not (tied and name == OUTPUT)}
     check_missing(source, [name for name in needed if name not in weights])
@@ -75,18 +74,18 @@ def check_contents(
 
 
 def check_missing(source: str, missing: Collection[str]) -> None:
-    """Raise EnvironmentFault if tensors are missing that the config demands."""
+    """Raise EnvironmentFault if required tensors are missing."""
     if missing:
         raise EnvironmentFault(
             f"{source} lacks the tensor {min(missing)}{_more(missing)}, which its config.json"
             " demands",
-            hint="fetch the folder again, or correct config.json (tie_word_embeddings for the"
+            hint="download the folder again, or correct config.json (tie_word_embeddings for the"
             " output matrix)",
         )
 
 
 def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> None:
-    """Raise EnvironmentFault if one of the tensors that nothing reads may change the results."""
+    """Raise EnvironmentFault if an unused tensor may affect the output of the model."""
     unexpected = [name for name in names if not is_irrelevant(name, weights)]
     if not unexpected:
         return
@@ -95,21 +94,21 @@ def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> Non
     raise EnvironmentFault(
         f"{source} holds the tensor {first}{_more(unexpected)}, which its config.json does not"
         " provide for",
-        hint="give the checkpoint in float16 or bfloat16: its quantised weights cannot be read here"
+        hint="use the checkpoint in float16 or bfloat16: its quantised weights cannot be read here"
         if scales
-        else "give the config.json that these weights were saved with",
+        else "use the config.json that these weights were saved with",
     )
 
 
 def check_floating(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a weight is stored as whole numbers, which need a scale."""
+    """Raise EnvironmentFault if a weight is stored as integers, which need a scale."""
     for name in weights:
         kind = weights.dtype(name)
         if name.endswith("weight") and not kind.startswith(("F", "BF", "drawn")):
             raise EnvironmentFault(
-                f"{source}: {name} is stored as whole numbers ({kind}), and config.json names no"
-                " quantisation that says how to read them",
-                hint="give the checkpoint in float16 or bfloat16",
+                f"{source}: {name} is stored as integers ({kind}), and config.json names no"
+                " quantisation for them",
+                hint="use the checkpoint in float16 or bfloat16",
             )
 
 
@@ -117,7 +116,7 @@ OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def check_tied(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a tied model has an output matrix of its own."""
+    """Raise EnvironmentFault if a tied model stores an output matrix unlike the embedding."""
     if OUTPUT not in weights or EMBEDDING not in weights:
         return
     output, embedding = weights[OUTPUT], weights[EMBEDDING]
@@ -126,7 +125,7 @@ def check_tied(source: str, weights: Weights) -> None:
 
 
 def tied_fault(source: str, output: str) -> EnvironmentFault:
-    """Return the error for an output matrix beside a config that ties it to the embedding."""
+    """Return the error for an output matrix that differs although the config ties it."""
     return EnvironmentFault(
         f"{source}: config.json says tie_word_embeddings true, and {output} differs from the"
         " embedding",
@@ -136,7 +135,7 @@ def tied_fault(source: str, output: str) -> EnvironmentFault:
 
 
 def check_report(source: str, weights: Weights, module: Any, report: Mapping[str, Any]) -> None:
-    """Raise EnvironmentFault unless transformers used every tensor and drew none at random.
+    """Raise EnvironmentFault unless transformers used every tensor and initialized none randomly.
 
     Args:
         source: Name of the folder, for messages.

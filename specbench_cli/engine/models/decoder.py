@@ -82,14 +82,14 @@ class Decoder(ABC):
         vocab_size: width V of the logits.
         n_layers: number of layers L.
         max_positions: positions the model is made for.
-        limit: Why there are no more of them, for messages; empty if the model has no more.
+        limit: Reason for a reduced `max_positions`, for messages; empty if it is not reduced.
         device, dtype: where and in what it computes.
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
         trees: whether new rows may be branches, at positions and under a mask of their own.
         translation: between the target's vocabulary and a draft's own; None where they are one.
-        input_vocab_size: Size of the vocabulary whose ids it is given. A draft's own may be
-            smaller.
+        input_vocab_size: Size of the vocabulary of the input ids. A draft's own vocabulary may
+            be smaller.
         ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
             trace that tells fewer leaves some out.
         recorded: how many it has recorded so far, to be replayed (`graphs`).
@@ -112,10 +112,10 @@ class Decoder(ABC):
     recorded: int = 0
 
     def clamp_ids(self, ids: Tensor) -> Tensor:
-        """Return ids that this model has embeddings of: its last one in place of those beyond.
+        """Return the ids with those beyond this model's vocabulary replaced by its last id.
 
-        The target may choose an id of its padding that a draft of the same tokenizer does not have.
-        What a draft reads changes what it proposes, and never what the target accepts.
+        The target may choose a padding id for which a draft with the same tokenizer has no
+        embedding. The replacement only affects the draft tokens, not the output.
         """
         return (
             ids if self.input_vocab_size <= self.vocab_size else ids.clamp(max=self.vocab_size - 1)

@@ -42,7 +42,7 @@ from specbench_cli.engine.types import (
 from specbench_cli.errors import UsageError
 
 TRIAL_WINDOW = 4
-"""Longest sliding window during the trial of a module, which reads nine tokens."""
+"""Maximum sliding window during the trial of a module, which reads nine tokens."""
 
 UNFIT = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
 """What a module raises that is called in a way that it is not made for."""
@@ -120,7 +120,7 @@ class ModuleDecoder(Decoder):
 
     @torch.inference_mode()
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`; scales of logits (Granite, Cohere) and caps on them included."""
+        """See `Decoder`. Includes logit scaling (Granite, Cohere) and logit caps."""
         logits: Tensor = self.module.get_output_embeddings()(rows)
         if self.family.startswith("granite"):
             logits = logits / self._config.logits_scaling
@@ -316,7 +316,7 @@ class HostedDecoder(ModuleDecoder):
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
             positions = host.ids(first, self.device)[:, None] + steps
         if self._rotary is not None:
-            # Rows of a draft beyond the longest text must not change the frequencies of the others.
+            # Draft rows beyond the context must not change the frequencies of the other rows.
             positions = positions.clamp(max=self.max_positions - 1)
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
@@ -403,10 +403,9 @@ class HostedDecoder(ModuleDecoder):
         return masks.get("", masks)
 
     def _trial(self, ids: Tensor) -> float:
-        """Also find out what the layers store.
+        """Run the trial of the base class, and record which states the layers store.
 
-        A sliding window is shortened for the trial, so that its few tokens show whether the module
-        has one.
+        The sliding window is shortened for the trial, because the trial has only a few tokens.
         """
         window = getattr(self._config, "sliding_window", None)
         if window is None:

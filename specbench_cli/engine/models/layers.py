@@ -207,8 +207,9 @@ class FusedWeights:
 
 
 def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors that a config demands of a Llama-like model, by
-    transformers' names. A tied output matrix is one of them.
+    """Return the shapes of all tensors that the config of a Llama-like model requires.
+
+    The keys are transformers' names. A tied output matrix is included.
 
     Args:
         said: ids that the output matrix has rows for; default: all.
@@ -245,7 +246,7 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
 
 
 def _biased(config: Any) -> set[str]:
-    """Return the projections of a layer that have a bias, as transformers' modules read configs."""
+    """Return the names of the projections with a bias, as transformers reads the config."""
     inputs = {f"self_attn.{part}_proj" for part in "qkv"}
     if config.model_type == "qwen2":
         return inputs

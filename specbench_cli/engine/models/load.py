@@ -263,10 +263,10 @@ def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
 
 
 def load_weights(folder: Path, config: Any) -> Weights:
-    """Return the tensors of a checkpoint of one of our families, as read.
+    """Return the tensors of a checkpoint of a built-in model family.
 
     Raises:
-        EnvironmentFault: They are not the tensors that the config demands.
+        EnvironmentFault: The tensors are not the ones that the config requires.
     """
     weights = weights_of(folder)
     _check(folder, config, _says(folder, config, weights), weights)
@@ -274,7 +274,7 @@ def load_weights(folder: Path, config: Any) -> Weights:
 
 
 def _check(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> None:
-    """Raise EnvironmentFault unless the weights of one of our families are those of the config."""
+    """Raise EnvironmentFault unless the weights match the config of a built-in model family."""
     demanded = tensor_shapes(config, None if says is None else len(says))
     check_contents(folder.name, weights, demanded, tied=says is None and config.tie_word_embeddings)
     _check_attention(folder, config)
@@ -291,19 +291,19 @@ def _check(folder: Path, config: Any, says: Tensor | None, weights: Weights) -> 
 
 
 def _check_attention(folder: Path, config: Any) -> None:
-    """Raise EnvironmentFault for settings of the attention that are not computed here."""
+    """Raise EnvironmentFault for attention settings that are not supported."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     wrong = None
     if not getattr(config, "is_causal", True):
-        wrong = "is_causal false: only causal attention is computed here"
+        wrong = "is_causal false: only causal attention is supported"
     elif config.model_type == "llama" and window is not None:
         wrong = f"sliding_window {window}: a Llama model has none (transformers ignores it)"
     elif window is None and "sliding_attention" in (kinds or ()):
-        wrong = "layers of the kind sliding_attention, and no sliding_window"
+        wrong = "layers of type sliding_attention, but no sliding_window"
     if wrong:
         raise EnvironmentFault(
             f"{folder.name}/config.json has {wrong}",
-            hint="correct config.json, or take the one that the weights were published with",
+            hint="correct config.json, or use the one that was published with the weights",
         )
 
 
@@ -342,7 +342,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         raise EnvironmentFault(
             f"{folder.name} is quantised, and transformers cannot read it here:"
             f" {str(error).strip().splitlines()[0]}",
-            hint="install what it names, or give the checkpoint in float16 or bfloat16",
+            hint="install the package that it names, or use the checkpoint in float16 or bfloat16",
         ) from error
     check_report(folder.name, weights, module, report)
     return _ready(module.to(device), folder)
@@ -374,8 +374,8 @@ def _ready(module: Any, folder: Path) -> Any:
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
-        # Nothing here decodes with these settings (`checkpoint` reads the ids that end a text), so
-        # wrong ones must not end a run when the module is first needed.
+        # specbench does not decode with these settings (`checkpoint` reads the EOS ids). So invalid
+        # settings must not end a run when the module is loaded.
         with suppress(Exception):
             found = GenerationConfig.from_pretrained(folder, local_files_only=True)
             module.generation_config = found

@@ -131,7 +131,7 @@ class Meter:
         the last logits of a step tell of all before them.
 
         Args:
-            place: The sequence in its batch. None and 0 are the same: a sequence that is decoded
+            place: Index of the sequence in its batch. None means 0: a sequence that is decoded
                 alone is the first of its batch.
         """
         if logits.numel():

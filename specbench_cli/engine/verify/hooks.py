@@ -1,4 +1,4 @@
-"""Checks of what a method's hooks return: a wrong type is the method's fault, and is named."""
+"""Checks of the return values of a method's hooks. A wrong type is an error of the method."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from specbench_cli.errors import MethodFault
 T = TypeVar("T")
 
 _SHOWN = 60
-"""Characters of a wrong value that an error shows."""
+"""Maximum number of characters of a wrong value that an error shows."""
 
 
 def must_return(method: object, hook: str, value: T, kind: type[Any], what: str) -> T:
-    """Return what a hook returned. Raise MethodFault unless it is of the type it must be.
+    """Return the value that a hook returned. Raise MethodFault if its type is wrong.
 
     Args:
-        what: the type in words: "a Draft".
+        kind: the expected type.
+        what: the expected type in words, such as "a Draft".
     """
     if isinstance(value, kind):
         return value
@@ -28,15 +29,15 @@ def must_return(method: object, hook: str, value: T, kind: type[Any], what: str)
 
 
 def wrong_return(method: object, hook: str, value: object, what: str) -> MethodFault:
-    """Return the fault of a hook that returned something else than it must."""
+    """Return the error for a hook that returned a wrong value."""
     owner = method if isinstance(method, type) else type(method)
     name = getattr(owner, "name", owner.__name__)
-    hint = "make it with `session.chain(ids)` or `session.tree(...)`" if "Draft" in what else None
+    hint = "create it with `session.chain(ids)` or `session.tree(...)`" if "Draft" in what else None
     return MethodFault(f"{name}: {hook} must return {what}, got {_shown(value)}", hint)
 
 
 def drafts_of(method: object, value: Any, n: int) -> list[Draft]:
-    """Return the drafts of `propose_batch`. Raise MethodFault unless they are n."""
+    """Return the drafts of `propose_batch`. Raise MethodFault unless they are n drafts."""
     what = f"a list of {n} Drafts, one for each member"
     drafts: list[Draft] = must_return(method, "propose_batch", value, list, what)
     if len(drafts) != n or not all(isinstance(each, Draft) for each in value):
@@ -45,7 +46,7 @@ def drafts_of(method: object, value: Any, n: int) -> list[Draft]:
 
 
 def counts_of(method: object, value: Any) -> Mapping[str, float]:
-    """Return the counts of `observe`. Raise MethodFault unless they are numbers by name."""
+    """Return the counts of `observe`. Raise MethodFault unless they map names to numbers."""
     if value is None:
         return {}
     what = "None or a dict of finite numbers by name"
@@ -71,9 +72,10 @@ def steps_of(
     """Yield the steps of `generate` or `generate_batch`.
 
     Args:
-        sequences: how many are decoded together.
+        sequences: number of sequences in the batch.
+
     Raises:
-        MethodFault: it yields something else, or a step of a sequence that is not there.
+        MethodFault: a value is not a step, or the step's sequence is not in the batch.
     """
     what = "an iterator of Steps (`yield session.step(draft, outcome)`)"
     if not hasattr(value, "__iter__"):
@@ -87,7 +89,7 @@ def steps_of(
 
 
 def _shown(value: object) -> str:
-    """Return a value's type and the beginning of its text."""
+    """Return the type of a value and the beginning of its repr."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())

@@ -164,7 +164,7 @@ def test_whole_numbers_without_a_scale_are_refused(
 ) -> None:
     name = FIRST[family]
     folder = changed(family, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
-    with pytest.raises(EnvironmentFault, match=f"{name} is stored as whole numbers"):
+    with pytest.raises(EnvironmentFault, match=f"{name} is stored as integers"):
         load_decoder(folder, name="target")
 
 
