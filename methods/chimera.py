@@ -33,7 +33,7 @@ class ChimeraParams(MethodParams):
 
 
 class Chimera(Method):
-    """Chimera: trigrams of what is drafted, and one layer over all of the target's rows, draft.
+    """Chimera: drafts with trigrams of drafted tokens and one layer over the target's states.
 
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
     target shares: children are the draft model's likeliest tokens, each of which stands with the

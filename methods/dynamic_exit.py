@@ -51,7 +51,7 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
 
 
 class Del(Method):
-    """DEL: the exit that drafts, and how long, by what every exit would have had accepted.
+    """DEL: chooses exit layer and draft length by the acceptance that each exit would have had.
 
     Exact because what is drafted next follows from earlier steps, and from tokens drawn before and
     the law that the next one is yet to be drawn from; each stands by the target's law and its own.

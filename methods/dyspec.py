@@ -57,7 +57,7 @@ class Children:
 
 
 class DySpec(Method):
-    """DySpec: the tree grows by draws, next where the draft is likeliest to have a token accepted.
+    """DySpec: a sampled tree that grows where acceptance is most likely.
 
     A slot is the next untried child of a node. Its value v is the chance that verification gets to
     it if the draft is right: a child y drawn from R, the draft's law there without earlier

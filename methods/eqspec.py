@@ -26,7 +26,7 @@ class EqSpecParams(LengthParams):
 
 
 class EqSpec(DraftModelMethod):
-    """EQSPEC: sequences draft together, and each keeps what it accepted, whatever others did.
+    """EQSPEC: batched drafting in which each sequence keeps its own accepted tokens.
 
     Exact because tokens, positions, attention and rows of every sequence are those that it has when
     it is decoded alone; each is verified as in speculative sampling.

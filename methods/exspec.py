@@ -29,7 +29,7 @@ class ExSpecParams(LengthParams):
 
 
 class ExSpec(DraftModelMethod):
-    """EXSPEC: of a window of sequences, those that are equally long take a step together.
+    """EXSPEC: batches sequences of equal length from a window of sequences.
 
     Exact as `eqspec` is: who takes part in a step decides nothing about a sequence's tokens.
     Differs from the paper: as `eqspec` does. Nothing has to be padded here in any case;

@@ -30,7 +30,7 @@ class HiddenTransferParams(MethodParams):
 
 
 class HiddenTransfer(Method):
-    """Hidden Transfer: pseudo states, mapped from a middle layer, say ahead through the upper ones.
+    """Hidden Transfer: pseudo hidden states from a middle layer predict several tokens ahead.
 
     Exact because no row of the text sees a pseudo state, and the tree is a function of the past: a
     node is a step's token of some rank, which stands with the target's own probability of it, and

@@ -62,7 +62,7 @@ class Verdict(AcceptRule):
 
 
 class Judge(DraftModelMethod):
-    """Judge: a small head on the target's rows lets harmless deviations of the draft pass.
+    """Judge: a small head on the target's hidden states accepts harmless draft tokens.
 
     Not exact: a token that the lossless rule rejects stands if the head, one linear layer on the
     target's row that has read it, finds it harmless with a chance above `threshold`. At its off

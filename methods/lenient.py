@@ -28,7 +28,7 @@ class LenientParams(MethodParams):
 
 
 class Lenience(DraftModelMethod):
-    """Lenient: a draft token stands if it would were the target's p so many times as high.
+    """Lenient: accepts draft tokens as if the target's p were larger by a factor.
 
     Not exact: x drawn from q stands with probability min(1, p(x) / (factor q(x))); no token is then
     made more than 1 / factor times as likely as p has it, as long as it was drafted. At its off

@@ -37,7 +37,7 @@ class OsdParams(MethodParams):
 
 
 class Osd(DraftModelMethod):
-    """OSD: the draft learns, between requests, the target's law at each place it was rejected.
+    """OSD: the draft learns, between requests, the target's distribution at rejected tokens.
 
     Exact because a request is decoded by one draft, whatever it learnt before: a drafted token x
     from q stands with probability min(1, p(x)/q(x)), a rejected one is replaced by a draw from
@@ -69,7 +69,7 @@ class Osd(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def draft_model(self, session: Session) -> Metered:
-        """Return the method's own copy of the draft model, for the prompt's topic."""
+        """Return the trainable copy of the draft model for the topic of the prompt."""
         topics = session.memory.setdefault(ROUTER, Topics())
         model: Metered = session.trainable("draft", topics.of(session.tokens()))
         return model

@@ -27,7 +27,7 @@ class RandomAcceptParams(MethodParams):
 
 
 class RandomAcceptance(DraftModelMethod):
-    """Random accept: a rejected draft token passes by the toss of a coin; a control of rules.
+    """Random accept: accepts rejected draft tokens at random, as a control for lossy rules.
 
     Not exact, and no way to decode: a rule that keeps no more of the answers' quality than this
     does, at the same rate, knows nothing of what may pass. At its off position, rate 0, it makes

@@ -47,7 +47,7 @@ class S2dParams(MethodParams):
 
 
 class S2d(DraftModelMethod):
-    """S2D: a draft's first layers draft where they are sure, the next ones where they are not.
+    """S2D: the draft's first layers draft while confident, deeper layers otherwise.
 
     Exact because laws alone settle which sub-model drafts a token, before the token is drawn, and
     each token stands by the target's law and that of the sub-model it was drawn from.

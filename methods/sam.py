@@ -56,8 +56,8 @@ class Sam(Method):
     over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
     could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
     place of EAGLE-2's tree. The last committed token may be drafted again (their text ends before
-    it). Their n_predicts counts that token: a `length` of 39 is their 40. Alone, `bias` does not
-    apply, as in their script for that case.
+    it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a draft model
+    `bias` does not apply, as in their script.
 
     With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
     automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
@@ -67,9 +67,9 @@ class Sam(Method):
        earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
     2. Take the longer match, the text's if they are alike; beside a model an earlier output's
        counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
-    3. Draft what is behind its first occurrence: `length` tokens, alone at most `factor` for each
-       that matched. Beside a model, where fewer than `length` tokens follow in the text, take the
-       longest shorter suffix that has so many behind it.
+    3. Draft the tokens after its first occurrence: `length` tokens, and without a draft model at
+       most `factor` per matched token. With a draft model, if fewer than `length` tokens follow in
+       the text, use the longest shorter suffix that `length` tokens follow.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     5. Once the output has ended, put it into the second automaton.
     """

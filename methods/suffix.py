@@ -30,7 +30,7 @@ class SuffixParams(MethodParams):
     least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
     shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
     scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
-    active: bool = Field(True, description="scope run: outputs that have not ended are among them")
+    active: bool = Field(True, description="scope run: also draft from unfinished outputs")
     memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
     eviction: EvictionName = Field("fifo", description="which output goes where that is full")
 
@@ -42,23 +42,23 @@ class Suffix(Method):
     without a draw, each of which stands with the target's own probability of it.
     Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
     its loop leaves out; of equally frequent continuations the first is drafted; what is evicted is
-    counted in tokens. As there, the second tree holds the outputs that are being decoded, this one
-    among them: its own tree knows the prompt too, so that the two count differently. With `active`
-    off an output comes into it when it has ended: 0.4 to 1.4% more steps on our tasks.
+    counted in tokens. As there, the second tree also contains unfinished outputs, including this
+    one. The first tree contains the prompt too, so the two have different counts. With `active` off
+    an output enters the second tree only when it is finished: 0.4 to 1.4% more steps on our tasks.
 
     With scope `run` the second tree goes on through a pass, so that how fast a prompt is depends on
     those before it. The trees take at most 2 nodes a token held, and `depth` more an output.
 
     One step:
-    1. Put what was committed into the text's tree, which holds its prompt too, and into the tree of
-       outputs. Look up how much of the text's end occurs in that one.
+    1. Add the committed tokens to the tree of this text (with its prompt) and to the tree of
+       outputs. Find the suffixes of the text that occur in the tree of outputs.
     2. For every suffix of the text that occurred before: the longer it is, the more tokens it may
        draft, `factor` each. They are the continuation that was most frequent, as a chain or a
        tree, each scored by how often its path was taken where it could be.
     3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
        it is the text's own, and the longer match's.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Tell the second tree whose draft stood; once the output has ended, evict by the policy.
+    5. Report accepted drafts to the second tree. When the output is finished, evict by the policy.
     """
 
     name: ClassVar[str] = "suffix"
@@ -122,12 +122,15 @@ class Suffix(Method):
 
     @property
     def _active(self) -> bool:
-        """Return True if outputs that have not ended are drafted from."""
+        """Return True if the method drafts from unfinished outputs."""
         return self.params.active and self.params.scope == "run" and self.params.memory > 0
 
     def _read(self, session: Session) -> None:
-        """Step 1. Of the text's suffixes that lie in its own output the tree of outputs knows which
-        go on (`OpenSequence.ends`): `matches` are the longer ones."""
+        """Carry out step 1, and set `matches`.
+
+        The tree of outputs tracks the suffixes inside this output (`OpenSequence.ends`). `matches`
+        are the longer suffixes, which include tokens of the prompt.
+        """
         text = session.tokens()
         if self.evictions != self.outputs.evictions:  # by another sequence of the batch
             self.matches, self.evictions = [], self.outputs.evictions
@@ -143,6 +146,6 @@ class Suffix(Method):
         self.read = len(text)
 
     def _drop_shorter(self, end: int) -> None:
-        """Drop the matches that lie in the output, whose tree knows them."""
+        """Drop the matches inside the output, which the tree of outputs tracks."""
         if self.output:
             self.matches = [match for match in self.matches if match[1] > end - self.first]

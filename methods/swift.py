@@ -46,7 +46,7 @@ class SwiftParams(SearchParams):
 
 
 class Swift(Method):
-    """SWIFT: the target drafts without some of its sublayers; which ones is searched meanwhile.
+    """SWIFT: the target drafts without some sublayers, which are searched during decoding.
 
     Exact because earlier steps settled what is passed over, children drawn without replacement are
     tested in that order by recursive rejection, and chosen ones stand iff the target chooses them.

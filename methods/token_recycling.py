@@ -37,7 +37,7 @@ class TokenRecyclingParams(MethodParams):
 
 
 class TokenRecycling(Method):
-    """Token Recycling: what the target found likely after a token is kept, and unfolds to a tree.
+    """Token Recycling: stores the target's likely successors of each token, and drafts a tree.
 
     Exact because the tree is a function of the past: its tokens are point masses, each of which
     stands with the target's own probability of it.

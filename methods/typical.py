@@ -35,7 +35,7 @@ class TypicalParams(MethodParams):
 
 
 class TypicalAcceptance(DraftModelMethod):
-    """Typical: a draft token stands that the target finds likely, by how sure it is of its own.
+    """Typical: accepts draft tokens above a probability threshold that depends on the entropy.
 
     Not exact: a token that the lossless rule rejects passes if p(x) > min(epsilon, delta exp(-H))
     with the target's distribution p, under the run's temperature and cuts, and its entropy H. At

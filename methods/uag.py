@@ -35,7 +35,7 @@ class UagParams(MethodParams):
 
 
 class Uag(Method):
-    """UAG: a draft with any tokenizer writes on, and its text is tokenized for the target.
+    """UAG: a draft with any tokenizer continues the text, which is tokenized for the target.
 
     Exact because the draft's tokens are only a guess of the text: one stands iff the target
     itself, greedy or by its own draw, chooses just that token.

@@ -20,10 +20,10 @@ from specbench_cli.errors import UsageError, message_of
 from specbench_cli.time_limit import limit_time
 
 IMPORT_S = 120.0
-"""Seconds that a plug-in's import may take."""
+"""Maximum time in seconds to import a plug-in."""
 
 MOST_LETTERS = 64
-"""Letters of a method's name."""
+"""Maximum length of a method name."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+:-]*")
 
@@ -53,10 +53,10 @@ def read(path: str) -> dict[str, type[Method]]:
 
 
 def check_name(name: object, origin: str) -> None:
-    """Raise UsageError unless a method's name can be typed, listed and made a file's name.
+    """Raise UsageError unless a method name is valid on the command line and as a file name.
 
     Args:
-        origin: the file or the package that gives the name.
+        origin: the file or package that defines the method.
     """
     if not isinstance(name, str) or len(name) > MOST_LETTERS or not _NAME.fullmatch(name):
         raise UsageError(
@@ -67,7 +67,7 @@ def check_name(name: object, origin: str) -> None:
 
 
 def _check_attributes(path: str, method: type[Method]) -> None:
-    """Raise UsageError if a class attribute that `Method` declares is of another type."""
+    """Raise UsageError if a class attribute has another type than `Method` declares."""
     for name, hint in get_type_hints(Method).items():
         value = inspect.getattr_static(method, name, None)
         if get_origin(hint) is not ClassVar or isinstance(value, property) or value is None:
@@ -88,7 +88,7 @@ def _check_attributes(path: str, method: type[Method]) -> None:
 
 
 def _words(kind: Any) -> str:
-    """Return a type as it is written in code."""
+    """Return the source spelling of a type."""
     return (
         kind.__name__
         if isinstance(kind, type) and not get_args(kind)
@@ -97,7 +97,7 @@ def _words(kind: Any) -> str:
 
 
 def _example(name: str) -> str:
-    """Return a value that an attribute may have."""
+    """Return an example value of a class attribute, as source text."""
     examples = {"needs": 'frozenset({"draft"})', "Params": "MethodParams", "name": '"my-method"'}
     return examples.get(name) or repr(getattr(Method, name))
 

@@ -52,7 +52,7 @@ def run(
     Args:
         target: short name, hub id, folder or GGUF file; default: the embedded target.
         methods: names; or mappings, each with `name`, `label` and `params`. Vanilla is always run.
-        tasks: names, files of questions (docs/tasks.md) or .yaml files.
+        tasks: task names, files of questions (docs/tasks.md) or .yaml files.
         out: the run's folder, which must be new; default: one in results/runs.
         config: a YAML file with settings.
         progress: whether it is said on stderr how far the run is.

@@ -1,7 +1,7 @@
-"""Methods by name: ours, those of other distributions (entry points), those of a file (--plugin).
+"""Methods by name: built-in, from other distributions (entry points), from a file (--plugin).
 
-A method is imported when it is first used. `specbench list methods` needs no torch: the facts about
-our methods are read from the source text of their classes.
+A method is imported at its first use. `specbench list methods` needs no torch: the facts about
+built-in methods are read from the source text of their classes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FAMILIES = (
     "llama.cpp",
     "a server",
 )
-"""Families of our methods, by what drafts, in the order in which they are listed."""
+"""Families of built-in methods, named by what drafts, in the order of lists and tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Entry:
         target: "package.module:Class".
         summary: first line of the class's docstring.
         aliases: other names that `--method` accepts.
-        family: the part of README's table that lists it; one of `FAMILIES` for our methods.
+        family: row of README's method table; one of `FAMILIES` for built-in methods.
         needs: models that it cannot run without: "draft", "head".
         peer: True if another project implements it. Peers are measured, but not audited.
         baseline: the method that its speedups are relative to.
-        guarantee: LOSSLESS or LOSSY, with default parameters; empty where only the class knows.
+        guarantee: LOSSLESS or LOSSY, with default parameters; empty if unknown before the import.
         proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
         builds_on: keys of further papers to cite.
-        project: the project that implements it, where no paper proposes it.
+        project: the project that implements it, if no paper proposes it.
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where the method comes from: its papers, else the project that implements it."""
+        """Sources of the method: its papers, else the project that implements it."""
         papers = _bibliography()
         return ", ".join(papers[key]["source"] for key in self.proposed_in) or self.project
 
@@ -107,10 +107,10 @@ _plugged_in: dict[str, Entry] = {}
 
 @cache
 def ours() -> dict[str, Entry]:
-    """Return the methods of this repository by name, in the order of `FAMILIES`.
+    """Return the built-in methods by name, in the order of `FAMILIES`.
 
-    Each class in `methods/` declares what its entry holds. The declarations are read from the
-    source text, since importing the classes would import torch.
+    Each class in `methods/` declares the attributes of its entry. They are read from the source
+    text, because importing the classes would import torch.
     """
     root = importlib.resources.files("methods")
     found: dict[str, Entry] = {}
@@ -123,12 +123,16 @@ def ours() -> dict[str, Entry]:
 
 
 def parse_entries(text: str, module: str) -> dict[str, Entry]:
-    """Return the entries of the method classes that a module declares, without importing it.
+    """Return the entries of the method classes in a module's source text, without importing it.
 
     A class inherits the declarations of its base classes in the same module.
 
+    Args:
+        text: source text of the module.
+        module: name of the module.
+
     Raises:
-        ValueError: a class declares one of these attributes by anything but a literal.
+        ValueError: the value of a declaration is not a literal.
     """
     attributes: dict[str, dict[str, Any]] = {}
     found = {}
@@ -159,11 +163,11 @@ _DECLARED = frozenset(
     {"name", "aliases", "family", "needs", "peer", "baseline", "lossy", "proposed_in"}
     | {"builds_on", "project"}
 )
-"""Class attributes that an entry is made of."""
+"""Class attributes that become attributes of an entry."""
 
 
 def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
-    """Yield a class's declared attributes and their values."""
+    """Yield names and values of the declared attributes of a class."""
     for each in node.body:
         if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
             continue
@@ -185,7 +189,7 @@ def entries() -> dict[str, Entry]:
 
 
 def without_plugins() -> Mapping[str, Entry]:
-    """Return the methods that need no plug-in file: ours, and those of other distributions."""
+    """Return the methods that need no plug-in file: built-in ones and those of distributions."""
     return {**ours(), **_installed()}
 
 
@@ -273,13 +277,13 @@ def load(name: str) -> type[Method]:
 
 
 def papers(name: str) -> Papers:
-    """Return a method's citations and the speedups that its own papers claim.
+    """Return the citations of a method, and the speedups that its papers claim.
 
     Raises:
         UsageError: as `load`.
     """
     entry = entries()[resolve(name)]
-    if entry.proposed_in or entry.builds_on:  # known without importing the method, and so torch
+    if entry.proposed_in or entry.builds_on:  # available without importing the method and torch
         return _cited(entry.proposed_in, entry.builds_on)
     method = load(name)
     if method.citation or method.claims:
@@ -288,7 +292,7 @@ def papers(name: str) -> Papers:
 
 
 def _cited(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
-    """Return papers by their keys, with the claims of those that propose a method."""
+    """Return the citations of papers by key, with the claims of the `proposed_in` papers."""
     from specbench_cli.engine.params import Claim
 
     known = _bibliography()
@@ -299,7 +303,7 @@ def _cited(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
 
 @cache
 def _bibliography() -> dict[str, Any]:
-    """Return `methods/papers.yaml`: a paper's source, citation and claims, by its BibTeX key."""
+    """Return `methods/papers.yaml`: source, citation and claims of each paper by BibTeX key."""
     import yaml
 
     text = importlib.resources.files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")

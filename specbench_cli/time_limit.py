@@ -1,4 +1,4 @@
-"""A limit on the time that code of others may take in this thread."""
+"""Time limit for third-party code in the main thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def limit_time(
     error: Callable[[str], Exception] = TimeoutError,
     again_s: float = 0.0,
 ) -> Iterator[None]:
-    """Interrupt Python code after so many seconds, where that is possible: in the main thread of a
-    system that has such a timer.
+    """Raise an error in the `with` block if it runs longer than the time limit.
+
+    There is no limit outside the main thread, or without `signal.setitimer`.
 
     Args:
-        seconds: None for no limit.
-        message: the message of the error.
-        error: makes what is raised in the code.
-        again_s: seconds after which code that caught the error is interrupted again; 0 for never.
+        seconds: time limit in seconds; None for no limit.
+        message: message of the error.
+        error: function of the message that returns the exception to raise.
+        again_s: interval in seconds to raise the error again if the code catches it; 0: never.
     """
     here = threading.current_thread() is threading.main_thread()
     if seconds is None or not here or not hasattr(signal, "setitimer"):

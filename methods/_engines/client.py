@@ -40,11 +40,11 @@ def checked(url: str) -> str:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """The bytes of a reply, whatever they are of: events, comments, line ends.
+    """Byte stream of a reply that counts all bytes: events, comments and line ends.
 
     Args:
-        stream: The bytes as they come.
-        fault: Makes the error for a reply of more than `MOST_BYTES`.
+        stream: The stream of the connection.
+        fault: Function that returns the error for a reply of more than `MOST_BYTES`.
     """
 
     def __init__(self, stream: httpx2.SyncByteStream, fault: Callable[[str], Exception]) -> None:
@@ -82,7 +82,7 @@ class Client:
             trust_env=False,
             follow_redirects=False,
             headers={
-                "Accept-Encoding": "identity",  # bytes are counted as they come
+                "Accept-Encoding": "identity",  # no compression: received bytes are counted
                 **({"Authorization": f"Bearer {secret}"} if secret else {}),
             },
         )

@@ -19,7 +19,7 @@ from methods._engines.client import Client
 from methods._engines.exchange import Asked, Reply
 
 MOST_COUNTED = 2**63
-"""Tokens: fewer than that is any count of a server."""
+"""Upper bound of the token counters of a server."""
 Count = Annotated[int, Field(ge=0, lt=MOST_COUNTED)]
 
 
@@ -206,7 +206,7 @@ class Vllm(OpenAi):
 
 
 def _number(text: str) -> float:
-    """Return the number that a text is; not a number where it is none."""
+    """Return the value of a text as a float, or nan if it is not a number."""
     try:
         return float(text)
     except ValueError:

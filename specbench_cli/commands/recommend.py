@@ -78,9 +78,9 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     """Recommend a method and its settings, within a time budget.
 
     Tries all methods that can run here on a few prompts, then the better half on twice as many,
-    and so on (successive halving). Confirms the best one on prompts that the search did not use. Says
-    so if no method is faster. Also models batches and other machines, and prints settings for other
-    engines.
+    and so on (successive halving). Confirms the best one on prompts that the search did not use.
+    Reports if no method is faster. Also models batches and other machines, and prints settings for
+    other engines.
     """
     from specbench_cli.config.recommend import RecommendInvocation
 

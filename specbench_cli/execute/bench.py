@@ -46,16 +46,16 @@ from specbench_cli.tasks import Question, answer_text, conversation, render
 _Read = TypeVar("_Read")
 
 CHECK_S = 10.0
-"""Seconds after which checking the first turns ends with the first question that fails."""
+"""Time in seconds after which the check of first turns stops at the next question that fails."""
 NAMED = 5
-"""Questions that an error names beside the first."""
+"""Maximum number of further questions that an error names."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
 _LETTERS = 16
-"""Letters a position of the context: the beginning of a text that is tokenized first."""
+"""Characters per context position of the text prefix that is tokenized first."""
 
 _SURELY = 2
-"""Times the context: with more tokens in its beginning a text is too long as a whole, wherever the
-cut split a token."""
+"""Multiple of the context. If a prefix has more tokens, the whole text is too long, even if the cut
+split a token."""
 
 
 class Bench:
@@ -231,10 +231,10 @@ class Bench:
         return made
 
     def prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
-        """The ids of a prompt: the question's turns so far, with the answers given in between.
+        """Return the token ids of a prompt: the turns so far, with the answers in between.
 
         Raises:
-            PromptError: the question cannot be put to the target; names it.
+            PromptError: the target cannot decode the prompt. The error names the question.
         """
         label, turn = self._plan.target.label, len(answers) + 1
         name = question.prompt_id if turn == 1 else f"{question.prompt_id}, turn {turn}"
@@ -248,7 +248,7 @@ class Bench:
             raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault
         if not ids:
             raise PromptError(
-                f"prompt {name} has no token: the tokenizer of {label} leaves nothing of its text",
+                f"prompt {name} has no token: the tokenizer of {label} drops all of its text",
                 hint=_LEAVE_OUT,
             )
         width = self.facts["target"].vocab_size
@@ -272,11 +272,11 @@ class Bench:
         return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def check_first_turns(self) -> None:
-        """Raise PromptError if a question's first turn cannot be asked: before anything was
-        measured.
+        """Raise PromptError if the target cannot decode the first turn of a question.
 
-        Later turns hold answers, so what is wrong with them is known only then: see
-        `Pass._prompt`.
+        This check runs before the measurement.
+
+        Later turns contain answers, so they are checked when they are decoded: see `Pass._prompt`.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()
@@ -297,9 +297,9 @@ class Bench:
             raise PromptError(faults[first].message + more, faults[first].hint)
 
     def _check_text(self, name: str, text: str) -> None:
-        """Raise PromptError if the beginning of a text alone has more tokens than the context.
+        """Raise PromptError if a prefix of the text already has more tokens than the context.
 
-        Tokenizing 50 MB takes minutes and gigabytes.
+        Tokenizing a whole text of 50 MB would take minutes and gigabytes.
         """
         most, end = _SURELY * self.context, _LETTERS * self.context
         while end < len(text):
@@ -316,7 +316,7 @@ class Bench:
             )
 
     def _too_long(self, what: str) -> PromptError:
-        """Return the error of a prompt that is longer than the models' context."""
+        """Return the error for a prompt that is longer than the context of the models."""
         models = " and ".join(each.label for each in self._plan.checkpoints.values())
         why = [
             f" ({self._plan.checkpoints[role].label}: {decoder.limit})"
@@ -431,7 +431,7 @@ def recorded(model: Any) -> None:
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
-    """transformers' tokenizer; without a chat template of its own it gets the customary one.
+    """Load the transformers tokenizer; add the default chat template if it has none.
 
     Raises:
         EnvironmentFault: its files are missing or damaged.

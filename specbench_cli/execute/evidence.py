@@ -28,7 +28,7 @@ def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
-        with suppress(PromptError):  # of those that the run does not ask, some cannot be asked
+        with suppress(PromptError):  # the model may be unable to decode questions outside the run
             yield bench.prompt(question)
 
 
@@ -43,7 +43,7 @@ def pictured(questions: Sequence[Question]) -> frozenset[str]:
 
 
 def has_near_tie(records: Iterable[Record]) -> bool:
-    """Return True if an output is a near-tie, so that vanilla's ties have something to explain."""
+    """Return True if an output is a near-tie, so that vanilla's ties are needed to explain it."""
     return any(r.verdict is not None and r.verdict.kind == "near-tie" for r in records)
 
 
@@ -55,8 +55,8 @@ def near_ties(
 ) -> dict[str, Any]:
     """Where vanilla's outputs have ties within the tolerance, and so near-ties may be expected.
 
-    It takes a forward of transformers' module an output; the verdict of a near-tie, which asks for
-    this, has measured the tolerance.
+    This costs one forward of transformers' module per output. The verdict of a near-tie, which
+    needs the result, has measured the tolerance before.
 
     Args:
         judge: of the run.

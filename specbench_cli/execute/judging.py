@@ -145,7 +145,7 @@ class Judging:
         if ids not in group.scores:
             try:
                 text = written_text(self._tokenizer, ids)
-            except PromptError:  # an answer without a text has no score
+            except PromptError:  # an answer that cannot be decoded to text has no score
                 group.scores[ids] = None
                 return None
             group.scores[ids] = score(

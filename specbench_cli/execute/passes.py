@@ -232,7 +232,7 @@ class Pass:
                 self._tell()
                 if self.is_over():
                     self._view.note(
-                        "no method beside vanilla is left: the run ends after"
+                        "only vanilla is left: the run ends after"
                         f" {self._measured} of {self._prompts} prompts"
                     )
                     break
@@ -245,7 +245,7 @@ class Pass:
             gc.unfreeze()
 
     def is_over(self) -> bool:
-        """Return True if no method beside vanilla is left to measure."""
+        """Return True if vanilla is the only method left to measure."""
         return self._plan.is_over({*self.left_out, *self._dropped})
 
     def deal(self, number: int, names: Collection[str]) -> None:
@@ -353,10 +353,10 @@ class Pass:
         """See `evidence.near_ties`.
 
         Args:
-            needed: Whether an output of the run is a near-tie; None: the records of the run say.
+            needed: True if an output of the run is a near-tie. None reads it from the records.
 
         Returns:
-            None where nothing has to be explained, or outputs are not compared token by token.
+            None if there is no near-tie to explain, or outputs are not compared token by token.
         """
         if needed is None:
             needed = self._compares and has_near_tie(self._run_dir.records())
@@ -396,10 +396,10 @@ class Pass:
     def _prompt(
         self, question: Question, turn: int, answers: Sequence[Sequence[int]]
     ) -> tuple[Prompt, PromptError | None]:
-        """Return the prompt of a turn, and why it cannot be put to the target if it cannot.
+        """Return the prompt of a turn, and the error if the target cannot decode it.
 
-        Later turns continue from vanilla's answers in the first pass. A prompt without ids is one
-        that the chat template or the tokenizer failed on.
+        Later turns continue from vanilla's answers in the first pass. A prompt has no ids if the
+        chat template or the tokenizer failed.
         """
         known = self._answers.prompts.get((question.prompt_id, turn))
         ids: list[int] = [] if known is None else known.ids
@@ -434,7 +434,7 @@ class Pass:
         arms: Sequence[Arm],
         number: int,
     ) -> None:
-        """Record for every row that a prompt cannot be put to the target, where that is missing."""
+        """Store a failed record for each method that has none yet, for a prompt with an error."""
         group = Group(question, [], None)
         for arm in arms:
             key = prompt.prompt_id, prompt.turn, arm.label, number
@@ -562,10 +562,10 @@ class Pass:
         return self._vanilla(request, number) if self._plan.config.verify == REPLAY else None
 
     def _vanilla(self, request: Request, number: int) -> list[int]:
-        """Vanilla's output, decoded without a clock where it is not there yet.
+        """Return vanilla's output; decode it without timing if it does not exist yet.
 
         Raises:
-            UsageError: the target computes what is no number, so there is nothing to hand on.
+            UsageError: the target's logits are not finite, so there is no output to replay.
         """
         known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
@@ -578,9 +578,9 @@ class Pass:
         except ArithmeticError as fault:
             target = self._plan.target.label
             raise UsageError(
-                f"{target} has no output that others could be given: {fault}",
-                "its weights hold nan or infinity, or overflow in this dtype: --dtype float32, or"
-                " another --target",
+                f"{target} has no output that other methods could replay: {fault}",
+                "its weights contain nan or inf, or overflow in this dtype: use --dtype float32"
+                " or another --target",
             ) from fault
         return list(session.output())
 
@@ -631,8 +631,7 @@ class Pass:
         return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
-        """Give a row up that fails time after time, or on the first prompt after it failed in
-        warm-up: the others go on without it."""
+        """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
         errors = [cell.measured.error for cell in cells if cell.measured is not None]
         failed = bool(errors) and all(errors)
         self._failed[arm.label] = self._failed.get(arm.label, 0) + 1 if failed else 0
@@ -652,7 +651,7 @@ class Pass:
         self._write()  # while nobody measures
         if not self._turns.pass_on() and not self._alone:
             self._alone = True
-            self._run_dir.update(alone=True)  # the passes that follow do not wait again
+            self._run_dir.update(alone=True)  # later passes do not wait for a partner again
             self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:

@@ -79,7 +79,7 @@ def start(
     why = {label: without_folders(words) for label, words in left_out.items()}
     told = {**manifest(plan, sources), "left_out": why, "memory_budget": memory}
     run_dir = RunDir.create(path, told, order=config.model_dump_json())
-    # The user ordered this run: resuming it needs no further permission.
+    # The user started this run, so resuming it needs no further permission.
     permission.permit(permission.requests(ordered, path / ORDER))
     return plan, run_dir
 
@@ -152,7 +152,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = _ordered(path)
-    if not part:  # of which the process that started this one asked
+    if not part:  # the parent process has checked already
         _check_programs(run_dir, config, force)
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
@@ -168,10 +168,10 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
 
 
 def permissions_to_resume(path: Path, force: bool) -> list[permission.PermissionRequest]:
-    """Return what resuming a run, or the runs of a matrix, asks the user's permission for.
+    """Return the permission requests of resuming a run or the runs of a matrix.
 
     Raises:
-        UsageError: a plug-in was changed since, or the run cannot be resumed.
+        UsageError: a plug-in changed since the run began, or the run cannot be resumed.
     """
     if not matrix.is_matrix(path):
         run_dir = RunDir.open(path)
@@ -191,15 +191,17 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
 
 
 def _check_programs(run_dir: RunDir, config: RunConfig, force: bool) -> None:
-    """Raise UsageError, before anything of a plug-in is run, if it was changed or the user did not
-    permit it."""
+    """Raise UsageError if a plug-in changed or the user did not permit it.
+
+    This check runs before any code of the plug-in.
+    """
     _check_plugins(run_dir, config, force)
     place = run_dir.path / ORDER
     permission.check(permission.requests(config, place), str(place))
 
 
 def _check_plugins(run_dir: RunDir, config: RunConfig, force: bool) -> None:
-    """Raise UsageError unless plug-ins are the files that the run was begun with."""
+    """Raise UsageError if a plug-in file changed since the run began."""
     held = run_dir.manifest.get("method_files") or {}
     theirs = {name: each for name, each in held.items() if name not in registry.without_plugins()}
     changed = permission.same_plugins(theirs, config.plugins)
@@ -257,7 +259,7 @@ def run(
     are given the same file `in_turn` measure in turn. Of `force` see `reopen`.
     """
     if plan is None:
-        run_dir.forget_order()  # it was killed on its last steps
+        run_dir.forget_order()  # a previous process was killed during its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
         return _result(run_dir)
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
@@ -300,7 +302,7 @@ def run(
         if empty and not _measured(run_dir):
             run_dir.discard()
         else:
-            # A full disk, or a folder that is another process' by now: "running" will do.
+            # The disk is full, or another process uses the folder: keep the status "running".
             with suppress(OSError, ConcurrentWriteError):
                 run_dir.read()
                 run_dir.close("interrupted")
@@ -382,10 +384,10 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
 
 
 def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> None:
-    """Count a run's records against its plan before the run is called finished.
+    """Compare a run's records with its plan before the run is marked as finished.
 
     Args:
-        resumed: the folder of the run that is resumed to measure what is missing; None: this one.
+        resumed: folder of the run to resume to measure missing outputs; None: this run.
 
     Raises:
         ConcurrentWriteError: records are missing that the run measured.
@@ -397,7 +399,7 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
     if lost := [key for key in answered if key[:2] not in asked]:
         raise ConcurrentWriteError(
             f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]}, which this"
-            " run decoded: it was removed or overwritten while the run was going",
+            " run decoded: it was removed or overwritten during the run",
             hint=_ANEW,
         )
     if missing := plan.missing_from(answered, run_dir.manifest):
@@ -405,7 +407,7 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
         raise ConcurrentWriteError(
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
             f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
-            " or overwritten while the run was going",
+            " or overwritten during the run",
             hint=f"{resumption(resumed or run_dir.path)} measures them again",
         )
 
@@ -417,7 +419,7 @@ def _measured(run_dir: RunDir) -> bool:
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
     """Bad if a row is broken or a cell failed; else a fault of the environment if too many times
-    are void, rows could not run, or no method beside vanilla has an output; else fine.
+    are void, methods could not run, or only vanilla has outputs; otherwise OK.
 
     Peers are measured, not judged: nothing they do makes an answer bad.
     """
@@ -429,7 +431,7 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
 
 
 def nothing_compared(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
-    """Return True if methods were run beside vanilla and each was dropped, or failed always."""
+    """Return True if every method except vanilla was dropped or failed on all prompts."""
     others = {record.label for record in records if record.method != REFERENCE}
     measured = {record.label for record in records if record.error is None}
     return bool(others) and not others & measured - {*(manifest.get("dropped") or {})}
@@ -464,7 +466,7 @@ def _run_pass(
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None
     if in_turn is not None:
-        turns = own_turns(in_turn.resolve())  # until this process ends
+        turns = own_turns(in_turn.resolve())  # registered until this process ends
         turns.waits_for_partner &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # which has candidates, not rows
     with closing(Bench(plan, lenient=lenient)) as bench:
@@ -512,8 +514,8 @@ def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -
     if costs is not None:
         try:
             costs.save(run_dir.path / COSTS.format(number))
-        except UsageError as fault:  # a file of the user's: the run itself is whole
-            view.note(f"no costs were kept: {fault.message}")
+        except UsageError as fault:  # the user's own file is kept; the run itself is complete
+            view.note(f"the costs were not stored: {fault.message}")
     elif between.done:
         view.note("probe: other programs took too much of this machine: no costs were kept")
 

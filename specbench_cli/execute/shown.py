@@ -33,5 +33,5 @@ def _is_path(text: str) -> bool:
     try:
         path = Path(text).expanduser()
         return path.is_absolute() or (len(path.parts) > 1 and path.is_dir())
-    except (OSError, RuntimeError):  # too long for a name; the home of nobody
+    except (OSError, RuntimeError):  # the name is too long, or the home directory is unknown
         return False

@@ -110,7 +110,7 @@ class Turns:
 
 
 def _is_ours(held: Any) -> bool:
-    """Return True if a file's content is what `Turns` writes."""
+    """Return True if `Turns` wrote the content of the file."""
     if not isinstance(held, dict) or held.keys() != {"last", "there"}:
         return False
     last, there = held["last"], held["there"]
@@ -134,7 +134,11 @@ def _exists(name: str) -> bool:
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # the last two: no process's number
+    except (
+        psutil.NoSuchProcess,
+        ValueError,
+        OverflowError,
+    ):  # ValueError and OverflowError: an invalid process id
         return False
     except psutil.Error:
         return True

@@ -33,7 +33,7 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 MOST_BYTES = 64 * files.MB
-"""Bytes of a file of costs."""
+"""Maximum size of a cost file in bytes."""
 SCHEMA = 4
 """Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches,
 version 3 no `lone` forwards, and the host's lines of heads by model, not by method."""
@@ -304,10 +304,10 @@ class Costs(_Frozen):
         """Write the file whole or not at all.
 
         Args:
-            overwrite: replace a file that holds no costs.
+            overwrite: True replaces a file that contains no costs.
 
         Raises:
-            UsageError: it cannot be written, or holds something else.
+            UsageError: the file cannot be written, or contains no costs.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
         with _written(path):
@@ -368,7 +368,7 @@ def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
 
 
 def _is_costs(content: bytes) -> bool:
-    """Return True if this is what `Costs.save` wrote, by this version or another one."""
+    """Return True if any version of `Costs.save` wrote the content."""
     try:
         found = json.loads(content)
     except ValueError:

@@ -45,9 +45,9 @@ PLAIN = {
 }
 """What adapter_config.json may say, where it says anything, of additions that are made here."""
 LARGEST = 1e6
-"""The greatest rank or alpha of an adapter."""
+"""Upper bound of the rank and alpha of an adapter."""
 
-_FETCH = "fetch the folder again, or save the fine-tuning once more with peft (save_pretrained)"
+_FETCH = "download the folder again, or save the fine-tuning again with peft (save_pretrained)"
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -87,27 +87,27 @@ def base_of(folder: Path) -> str:
         raise UsageError(
             f"{folder.name}/{CONFIG} has {odd} {facts[odd]!r}; only plain low-rank additions are"
             f" added here ({odd} {PLAIN[odd][0]!r})",
-            "merge it with peft (merge_and_unload, save_pretrained), and give the folder of that",
+            "merge it with peft (merge_and_unload, save_pretrained), and use the merged folder",
         )
     base = facts.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UsageError(
             f"{folder.name}/{CONFIG} names no model (base_model_name_or_path is {base!r})",
-            "write there the hub id or the folder of the model that was fine-tuned",
+            "set it to the hub id or the folder of the model that was fine-tuned",
         )
     return base
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return a fine-tuning's adapter_config.json; raise UsageError if it is none."""
+    """Return the adapter_config.json of a fine-tuning. Raise UsageError if it is invalid."""
     try:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as fault:
         raise UsageError(f"{folder.name}/{CONFIG} cannot be read: {fault}", _FETCH) from fault
     if not isinstance(facts, dict):
-        raise UsageError(f"{folder.name}/{CONFIG} holds no object", _FETCH)
+        raise UsageError(f"{folder.name}/{CONFIG} is not a JSON object", _FETCH)
     if not (folder / WEIGHTS).is_file():
-        raise UsageError(f"{folder.name} has a {CONFIG} and no {WEIGHTS}", _FETCH)
+        raise UsageError(f"{folder.name} has a {CONFIG} but no {WEIGHTS}", _FETCH)
     found: dict[str, Any] = facts
     return found
 
@@ -184,7 +184,7 @@ def _add(folder: Path, model: Path) -> None:
 
 
 def _scale(folder: Path, facts: dict[str, Any]) -> float:
-    """Return what an adapter's additions are multiplied by. Raises UsageError."""
+    """Return the scale lora_alpha / r of an adapter. Raise UsageError if a value is invalid."""
     alpha: Any = facts.get("lora_alpha")
     rank: Any = facts.get("r")
     for name, value in (("lora_alpha", alpha), ("r", rank)):
@@ -194,15 +194,15 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
             raise UsageError(
                 f"{folder.name}/{CONFIG} has {name} {value!r}; it must be a number from {least} to"
                 f" {LARGEST:g}",
-                "ask whoever made the adapter for its config",
+                "get the config from the author of the adapter",
             )
     return float(alpha) / float(rank)
 
 
 def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: int) -> None:
-    """Raise UsageError unless the tensors of a fine-tuning are pairs A and B of its rank."""
+    """Raise UsageError unless the tensors of an adapter are A and B pairs of its rank."""
     pairs = {PREFIX + at + end for at in places for end in (A, B)}
-    wrong = [f"has {name}, which is no low-rank addition" for name in sorted(parts.keys() - pairs)]
+    wrong = [f"has {name}, which is no low-rank matrix" for name in sorted(parts.keys() - pairs)]
     wrong += [f"lacks {name}" for name in sorted(pairs - parts.keys())]
     wrong += [
         f"has {name} of rank {len(parts[name])}, and {CONFIG} says {rank}"
@@ -212,7 +212,7 @@ def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: 
     if wrong:
         raise UsageError(
             f"{folder.name}/{WEIGHTS} {wrong[0]}",
-            "merge it with peft (merge_and_unload, save_pretrained), and give the folder of that",
+            "merge it with peft (merge_and_unload, save_pretrained), and use the merged folder",
         )
 
 

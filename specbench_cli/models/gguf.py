@@ -121,7 +121,7 @@ def converted(path: Path) -> Path:
             _write(path, part)
         except (SpecbenchError, OSError):
             raise
-        except BaseException as fault:  # wrong numbers and tokens make the libraries raise anything
+        except BaseException as fault:  # invalid values make the libraries raise any exception
             if not is_foreign(fault):
                 raise
             raise EnvironmentFault(

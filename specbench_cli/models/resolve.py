@@ -115,7 +115,7 @@ def resolve(name: str) -> Checkpoint:
         if missing := _missing(folder):
             raise UsageError(f"{name}: no {missing} in this folder", _needs(name))
         label = folder.resolve().name
-        check_one_line(f"the name of the folder {name}", label)  # tables show it
+        check_one_line(f"the name of the folder {name}", label)  # because tables show it
         return Checkpoint(name=name, label=label, path=folder)
     if folder.suffix.lower() == SUFFIX and not folder.is_file():
         raise UsageError(f"no such file: {name}", "specbench list models")

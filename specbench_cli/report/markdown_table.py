@@ -11,7 +11,7 @@ from specbench_cli.report.terminal import text
 _MEANT = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|[`$]|\\(?=[!-/:-@\[-`{-~])"
 )
-"""What would become a tag, an entity, a link, a style, code or a formula."""
+"""Characters that Markdown would read as a tag, entity, link, style, code or formula."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 
@@ -38,13 +38,13 @@ def _field(value: object, escaped: bool) -> str:
 
 
 def inline(value: object) -> str:
-    """Return a text as Markdown that shows it as it is, on one line."""
+    """Return a text escaped for Markdown, on one line."""
     said = output.plain(" ".join(str(value).split()))
     return _MEANT.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), said)
 
 
 def fenced(text: str) -> str:
-    """Return a code block of the text, whose fence no line of the text closes."""
+    """Return a Markdown code block whose fence is longer than any in the text."""
     text = output.plain(text)
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

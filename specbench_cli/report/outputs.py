@@ -23,7 +23,7 @@ Figures = Sequence[Path]
 
 def write_outputs(run: RunDir) -> Reading:
     """Write what belongs into a run's folder at its end: summary.csv, records.parquet, report.md
-    and figures/. Files of these names that specbench did not write are kept, and named."""
+    and figures/. Existing files that specbench did not write are kept and listed."""
     reading, kept = read(run), list[Path]()
     with files.staging_folder(run.path, kept=kept) as staging:
         _write(reading, staging, ("csv", "md"))
@@ -33,7 +33,7 @@ def write_outputs(run: RunDir) -> Reading:
 
 
 def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> None:
-    """Write a reading into the folder of the runs that it is of, as `write_outputs` does."""
+    """Write a reading into the folder of its runs, as `write_outputs` does."""
     kept = list[Path]()
     with files.staging_folder(folder, kept=kept) as staging:
         _write(reading, staging, formats)
@@ -41,11 +41,11 @@ def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> No
 
 
 def _name(kept: Sequence[Path]) -> None:
-    """Say which files were not replaced."""
+    """Print which files were not replaced."""
     if kept:
         names = ", ".join(file.name for file in kept)
         output.note(
-            f"kept as they are, since specbench did not write them or they were changed: {names}"
+            f"not replaced, since specbench did not write them or they were changed: {names}"
         )
 
 
@@ -55,13 +55,13 @@ def write(
     """Write a reading in some of `FORMATS` into a folder.
 
     Args:
-        overwrite: replace files that specbench did not write.
+        overwrite: True also replaces files that specbench did not write.
 
     Returns:
         The files; figures, which several formats show, once.
 
     Raises:
-        UsageError: such a file is there; nothing is written.
+        UsageError: a file that specbench did not write exists; nothing is written.
     """
     with files.staging_folder(folder, overwrite=overwrite) as staging:
         found = _write(reading, staging, formats)

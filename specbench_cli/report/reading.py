@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SAME_TOKENS = ("greedy", "coupled")
 """Rules by which vanilla's tokens are the same in every run."""
 _LISTED = 12
-"""Differences of runs that an error lists."""
+"""Maximum number of differences between runs that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Light:
 
     @classmethod
     def of(cls, run: Source) -> _Light:
-        """Read them, one at a time. Raise UsageError where there are none."""
+        """Yield the records one at a time. Raise UsageError if there are none."""
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
         parallel = False
@@ -202,8 +202,8 @@ def _refuse(found: Sequence[Difference], runs: Sequence[Source], force: bool) ->
         lines = "".join(f"\n  {difference}" for difference in found[:_LISTED])
         more = f"\n  and in {len(found) - _LISTED} more" if len(found) > _LISTED else ""
         given = " ".join(map(_words, runs))
-        gate = f"; one against the other: specbench compare {given}" if len(runs) == 2 else ""
+        gate = f"; to compare them: specbench compare {given}" if len(runs) == 2 else ""
         raise UsageError(
             f"these runs do not belong together; they differ in{lines}{more}",
-            f"specbench report {given} --force: side by side, each row with its run's name{gate}",
+            f"specbench report {given} --force: side by side, methods with their run's name{gate}",
         )

@@ -39,7 +39,7 @@ _FIGURES = (
 )  # fmt: skip
 _GENERATION = ("temperature", "top_p", "top_k", "seed")
 _LONGEST_SLUG = 80
-"""Characters; a file's name has 255 bytes."""
+"""Maximum number of characters of a slug, since file names are limited to 255 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

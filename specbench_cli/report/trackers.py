@@ -27,14 +27,14 @@ from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 
 ANSWER_S = 5.0
-"""Seconds in which a server must take a connection."""
+"""Timeout in seconds to connect to a server."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""How long MLflow waits for a server that takes connections; what the user set stays."""
+"""Default environment variables for MLflow's timeout and retries. Values of the user are kept."""
 _SCHEMES = (
     *("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql"),
     *("databricks", "databricks-uc", "uc"),
 )
-"""What MLflow's addresses begin with."""
+"""URI schemes of MLflow."""
 PROJECT = "specbench"
 """The project, or experiment, that all runs go to."""
 
@@ -98,14 +98,14 @@ def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
     except Exception as fault:
         raise EnvironmentFault(
             f"MLflow did not take the rows at {uri}: {type(fault).__name__}: {_first_line(fault)}",
-            "MLFLOW_TRACKING_URI must name a server that runs (http://host:5000), or be unset: the"
-            " rows then go to a file",
+            "MLFLOW_TRACKING_URI must name a running server (http://host:5000), or be unset: the"
+            " rows are then written to a file",
         ) from fault
     return [f"mlflow ui --backend-store-uri {uri}"]
 
 
 def _log_rows(client: Any, entities: Any, run: RunDir, rows: tuple[Row, ...], folder: Path) -> None:
-    """Write every row that MLflow does not have yet."""
+    """Log every method that MLflow does not have yet."""
     server = os.environ.get("MLFLOW_TRACKING_URI")
     known = client.get_experiment_by_name(PROJECT)
     beside = None if server else (folder / "artifacts").resolve().as_uri()
@@ -131,14 +131,15 @@ def _log_rows(client: Any, entities: Any, run: RunDir, rows: tuple[Row, ...], fo
 
 
 def _check_server(uri: str) -> None:
-    """See that MLFLOW_TRACKING_URI names something that answers.
+    """Check that the server of MLFLOW_TRACKING_URI accepts a connection.
 
-    MLflow itself tries seven times, two minutes each.
+    MLflow itself would try seven times, for two minutes each.
 
     Raises:
-        UsageError: it is no address. EnvironmentFault: nothing answers there.
+        UsageError: the URI is not a valid address.
+        EnvironmentFault: no server answers.
     """
-    hint = "MLFLOW_TRACKING_URI=http://host:5000, or unset it: the rows then go to a file"
+    hint = "MLFLOW_TRACKING_URI=http://host:5000, or unset it: the rows are then written to a file"
     try:
         parts = urlsplit(uri)
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)

@@ -114,18 +114,21 @@ def _parsed(code: str) -> ast.Module | None:
 
 
 def _readings(answer: str, wanted: Collection[str]) -> Iterator[str]:
-    """Yield what of an answer may be meant as code, likeliest first.
+    """Yield the possible programs in an answer, the most likely one first.
 
     Args:
-        wanted: the names that the code must define.
+        wanted: names that the code must define.
     """
     for block in _blocks(answer, wanted):
         yield from _readings_of(block)
 
 
 def _blocks(answer: str, wanted: Collection[str]) -> list[str]:
-    """Return the code blocks of an answer, likeliest first: those that define what is wanted, each
-    behind earlier ones that it needs, then those that go on inside a function, then the others."""
+    """Return the code blocks of an answer, the most likely one first.
+
+    First come the blocks that define a wanted name, with the earlier blocks that they need in
+    front. Then blocks that continue a function body, then all others.
+    """
     found = list(_FENCED.finditer(answer))
     if not found:
         return [answer]
@@ -146,14 +149,14 @@ def _blocks(answer: str, wanted: Collection[str]) -> list[str]:
 
 
 def _defines(code: str, names: Collection[str]) -> bool:
-    """Return True if a text, which may be cut, defines one of some names."""
+    """Return True if the code, which may be truncated, defines one of the names."""
     either = "|".join(map(re.escape, names))
     pattern = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{either})\b|^(?:{either})[ \t]*="
     return bool(names) and re.search(pattern, code, re.MULTILINE) is not None
 
 
 def _with_helpers(blocks: Sequence[str], at: int) -> str:
-    """Return a block behind the earlier ones that bind names which it reads and does not bind."""
+    """Return a block with the earlier blocks in front that define names it uses."""
     code = blocks[at]
     for earlier in reversed(blocks[:at]):
         if _bound(earlier).keys() & (_used(code) - _bound(code).keys()):
@@ -162,7 +165,7 @@ def _with_helpers(blocks: Sequence[str], at: int) -> str:
 
 
 def _readings_of(code: str) -> Iterator[str]:
-    """Yield the ways in which a block may be meant, likeliest first."""
+    """Yield the possible readings of a block, the most likely one first."""
     if _starts_indented(code):  # goes on inside the function: whatever is outside comes after it
         yield _OUTSIDE.split(code, maxsplit=1)[0]
     yield code
@@ -209,7 +212,7 @@ def _job(program: str, before: str, after: str) -> dict[str, str | list[str]]:
 
 
 def _own(before: str) -> str:
-    """Return the code before the answer as a program: an open function gets a body."""
+    """Return the code before the answer as a program; an open function gets the body `pass`."""
     return next(filter(compiles, (before, f"{before}\n    pass")), "")
 
 

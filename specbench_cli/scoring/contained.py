@@ -57,7 +57,7 @@ _LIMITS = {
     resource.RLIMIT_CORE: 0,
 }
 
-# From Linux's headers.
+# Constants from the Linux headers.
 _MOUNT_SETATTR = 442
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
 """CLONE_NEW: USER, NS, PID, NET, IPC, UTS."""
@@ -71,12 +71,12 @@ _CAPABILITIES_3 = 0x20080522
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
-# The filter of system calls: numbers from Linux's headers, for x86-64 and for ARM64.
+# The system call filter (seccomp). Numbers from the Linux headers, for x86-64 and ARM64.
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 _ARCHITECTURE = (0xC000003E, 0xC00000B7)
 _LAST_CALL = (334, 293)
-"""`rseq`. Every C library does without the later calls: Linux before 5.1 does not have them. They
-include io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32's on x86-64."""
+"""Number of `rseq`, the last allowed call. C libraries work without later calls, which Linux before
+5.1 lacks: io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32 calls on x86-64."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -94,7 +94,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97),
     "setns": (308, 268),
     "personality": (135, 92),
-    # what the whole machine has one of
+    # resources that the whole machine shares
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -106,21 +106,22 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "syncfs": (306, 267),
     "quotactl": (179, 60),
     "ustat": (136, None),
-    # which files other processes open
+    # observation of files that other processes open
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
-    # memory and messages that no limit of a process counts
+    # memory and messages that process limits do not count
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
 }
-"""The system calls that the filter knows; all but the first three are refused."""
+"""System calls of the filter by name, as numbers on x86-64 and ARM64. All but the first three are
+refused."""
 _FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6: those that the network namespace separates."""
+"""AF_UNIX, AF_INET and AF_INET6, which the network namespace isolates."""
 _PROTOCOLS = (0, 6, 17)
-"""The default one, TCP, UDP: asking for another one makes the kernel load a module."""
+"""Default protocol, TCP and UDP. For other protocols the kernel would load a module."""
 _F_NOTIFY = 1026
 
 
@@ -363,7 +364,7 @@ def _cloned() -> int:
     nobody outside; else user 0 in there is who we are, and may no more.
     """
     if sys.platform != "linux" or os.uname().machine not in _MACHINES:
-        raise OSError(f"that is done on Linux alone, on {' and '.join(_MACHINES)}")
+        raise OSError(f"this is only supported on Linux, on {' and '.join(_MACHINES)}")
     mapped, tell = os.pipe()
     child = _system(_number("clone"), _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
     if child == 0:
@@ -430,25 +431,25 @@ _ALLOW, _KILL, _NOT_PERMITTED, _NO_SUCH_CALL = (
 
 
 def _load_argument(place: int) -> tuple[int, int, int, int]:
-    """Load the low half of an argument, which is all that the kernel reads of an `int`."""
+    """Return the instruction to load the low half of an argument (the kernel reads an `int`)."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * place)
 
 
 def _refuse_unless(place: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """Refuse a call unless an argument is one of these values."""
+    """Return instructions that refuse a call unless an argument is one of these values."""
     left = range(len(values), 0, -1)
     equal = [(_EQUAL, jump, 0, value) for jump, value in zip(left, values, strict=True)]
     return [_load_argument(place), *equal, _NOT_PERMITTED]
 
 
 def call_filter(machine: str) -> bytes:
-    """Return the BPF program that decides on each system call: `struct sock_filter` in a row.
+    """Return the BPF program that filters system calls, as an array of `struct sock_filter`.
 
-    Code of another architecture (32-bit) ends the process. Calls after `_LAST_CALL` do not exist
-    (ENOSYS), so that the C library does without. Refused calls are not permitted (EPERM).
+    Calls of another architecture (32-bit) end the process. Calls after `_LAST_CALL` fail with
+    ENOSYS, so that the C library uses older ones. Refused calls fail with EPERM.
 
     Args:
-        machine: The machine as `os.uname` names it.
+        machine: Machine name from `os.uname`.
     """
     column = _MACHINES[machine]
     socket = [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW]

@@ -4,7 +4,7 @@ The answer is what the last `\\boxed{}` holds, else what follows the last "answe
 whole text. Two answers are equal if they are after normalisation in the manner of MATH's own
 evaluation (Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`,
 text wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a
-power of ten, with separated thousands, or with words behind it. A comma between digits is no
+power of ten, with thousands separators, or followed by words. A comma between digits is not a
 decimal point here: `3,5` is a list. No algebra: `2x` is not `x + x`, and `6^2` is not 36.
 """
 
@@ -69,7 +69,7 @@ def final_answer(text: str) -> str:
     said = _SAID.findall(text)
     if said:
         answer = str(said[-1]).strip()
-        marked = _MARKED.match(answer)  # bold, or a formula, with words behind it
+        marked = _MARKED.match(answer)  # bold text or a formula, followed by words
         if marked is not None:
             answer = (marked["inside"] or marked["latex"]).strip()
         return answer.rstrip(".")
@@ -90,7 +90,7 @@ def normalised(answer: str) -> str:
 
 
 def _value(answer: str) -> Fraction | None:
-    """Return the number that a normalised answer is, if it is a plain one."""
+    """Return the value of a normalised answer, or None if it is not a plain number."""
     if _LIST.fullmatch(answer) or _POWER.match(answer.lstrip("-")):
         return None
     return number(answer)

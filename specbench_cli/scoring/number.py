@@ -1,15 +1,14 @@
 """Numbers as people and models write them, and the final number of an answer (GSM8K).
 
-GSM8K's references end in `#### N`. An answer in that form is taken at its word. Of any other one
-counts what its last `\\boxed{}` holds, else the number that directly follows the last "answer is",
-else the last number (lm-evaluation-harness's "flexible-extract"), since chat models close with a
-sentence.
+GSM8K's references end in `#### N`. The final number of an answer is the one after `####`, else in
+the last `\\boxed{}`, else directly after the last "answer is", else the last number in the text
+(lm-evaluation-harness's "flexible-extract"), since chat models end with a sentence.
 
-Understood are separated thousands (1,234 1'234 1 234 `1{,}234` `1\\,234` 12,34,567 1.234.567),
-European decimals where nothing else can be meant (1.234,5 and 3,5, not 1,234), every script's
-digits, U+2212 and other minus signs, fractions (3/4, 2 1/2, a vulgar fraction, `\\frac{3}{4}`) and
-powers of ten (1.5e6, 1.5 x 10^6). Currencies, `%` and words behind a number are no part of it,
-18.00 is 18, and the hyphen of a range (10-14) is no sign.
+Supported: thousands separators (1,234 1'234 1 234 `1{,}234` `1\\,234` 12,34,567 1.234.567),
+unambiguous European decimals (1.234,5 and 3,5, not 1,234), digits of all scripts, U+2212 and other
+minus signs, fractions (3/4, 2 1/2, a vulgar fraction, `\\frac{3}{4}`) and powers of ten (1.5e6,
+1.5 x 10^6). Currencies, `%` and words after a number are ignored, 18.00 equals 18, and the hyphen
+of a range (10-14) is not a sign.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import unicodedata
 from fractions import Fraction
 
 LONGEST = 400
-"""Longer numbers are runaway text, and too slow to compute with."""
+"""Maximum length of a number in characters. Longer ones are runaway text and slow to compute."""
 
 # ---- one spelling -------------------------------------------------------------------------------
 
 _NARROW = "\u2009"
-"""Stands for all spaces that join digits: thin, narrow and no-break ones, and LaTeX's."""
+"""Replacement for all spaces between digits: thin, narrow and no-break spaces, and LaTeX's."""
 
 _SPELLINGS = (
     (r"[\u00a0\u2007-\u200a\u202f]|(?<!\\)\\[,;: ]|\{\\,\}|\\thinspace(?![a-zA-Z])", _NARROW),
@@ -50,7 +49,7 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]")
 
 
 def plain(text: str) -> str:
-    """Return the text with one spelling of digits, signs, separators, currencies and fractions."""
+    """Return the text with a uniform spelling of digits, signs, separators and fractions."""
     text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_RAISED), text)
     text = _FOREIGN.sub(_ascii, text)
     for pattern, by in _FORMS:
@@ -59,7 +58,7 @@ def plain(text: str) -> str:
 
 
 def _ascii(found: re.Match[str]) -> str:
-    """Return the digit or vulgar fraction that a character is in ASCII; others as they are."""
+    """Return a digit or vulgar fraction in ASCII; other characters are unchanged."""
     char = found[0]
     if char.isdecimal():
         return str(unicodedata.decimal(char))
@@ -109,14 +108,14 @@ def _pattern(digits: str) -> re.Pattern[str]:
 
 
 _NUMBER, _NUMBER_SPACED = _pattern(_DIGITS), _pattern(f"{_SPACED} | {_DIGITS}")
-"""Where a text states a number, a blank may separate thousands (1 200); elsewhere it may as well
-stand between two numbers."""
+"""Patterns of a number. Only where an answer states its result may a space separate thousands
+(1 200); elsewhere it may separate two numbers."""
 _EUROPEAN = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+|\d+,\d{1,2}")
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
 
 
 def number(text: str) -> Fraction | None:
-    """Return the number that a text is; None if it is none or has more than one."""
+    """Return the value of a text that consists of one number, else None."""
     text = plain(text).strip(f" \t\n{_NARROW}").removesuffix("%").strip("$")
     found = _NUMBER_SPACED.fullmatch(text)
     return None if found is None else _value(found)
@@ -126,7 +125,7 @@ _WORDS = re.compile(r"[.,;:]?\s*[(,]?\s*[A-Za-z]{3,}[^=+*/^\\]*")
 
 
 def number_before_words(text: str) -> Fraction | None:
-    """Return the number that a text begins with where words follow, and no formula."""
+    """Return the number at the start of a text if words follow it, and no formula; else None."""
     text = plain(text).strip("$* ")
     found = _NUMBER_SPACED.match(text)
     if found is None or not _WORDS.fullmatch(text, found.end()):
@@ -135,7 +134,7 @@ def number_before_words(text: str) -> Fraction | None:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the value of a match; None where it is too long or divides by zero."""
+    """Return the value of a match, or None if it is too long or divides by zero."""
     part = found.groupdict()
     if len(found[0]) > LONGEST:
         return None
@@ -159,7 +158,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(digits: str) -> str:
-    """Return digits with separators as Python writes them."""
+    """Return digits without thousands separators and with a decimal point."""
     digits = re.sub(rf"[{_NARROW}'_ ]", "", digits)
     if _EUROPEAN.fullmatch(digits):
         return digits.replace(".", "").replace(",", ".")
@@ -189,7 +188,7 @@ def same_final_number(reference: str, answer: str) -> bool:
 
 
 def final_number(text: str) -> Fraction | None:
-    """Return the number that a text gives as its answer; None if there is none."""
+    """Return the number that a text states as its answer, or None."""
     text = plain(text)
     marked = _MARK.search(text)
     if marked is not None and (stated := _stated(text[marked.end() :])) is not None:
@@ -204,8 +203,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{} of a text holds, braces inside it kept; after \boxed 5, the
-    word that follows. None if there is none."""
+    r"""Return the content of the last \boxed{}, or the word after the last \boxed, or None."""
     at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if at < 0:
         return None
@@ -223,8 +221,10 @@ def boxed(text: str) -> str | None:
 
 
 def _stated(rest: str) -> Fraction | None:
-    """Return the number that directly follows a mark; of an equation, the one after the last `=`.
-    None where words or a list follow."""
+    """Return the number directly after a mark, or None if words or a list follow.
+
+    In an equation this is the number after the last `=`.
+    """
     lead = _LEAD.match(rest)
     start = lead.end() if lead else 0
     first = _NUMBER_SPACED.match(rest, start)
@@ -245,6 +245,6 @@ def _end_of_sentence(text: str, start: int) -> int:
 
 
 def _last(text: str, pattern: re.Pattern[str]) -> Fraction | None:
-    """Return the last number of a text; None if there is none."""
+    """Return the last number of a text, or None."""
     values = map(_value, reversed(list(pattern.finditer(text))))
     return next((value for value in values if value is not None), None)

@@ -237,22 +237,25 @@ def _pooled(strata: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 # ---- rare questions -----------------------------------------------------------------------------
-# An interval knows only the questions that the run met. Where one question in fifty is far slower
-# than the others, a run may meet none, and its interval then misses the truth whatever the method
-# (docs/statistics.md). Where a run met some, they are found here.
+# An interval only reflects the questions in the run. If one question in fifty is far slower than
+# the others, a run may contain none of them. Then its interval misses the true value
+# (docs/statistics.md). If a run contains some, this section finds them.
 
 _FENCE = 3.0
-"""Outer fences in interquartile ranges (Tukey: Exploratory Data Analysis, 1977). A normal logarithm
-lies beyond them once in 400,000 questions."""
+"""Distance of the outer fences from the quartiles, in interquartile ranges (Tukey: Exploratory Data
+Analysis, 1977). If log speedups are normal, 1 in 400,000 questions lies outside."""
 _DECISIVE = 0.5
-"""The share of the variance of the log speedup from which on rare questions decide it."""
+"""Minimum share of the variance of the log speedup at which rare questions decide it."""
 _FEWEST = 20
-"""With fewer questions quartiles are too uncertain: equal questions would look rare too often."""
+"""Minimum number of questions. With fewer, quartiles are too uncertain and false alarms common."""
 
 
 @dataclass(frozen=True, slots=True)
 class RareQuestions:
-    """The rare questions of a method: how many of how many, and the speedup without them."""
+    """Rare questions of a method: their number, the number of all questions, the other speedup.
+
+    speedup_without: the speedup without the rare questions.
+    """
 
     count: int
     questions: int
@@ -260,12 +263,12 @@ class RareQuestions:
 
 
 def rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
-    """Find each method's rare questions; None where there are none or they decide nothing."""
+    """Return the rare questions of each method, or None if they do not decide its speedup."""
     return [_rare(*sums) for sums in zip(times.baseline.sum(1), times.method.sum(1), strict=True)]
 
 
 def _rare(x: Floats, y: Floats) -> RareQuestions | None:
-    """Find the rare questions among the times of the baseline and of one method."""
+    """Return the rare questions, given times [questions] of the baseline and one method."""
     paired = (x > 0) & (y > 0)
     x, y = x[paired], y[paired]
     if len(x) < _FEWEST:
@@ -274,7 +277,7 @@ def _rare(x: Floats, y: Floats) -> RareQuestions | None:
     low, high = np.quantile(ratios, (0.25, 0.75))
     margin = _FENCE * (high - low)
     far = (ratios < low - margin) | (ratios > high + margin)
-    # What each question adds to the variance of log(sum x / sum y), by the delta method.
+    # Contribution of each question to the variance of log(sum x / sum y), by the delta method.
     parts = (x / x.sum() - y / y.sum()) ** 2
     spread = parts.sum()
     if not far.any() or spread < _ZERO_SE**2 or parts[far].sum() < _DECISIVE * spread:

@@ -29,10 +29,10 @@ class Setting:
     vanilla_spread: of vanilla's times over the questions.
     common: of what a question does to the speedups of all methods alike.
     process_spread: of what a process (pass) does to a method.
-    rare: the share of questions that are `slowdown` times slower under the methods, or, with
-        `rare_for_all`, under vanilla too.
-    student: degrees of freedom of a Student's t whose absolute value multiplies a question's time
-        under the methods; 0 for none.
+    rare: share of questions that are `slowdown` times slower with the methods and, if
+        `rare_for_all`, also with vanilla.
+    student: degrees of freedom of a Student's t. Its absolute value multiplies the time of a
+        question with the methods. 0 turns this off.
     """
 
     questions: int = 48
@@ -84,12 +84,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Where the 95% intervals of a speedup lie, as shares of the simulated runs.
+    """Coverage of the 95% intervals of a speedup, as shares of the simulated runs.
 
-    given: runs that have an interval. holds: it holds the truth. above, below: it lies above or
-    below the truth. warned: the run warns of rare questions. holds_warned, holds_unwarned: the
-    share of the intervals of runs with and without that warning that hold the truth; nan where
-    there are none.
+    given: runs with an interval. holds: the interval covers the true speedup. above, below: it lies
+    above or below the true speedup. warned: the run warns of rare questions. holds_warned,
+    holds_unwarned: coverage of the intervals in runs with and without that warning; nan if there
+    are none.
     """
 
     given: float
@@ -109,7 +109,8 @@ def coverage(setting: Setting, replications: int, *, resamples: int = 999, seed:
 def coverage_details(
     setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0
 ) -> Coverage:
-    """Count on which side of the truth intervals lie, and how often a run warns."""
+    """Return how often intervals cover, exceed or fall below the true speedup, and how often a run
+    warns of rare questions."""
     rng = np.random.default_rng(seed)
     truth = np.exp(setting.log_speedup)
     found = list[tuple[bool, bool, bool, bool]]()  # given, above, below, warned

@@ -28,10 +28,10 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
     """Write all lines at once and wait until the disk has them.
 
     Args:
-        expected: the file's size in bytes; None does not check it.
+        expected: expected size of the file in bytes before the write; None skips the check.
 
     Returns:
-        The new size.
+        The new size in bytes.
 
     Raises:
         UsageError: the path is a link, a folder or a device.
@@ -43,17 +43,17 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
     with naming(path):
         fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         with os.fdopen(fd, "rb+", buffering=0) as file:
-            if fcntl is not None:  # held until the file is closed
+            if fcntl is not None:  # closing the file releases the lock
                 fcntl.flock(fd, fcntl.LOCK_EX)
             size = os.fstat(fd).st_size
             if expected not in (None, size):
                 raise ConcurrentWriteError(
-                    f"{path} has {size} bytes and this run left {expected}: another program changed"
-                    " it"
+                    f"{path} has {size} bytes, but this run left {expected}: another program"
+                    " changed it"
                 )
             _drop_half_line(file, size)
             rest = memoryview(data)
-            while rest:  # a disk that gets full takes a part
+            while rest:  # a disk that becomes full writes only a part
                 rest = rest[file.write(rest) :]
             os.fsync(fd)
             return os.fstat(fd).st_size
@@ -84,7 +84,7 @@ def uncollected() -> Iterator[None]:
 
 
 def check_file(path: Path) -> None:
-    """Raise UsageError if a path is there and no regular file: a folder, a pipe or a device."""
+    """Raise UsageError if a path exists and is a folder, a pipe or a device."""
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "no regular file"
         raise UsageError(f"{path} is {kind}, and lines are read from files", "name another folder")

@@ -25,7 +25,7 @@ PATIENCE_S = 0.2
 """How long the processes of a writer that was killed may take to be gone."""
 _LOOK_S = 0.01
 _MOST = 4096
-"""Bytes of the file that are read; specbench's has fewer."""
+"""Maximum number of bytes that are read of a lock file. Those of specbench are smaller."""
 
 
 class Lock:
@@ -36,8 +36,8 @@ class Lock:
         fd: the descriptor that holds the lock.
 
     Raises:
-        UsageError: another process holds it, or the file is not specbench's. OSError: the folder
-            cannot be written to.
+        UsageError: another process has the lock, or specbench did not write the file.
+        OSError: the folder cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,12 +66,15 @@ class Lock:
             self.fd = -1
 
     def _take(self) -> int | None:
-        """Return the locked file; None while another process holds it or has just made or removed
-        it, and if it is not specbench's."""
+        """Return the file descriptor of the locked file, or None if the lock is not available.
+
+        It is not available if another process has it or is creating or removing the file, or if
+        specbench did not write the file.
+        """
         own = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
         try:
             fd = files.open_own(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            with suppress(OSError):  # a full disk: the lock holds without a name
+            with suppress(OSError):  # on a full disk the lock works without the owner's name
                 os.write(fd, own)
         except FileExistsError:
             try:
@@ -98,10 +101,10 @@ class Lock:
 
 
 class SharedLock:
-    """The lock that a run's process holds for the processes it starts, as one of them sees it.
+    """View of a run's lock in a child process, whose parent process has the lock.
 
     Raises:
-        ConcurrentWriteError: the parent process does not hold it.
+        ConcurrentWriteError: the parent process does not have the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -116,13 +119,13 @@ class SharedLock:
             raise _lost(folder)
 
     def check(self) -> None:
-        """Raise ConcurrentWriteError where `Lock.check` would in the parent process."""
+        """Raise ConcurrentWriteError if `Lock.check` would raise it in the parent process."""
         if not _leads_to(self._path, self._fd):
             raise _lost(self._path.parent)
 
 
 def is_lock(path: Path) -> bool:
-    """Return True if a file is a lock that specbench wrote, be its process alive or not."""
+    """Return True if specbench wrote this lock file, whether its process still runs or not."""
     try:
         return _is_own(files.read_own(path) or b"")
     except (OSError, UsageError):
@@ -130,12 +133,12 @@ def is_lock(path: Path) -> bool:
 
 
 def _is_own(content: bytes) -> bool:
-    """Return True if a process of specbench wrote this, or was killed while it did."""
+    """Return True if specbench wrote the content of the lock file."""
     return _named(content).keys() == {"pid", "host"}
 
 
 def _named(content: bytes) -> dict[str, Any]:
-    """Return what the lock's file says of its holder; empty if it says nothing."""
+    """Return the process id and host in the content of a lock file, or {} if it is invalid."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -144,7 +147,7 @@ def _named(content: bytes) -> dict[str, Any]:
 
 
 def _leads_to(path: Path, fd: int) -> bool:
-    """Return True if the path is the name of an open file."""
+    """Return True if the path refers to the open file `fd`."""
     try:
         there = path.lstat()
     except FileNotFoundError:
@@ -154,12 +157,12 @@ def _leads_to(path: Path, fd: int) -> bool:
 
 
 def _held(folder: Path, path: Path) -> UsageError:
-    """Return the error for a folder whose lock cannot be had."""
+    """Return the error for a folder whose lock is not available."""
     content = files.read_own(path) or b""
     if content and not _is_own(content):
         return UsageError(
             f"{path} was not written by specbench, which needs a file of that name",
-            hint="move it away, or give another --out",
+            hint="move it away, or choose another --out",
         )
     holder = _named(content)
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
@@ -171,7 +174,7 @@ def _held(folder: Path, path: Path) -> UsageError:
 
 def _lost(folder: Path) -> ConcurrentWriteError:
     return ConcurrentWriteError(
-        f"{folder / LOCK} was removed or replaced while the run was going, so that another process"
+        f"{folder / LOCK} was removed or replaced during the run, so another process"
         " may write there: nothing more is written",
         hint=f"end the other process if there is one; then specbench run --resume {folder}",
     )

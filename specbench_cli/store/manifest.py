@@ -297,8 +297,8 @@ def parse(text: str) -> dict[str, Any]:
         _reader().validate_json(text)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
-    content: dict[str, Any] = json.loads(text)  # in its own order, whole numbers as they are
-    # A resumed run compares its configuration with this one, so these keys keep their text.
+    content: dict[str, Any] = json.loads(text)  # keeps the order of keys, and integers as integers
+    # A resumed run compares its configuration with these keys, so they are not truncated.
     found = {
         key: value if key in _COMPARED else truncate_texts(value) for key, value in content.items()
     }
@@ -317,7 +317,7 @@ _COMPARED = ("config", "program")
 
 
 def truncate_texts(value: Any) -> Any:
-    """Return a JSON value in which every text is cut to the length that is kept."""
+    """Return a JSON value with every string truncated to `LONGEST_TEXT`."""
     if isinstance(value, str):
         return truncate(value)
     if isinstance(value, list):

@@ -81,7 +81,7 @@ def create(path: Path, order: Order) -> None:
 
 
 def order_file(path: Path) -> Path:
-    """Return the file that holds what was asked for."""
+    """Return the path of the file with the configurations of the ordered runs."""
     return path / _ORDER
 
 
@@ -105,12 +105,12 @@ def done(path: Path) -> None:
 
 
 def _is_order(content: bytes) -> bool:
-    """Return True if this is what `create` wrote of an order."""
+    """Return True if `create` wrote the content as the order file."""
     return _keys(content) == {"runs", "sources"}
 
 
 def _is_matrix(content: bytes) -> bool:
-    """Return True if this is what `create` wrote of a matrix."""
+    """Return True if `create` wrote the content as the matrix file."""
     return _keys(content) == {"runs"}
 
 

@@ -92,7 +92,7 @@ def mend(file: Path, number: int) -> str:
     if not (file.parent / ORDER).exists():
         return f"{delete}; or begin a new run: specbench run"
     resume = f"specbench run --resume {shlex.quote(str(file.parent))}"
-    return f"{delete}; {resume} then makes what is missing"
+    return f"{delete}; {resume} then measures what is missing"
 
 
 def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:

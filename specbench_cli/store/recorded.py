@@ -1,4 +1,4 @@
-"""What a run's records say: its acceptance, for runs of shapes; the error of a run without any."""
+"""Acceptance rate from a run's records (for runs of shapes), and the error for missing records."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def acceptance(name: str) -> float:
 
 
 def no_output(path: Path) -> UsageError:
-    """Return the error of a run without a record: it was just begun, or its records are not kept.
+    """Return the error for a run without records: it has just begun, or its records were removed.
 
     Args:
-        path: the run's folder.
+        path: folder of the run.
     """
     from specbench_cli.store.run_dir import ORDER
 
@@ -56,8 +56,8 @@ def no_output(path: Path) -> UsageError:
         hint = f"specbench run --resume {shlex.quote(str(path))}"
         return UsageError(f"{path} holds no output yet", hint)
     report = path / "report.md"
-    kept = f"; its figures are in {report}" if report.is_file() else ""
+    kept = f"; its results are in {report}" if report.is_file() else ""
     return UsageError(
         f"{path} holds no output: it has no records.jsonl, or an empty one{kept}",
-        "name a run with its records (specbench list runs), or make one: specbench run",
+        "name a run with records (specbench list runs), or start a new one: specbench run",
     )

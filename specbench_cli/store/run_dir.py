@@ -38,7 +38,7 @@ _ELSEWHERE = ".elsewhere"
 _MANIFEST = "manifest.json"
 
 MOST_BYTES = 256 * files.MB
-"""Bytes of a manifest."""
+"""Maximum size of a manifest in bytes."""
 
 ORDER = ".resume.json"
 COSTS = "costs-{}.json"
@@ -121,7 +121,7 @@ class RunDir:
         self.manifest = manifest
         self.lock: Lock | None = None
         self._watched: Lock | SharedLock | None = None
-        self._sizes: dict[str, int] = {}  # of the files that are appended to, in bytes
+        self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[Key, list[int] | None] | None = None
 
     @classmethod
@@ -140,7 +140,7 @@ class RunDir:
         run = cls(path, {**manifest, "status": "running"})
         try:
             path.mkdir(parents=True, exist_ok=True)
-            run._check_empty()  # before the lock is made: nothing is written beside other files
+            run._check_empty()  # before the lock is created in the user's folder
             if order is not None:
                 run.hold()
             run._begin(order)
@@ -163,12 +163,12 @@ class RunDir:
                 hint=f"specbench run --resume {self.path}, or give another --out",
             )
         self._check_empty()
-        if order is not None:  # first: a run that there is can be resumed
+        if order is not None:  # write this first, so that every existing run can be resumed
             files.replace(self.path / ORDER, order)
         self._write_manifest()
 
     def _check_empty(self) -> None:
-        """Raise UsageError if the folder holds what is neither a run nor left of one."""
+        """Raise UsageError if the folder contains files that are not from a run."""
         if not self.holds_run(self.path) and not all(map(_is_left_behind, self.path.iterdir())):
             raise UsageError(
                 f"{self.path} is not empty and holds no run", hint="give a new or empty --out"
@@ -201,19 +201,19 @@ class RunDir:
         """
         self.lock = self._watched = Lock(self.path)
         for file in self.path.iterdir():
-            if _is_temporary(file):  # of a writer that was killed
+            if _is_temporary(file):  # a killed process left it
                 file.unlink(missing_ok=True)
 
     def share_parent_lock(self) -> None:
-        """Write only while the process that started this one holds the folder.
+        """Allow writes only while the parent process has the lock of the folder.
 
         Raises:
-            ConcurrentWriteError: it does not.
+            ConcurrentWriteError: the parent process does not have the lock.
         """
         self._watched = SharedLock(self.path)
 
     def share_lock_of(self, run: RunDir) -> None:
-        """Write only while another run holds its folder, in which this one is."""
+        """Allow writes only while the enclosing run has the lock of its folder."""
         self._watched = run._watched
 
     def check_lock(self) -> None:
@@ -246,7 +246,7 @@ class RunDir:
         self._write_manifest()
 
     def forget_order(self) -> None:
-        """Remove what is only needed to resume the run."""
+        """Remove the file that is only needed to resume the run."""
         files.remove_own(self.path / ORDER, _is_order)
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
@@ -288,7 +288,7 @@ class RunDir:
         """
         if self._answered is None:
             file, found = self.path / "records.jsonl", dict[Key, list[int] | None]()
-            # Known before reading: what another process adds meanwhile is then noticed.
+            # Store the size before reading, so that a concurrent write is noticed.
             self._sizes[file.name] = file.stat().st_size if file.exists() else 0
             for number, line in jsonl.read(file):
                 try:
@@ -306,7 +306,7 @@ class RunDir:
         return self._answered
 
     def reread_answered(self) -> Mapping[Key, list[int] | None]:
-        """Return `answered` as the file has it now, other processes' records included."""
+        """Read the records again and return `answered`, including records of other processes."""
         self._answered = None
         return self.answered()
 
@@ -364,7 +364,7 @@ class RunDir:
         self._append("prompts.jsonl", lines)
 
     def _append(self, name: str, lines: Iterable[str]) -> None:
-        """Add lines to a file. While the folder is held, the file is as this process left it."""
+        """Append lines to a file. Under a lock, check that no other process wrote to it."""
         self.check_lock()
         expected = self._sizes.pop(name, None) if self._watched is not None else None
         try:
@@ -453,7 +453,7 @@ class RunDir:
 
 
 def _is_left_behind(file: Path) -> bool:
-    """Return True if a process that was killed while it began a run left this file."""
+    """Return True if a process left this file when it was killed while starting a run."""
     if file.name == LOCK:
         return is_lock(file)
     if file.name != ORDER:
@@ -465,12 +465,12 @@ def _is_left_behind(file: Path) -> bool:
 
 
 def _is_temporary(file: Path) -> bool:
-    """Return True if a file is what a killed process left of writing a manifest or an order."""
+    """Return True if the file is an unfinished manifest or order of a killed process."""
     return file.name.startswith((f".{_MANIFEST}.", f"{ORDER}.")) and files.is_temporary(file)
 
 
 def _is_order(content: bytes) -> bool:
-    """Return True if this is the configuration of a run, as `ORDER` holds it."""
+    """Return True if the content is the configuration of a run, as stored in `ORDER`."""
     try:
         found = json.loads(content)
     except ValueError:

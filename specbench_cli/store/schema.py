@@ -46,10 +46,10 @@ PASSES_APART = 1000
 it makes several under several loads."""
 
 Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * LONGEST_TEXT)]
-"""A word that tables show: no control character, no line break, not empty, not endless. An id is
-a task's name and a text of its file."""
+"""Name that tables show: not empty, of limited length, without control characters and line breaks.
+The limit is twice that of a text, since an id combines a task name and a text of its file."""
 Reason = Annotated[str, AfterValidator(on_one_line)]
-"""Foreign text. A run of an older specbench may hold more of it than is kept now."""
+"""Untrusted text. Runs of older versions may contain longer texts, which are truncated."""
 Json = TypeAliasType("Json", "bool | int | Finite | str | list[Json] | dict[str, Json] | None")
 """Whatever JSON can say: no nan, no infinity."""
 
@@ -385,7 +385,7 @@ class Record:
 
     @property
     def unasked(self) -> bool:
-        """Return True if the question could not be put to the model, by whatever method."""
+        """Return True if the model could not decode the prompt, with any method (`PromptError`)."""
         return self.error is not None and self.error.startswith(f"{PromptError.__name__}: ")
 
     @property

@@ -81,7 +81,7 @@ class Source(_Strict):
     """
 
     file: str
-    """A name that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .txt or .zip."""
+    """File name that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .txt or .zip."""
     sha256: Sha256 | None = None
     """Checksum of the file, uncompressed if it is gzipped."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None

@@ -1,4 +1,4 @@
-"""A file's bytes to rows, by the ending of its name: JSON lines, JSON, CSV, TSV, parquet, lines."""
+"""Conversion of file bytes to rows by file extension: JSON Lines, JSON, CSV, TSV, Parquet, text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import PurePosixPath
 from typing import IO, Any
 
 ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt")
-"""What rows can be read from, by the ending of the file's name, in any letter case."""
+"""File extensions that rows can be read from, in any case."""
 ZIPPED = ".gz"
-"""What may follow any of them."""
+"""Extension of a compressed file, after one of `ENDINGS`."""
 
 PROMPT = "prompt"
-"""The column that a text without a name is in."""
+"""Column of a text that has no column name."""
 
 
 class Unreadable(Exception):
@@ -34,13 +34,13 @@ class Unreadable(Exception):
 
 
 def ending(name: str) -> str:
-    """Return what a file's name says that it holds: its ending in small letters, without `.gz`."""
+    """Return the file extension in lower case, without `.gz`."""
     path = PurePosixPath(name.lower())
     return PurePosixPath(path.stem).suffix if path.suffix == ZIPPED else path.suffix
 
 
 def stem(name: str) -> str:
-    """Return a file's name without its ending and `.gz`."""
+    """Return the file name without its extension and `.gz`."""
     path = PurePosixPath(name)
     return PurePosixPath(path.stem).stem if path.suffix.lower() == ZIPPED else path.stem
 
@@ -69,11 +69,11 @@ def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[
 
 
 MOST_BYTES = 4 << 30
-"""Bytes that a compressed file may hold: some hold a thousand times their own size."""
+"""Maximum decompressed size in bytes. Some files expand to a thousand times their size."""
 
 
 def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Return what a compressed file holds. Raises OSError where that is more than `MOST_BYTES`."""
+    """Return the decompressed content. Raise OSError if it is larger than `MOST_BYTES`."""
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise OSError(f"it holds more than {MOST_BYTES >> 20:,} MiB")
@@ -99,9 +99,9 @@ def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _json(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Rows of a list, of an object that holds one list, or of an object that is a row itself.
+    """Yield the rows of a list, of an object that contains one list, or the object as one row.
 
-    Many files called .json hold JSON lines, which are read as such. A text in a list is a prompt.
+    Many files named .json contain JSON Lines, which are read too. A string in a list is a prompt.
     """
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines):
@@ -117,12 +117,10 @@ def _json(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _rows_of(found: dict[str, Any]) -> Any:
-    """Return the rows that a JSON object holds; the object itself where it holds none."""
+    """Return the rows in a JSON object, or the object itself if it contains no list of rows."""
     columns = [name for name in (PROMPT, "question") if isinstance(found.get(name), list | dict)]
     if columns:
-        raise Unreadable(
-            f"not a JSON list of rows but one of columns, of which {columns[0]} is one"
-        )
+        raise Unreadable(f"not a JSON list of rows but an object of columns, such as {columns[0]}")
     if found.keys() & {PROMPT, "question", "turns", "messages", "body"}:
         return [found]
     lists = [value for value in found.values() if _is_rows(value)]
@@ -138,7 +136,7 @@ def _is_rows(value: object) -> bool:
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    """A prompt for each line that is not blank."""
+    """Yield each line that is not blank as a prompt."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
@@ -171,8 +169,10 @@ def _parquet(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _delimiter(text: io.StringIO) -> str:
-    """Return what separates the columns of a CSV file: a semicolon where the heading has no comma,
-    as spreadsheets write it in countries with a decimal comma."""
+    """Return the delimiter of a CSV file: a semicolon if the header has semicolons and no comma.
+
+    Spreadsheets write semicolons in countries with a decimal comma.
+    """
     heading = text.readline()
     text.seek(0)
     return ";" if ";" in heading and "," not in heading else ","
@@ -184,7 +184,7 @@ def _table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[i
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError as fault:
         raise Unreadable(f"not UTF-8: {fault}") from fault
-    # The limit of 131,072 characters a cell is for all of Python; long prompts have more.
+    # Python limits cells to 131,072 characters for the whole process; prompts may be longer.
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     kind: dict[str, Any] = (
         {"delimiter": "\t", "quoting": csv.QUOTE_NONE}

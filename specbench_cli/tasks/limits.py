@@ -10,25 +10,30 @@ from pathlib import Path
 from types import FrameType
 
 _AGAIN_S = 1.0
-"""Seconds between two signals: the code under the limit can swallow the first exception."""
+"""Seconds between two signals, because the limited code may catch the first exception."""
 
 
 class OutOfTime(BaseException):
-    """The code ran longer than its limit.
+    """Error for code that ran longer than its limit.
 
-    Not an Exception: Jinja's compiler catches those of the constants that it folds.
+    Not a subclass of Exception, because Jinja's compiler catches those while it folds constants.
     """
 
 
 @contextmanager
 def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
-    """While entered, interrupt the code after some seconds and bound the memory that it allocates.
+    """Limit the processor time and the memory of the code in a `with` block.
 
-    Seconds are of processor time, which is the same on a busy machine. They are limited in the main
-    thread of a system that has such a timer, memory on Linux.
+    Time is limited only in the main thread and if the system has `setitimer`; memory only on Linux.
+    Processor time does not depend on other load on the machine.
+
+    Args:
+        seconds: limit of processor time in seconds.
+        extra_bytes: memory in bytes that the code may allocate.
 
     Raises:
-        OutOfTime: the time is up. MemoryError: the code asked for more memory.
+        OutOfTime: the time limit is exceeded.
+        MemoryError: the memory limit is exceeded.
     """
     with _memory(extra_bytes), _time(seconds):
         yield
@@ -59,13 +64,13 @@ def _memory(extra_bytes: int) -> Iterator[None]:
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (ImportError, OSError):  # a system that counts no address space
+    except (ImportError, OSError):  # this system does not report the address space
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = pages * resource.getpagesize() + extra_bytes
     if soft != resource.RLIM_INFINITY and soft < most:
-        yield  # a lower limit holds already
+        yield  # a lower limit applies already
         return
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:

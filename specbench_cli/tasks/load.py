@@ -17,7 +17,7 @@ from specbench_cli.tasks.schema import Question
 from specbench_cli.tasks.source import read_file, read_source, sha256
 
 CARDS = (".yaml", ".yml")
-"""Endings of a task's YAML, in any letter case."""
+"""File extensions of a task's YAML, in any case."""
 
 SHIPPED = Path(datasets_cfg.__path__[0])
 
@@ -123,7 +123,7 @@ def select(questions: Sequence[Question], categories: Sequence[str]) -> list[Que
 
 
 def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> SpecbenchError:
-    """A person's own file is wrong; a data set's file is damaged."""
+    """Return a usage error for a file of the user, or an error for a damaged data set."""
     place = "" if fault.place is None else f":{fault.place}"
     if bare:
         return UsageError(f"{label}{place}: {fault}", format_hint(source.rows_file))
@@ -133,7 +133,7 @@ def _damaged(label: str, fault: Unreadable, bare: bool, source: Source) -> Specb
 
 
 def _find(name_or_path: str) -> tuple[Card, Path]:
-    """The card, and the file (YAML or questions) that it was made from."""
+    """Return the card and the path of its file (YAML or questions)."""
     path = Path(name_or_path)
     names = task_names()
     if name_or_path in names:
@@ -147,7 +147,7 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
     if (what := _kind(path)) is not None:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
-            f"give a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
+            f"use a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
             " .yaml: docs/tasks.md",
         )
     near = nearest(name_or_path, names)
@@ -161,12 +161,12 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # no file has so long a name, or a name with a null
+    except (OSError, ValueError):  # the name is too long for a file, or contains a null byte
         return False
 
 
 def _kind(path: Path) -> str | None:
-    """Return what is there in words, if its name says nothing that can be read; None: nothing."""
+    """Describe a path that cannot be read as a task; None if it does not exist."""
     if _is_file(path):
         return f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending"
     try:
@@ -176,7 +176,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _own_card(path: Path) -> Card:
-    """The card of a bare file of questions: named after the file."""
+    """Return the card of a file of questions without YAML; its name is the file name."""
     try:
         return Card(name=stem(path.name), version="file", source=Source(file=path.name))
     except ValueError as fault:

@@ -42,7 +42,7 @@ IN_LINES = "each line that is not blank is a prompt; prompts of several lines go
 
 
 def format_hint(name: str) -> str:
-    """Return what a file may hold, by its name's ending, for a hint."""
+    """Return a hint that describes the accepted content of a file with this extension."""
     kind = ending(name)
     return IN_LINES if kind == ".txt" else IN_COLUMNS if kind in (".csv", ".tsv") else ACCEPTED
 
@@ -94,8 +94,7 @@ def read_questions(data: bytes, card: Card, source: Source, label: str) -> list[
 
 
 def _of_cells(cells: dict[str, str]) -> dict[str, Any]:
-    """Return a table's row with empty cells as absent, and several turns where `turns` is a JSON
-    list."""
+    """Return a table row with empty cells as None and a JSON list in `turns` parsed."""
     row: dict[str, Any] = {name: cell or None for name, cell in cells.items()}
     turns = cells.get("turns", "")
     if turns.startswith("["):
@@ -217,7 +216,7 @@ def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
 
 
 def _as_name(column: str, value: str) -> str:
-    """Return a text that records repeat. Raises RowError where it is too long for that."""
+    """Return a text that is stored in every record. Raise RowError if it is too long."""
     if len(value) > LONGEST_TEXT:
         raise RowError(
             f"{column!r} must have at most {LONGEST_TEXT} characters, got {len(value)}:"

@@ -105,7 +105,7 @@ def read_source(task: str, source: Source, folder: Path, obtain: str = "") -> by
 
 
 def read_file(path: Path) -> bytes:
-    """Return a person's own file, uncompressed if it is gzipped. Raises Unreadable: damaged."""
+    """Return the content of a user's file, decompressed if gzipped. Raise Unreadable if damaged."""
     try:
         return _uncompressed(path.read_bytes())
     except (OSError, EOFError, zlib.error) as fault:

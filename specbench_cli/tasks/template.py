@@ -3,8 +3,8 @@
 A tokenizer is anything with `encode` and `decode` as transformers has them; with `chat_template`
 and `apply_chat_template` besides, its own template is used.
 
-Chat templates and tokenizers come with checkpoints, so both are untrusted input: whatever they
-raise becomes a `PromptError`, and a template has a limit on time, memory and output.
+Chat templates and tokenizers come with checkpoints, so both are untrusted input. All their
+exceptions become a `PromptError`, and a template has limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from specbench_cli.tasks.limits import OutOfTime, resource_limits
 from specbench_cli.tasks.schema import Message
 
 TEMPLATE_S = 5.0
-"""Seconds of processor time that a chat template may take for one prompt."""
+"""Maximum processor time in seconds of a chat template for one prompt."""
 TEMPLATE_BYTES = 1 << 30
-"""Memory that a chat template may allocate for one prompt."""
+"""Maximum memory in bytes that a chat template may allocate for one prompt."""
 TEMPLATE_CHARACTERS = 1_000_000
-"""Characters that a chat template may add to the messages of one prompt."""
+"""Maximum number of characters that a chat template may add to the messages of one prompt."""
 
-_RAW = "--raw, which uses no template"
+_RAW = "use --raw, which applies no chat template"
 
 
 def conversation(
@@ -55,7 +55,7 @@ def render(
     are added, but a beginning-of-sequence token never twice.
 
     Args:
-        label: the model's name in messages.
+        label: name of the model in errors.
 
     Raises:
         PromptError: the template or the tokenizer fails on the messages, or exceeds its limits.
@@ -69,7 +69,7 @@ def render(
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> str:
-    """Return the text that the tokenizer's chat template makes of messages.
+    """Return the text of messages, formatted with the tokenizer's chat template.
 
     Raises:
         PromptError: the template fails, or exceeds its limits.
@@ -102,7 +102,7 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> s
 
 
 def _encoded(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
-    """Token ids of a text. Raises PromptError if the tokenizer fails on it."""
+    """Return the token ids of a text. Raise PromptError if the tokenizer fails."""
     try:
         return list(tokenizer.encode(text, **options))
     except BaseException as fault:
@@ -115,10 +115,12 @@ def _encoded(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]
 
 
 def written_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """An answer's text without special tokens, but with its blanks: code may begin with some.
+    """Return the text of an answer without special tokens.
+
+    Leading spaces are kept, because code may begin with them.
 
     Raises:
-        PromptError: the tokenizer cannot decode the ids, as some cannot those of padded rows.
+        PromptError: the tokenizer cannot decode the ids. Some fail on the ids of padding rows.
     """
     try:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -35,7 +35,7 @@ def convert(folder: Path, out: Path) -> Path:
     for file in pickles:
         tensors |= _tensors(file)
     with files.staging_folder(out, overwrite=None) as staging:
-        # A clone each: tensors that share memory cannot be stored beside each other.
+        # Clone every tensor, because safetensors cannot store tensors that share memory.
         cloned = {name: tensor.clone() for name, tensor in tensors.items()}
         save_file(cloned, staging / "model.safetensors", {"format": "pt"})
         shutil.copyfile(config, staging / "config.json")
@@ -46,11 +46,11 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as fault:
-        # Not torch's own words: they advise to run what the file holds.
+        # Do not show torch's message: it advises to run the code in the file.
         needed = re.search(r"GLOBAL ([\w.]+)", str(fault))
         what = f" ({needed[1]})" if needed else ""
         raise EnvironmentFault(
-            f"{file} is not read: it holds something else than tensors{what}, or is damaged",
+            f"{file} is not read: it contains other objects than tensors{what}, or is damaged",
             "ask its authors for safetensors",
         ) from fault
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):

@@ -95,7 +95,7 @@ def reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
 
 
 class Encoder:
-    """A chat to token ids by the family's template, with the weights of questions and answers.
+    """Encoder of chats with the family's template, with loss weights for questions and answers.
 
     Raises:
         UsageError: the tokenizer is not the embedded family's.
@@ -150,8 +150,7 @@ class TemplateEncoder:
             else none, and a model cannot be asked for a question.
 
     Raises:
-        UsageError: a tokenizer without a template, or one whose template fails or leaves the
-            question out.
+        UsageError: the tokenizer has no template, or the template fails or omits the question.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: frozenset[int]) -> None:

@@ -168,7 +168,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def is_training_folder(folder: Path) -> bool:
-    """Return True if a folder holds nothing, or a training to go on from."""
+    """Return True if a folder is empty or contains a training that can be resumed."""
     names = [file.name for file in folder.iterdir()]
     return not names or CURVE in names or any(map(_STEP.fullmatch, names))
 

@@ -583,7 +583,7 @@ def _read(file: Path) -> dict[int, Reply]:
 
 
 def _appended(file: Path) -> BufferedWriter:
-    """Open a file of the training to append to it. Raises UsageError where it is a link."""
+    """Open a file of the training for appending. Raise UsageError if it is a link."""
     return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 

@@ -444,7 +444,7 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
     assert told(err) == (
         "prompt mini/qa-079: the chat template of strict refuses the conversation: a system message"
         " comes first (and 1 more cannot be asked: mini/rag-018)",
-        "--raw, which uses no template",
+        "use --raw, which applies no chat template",
     )
     assert not Path("here").exists()
 

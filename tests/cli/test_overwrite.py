@@ -199,7 +199,7 @@ def test_fresh_training_removes_a_training_alone(tmp_path, monkeypatch, cli):
     notes.parent.mkdir(parents=True)
     notes.write_text(MINE)
     code, _, err = cli("train", "pair", "--smoke", "--fresh", "--out", "family")
-    assert (code, "--fresh would remove it" in err) == (2, True)
+    assert (code, "--fresh would remove them" in err) == (2, True)
     assert notes.read_text() == MINE
 
 

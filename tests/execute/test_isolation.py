@@ -117,10 +117,10 @@ def test_a_run_ends_once_no_method_beside_vanilla_is_left_and_the_table_says_why
     assert len(outcome.by_label("failing")) == len(outcome.by_label("vanilla")) == prompts
     notes = "".join(outcome.log.notes)
     assert note in notes
-    assert f"no method beside vanilla is left: the run ends after {prompts} of 6 prompts" in notes
+    assert f"only vanilla is left: the run ends after {prompts} of 6 prompts" in notes
     assert outcome.manifest["status"] == "finished"
     assert outcome.exit_code == ExitCode.BAD_ANSWER
-    assert "ended early: no method beside vanilla was left" in table_of(outcome)
+    assert "ended early: only vanilla was left" in table_of(outcome)
     assert "failing: ValueError: no such table (failing.py, line" in table_of(outcome)
 
 

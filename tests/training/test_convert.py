@@ -20,7 +20,7 @@ class Runs:
 def test_nobody_is_advised_to_run_what_a_pickle_holds(tmp_path, content):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(EnvironmentFault, match="holds something else than tensors") as refused:
+    with pytest.raises(EnvironmentFault, match="contains other objects than tensors") as refused:
         convert(tmp_path, tmp_path / "out")
     assert "weights_only" not in refused.value.message
     assert refused.value.hint == "ask its authors for safetensors"

@@ -91,13 +91,13 @@ class Dealing:
         self._answers = Answers.read(run_dir)
         self._where: dict[str, str] = {}
         self._judged: set[str] = set()
-        self._finished: set[str] = set()  # workers that dropped all methods beside vanilla
+        self._finished: set[str] = set()  # workers that dropped all methods except vanilla
         repeats = plan.config.repeats
         self._part = f"pass {number} of {repeats}" if repeats > 1 else ""
 
     @property
     def is_over(self) -> bool:
-        """Return True if no worker has a method left beside vanilla."""
+        """Return True if vanilla is the only method left on every worker."""
         return bool(self._finished) and self._where.keys() <= self._finished
 
     def run(self) -> None:
@@ -191,7 +191,7 @@ class Dealing:
                 known = self._answers.of(at[name])
                 self._crew.ask(name, "measure", self._number, at[name], known)
             if not at and self._finished:
-                self._view.note("no method beside vanilla is left: the run ends")
+                self._view.note("only vanilla is left: the run ends")
                 break
             if not at:
                 raise WorkerLost(
@@ -253,7 +253,7 @@ class Dealing:
         near = manifest.get("near_ties")
         if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
-            # Whoever needed the judge has measured the tolerance.
+            # The worker that judged a near-tie has measured the tolerance.
             for name in sorted(self._where, key=lambda name: name not in self._judged):
                 told = self._all("near_ties", self._answers, of=[name])
                 if name in told:

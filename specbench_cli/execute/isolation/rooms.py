@@ -30,7 +30,7 @@ from specbench_cli.errors import (
 LOADING_S = 600.0
 """The longest that an import, and the loading of models, may take."""
 STARTING_S = 120.0
-"""The longest that the start of a process may take, the import of torch included."""
+"""Maximum time in seconds to start a process, including the import of torch."""
 _LOOK_S = 0.2
 """How often who waits for an answer looks whether the process is still there."""
 

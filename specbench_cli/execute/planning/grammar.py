@@ -51,7 +51,7 @@ may write nothing else."""
 LIBRARY = "llguidance"
 _DIGITS = 12
 MOST_BYTES = 10 * files.MB
-"""Bytes of a grammar."""
+"""Maximum size of a grammar file in bytes."""
 """Of a checksum, as it is shown."""
 
 
@@ -160,7 +160,9 @@ class Grammar:
             )
             matcher = library.LLMatcher(words, self._compiled)
             why = matcher.get_error()
-        except BaseException as fault:  # its Rust code raises anything on a damaged tokenizer
+        except (
+            BaseException
+        ) as fault:  # its Rust code can raise any exception for a damaged tokenizer
             if not is_foreign(fault):
                 raise
             why = reason_of(fault)

@@ -26,7 +26,7 @@ class Work:
     may be made).
 
     due, done: units, of the pass. later: units of the passes after it. spent: seconds on `done`.
-    faded_done, faded_spent: the same, the last ones most.
+    faded_done, faded_spent: the same sums, with more weight on recent outputs.
     """
 
     due: float
@@ -102,7 +102,7 @@ class Pace:
 
     @contextmanager
     def spent(self, label: str, units: float) -> Iterator[None]:
-        """Count what is done inside to a row, and its seconds."""
+        """Add the work units and the seconds of the `with` block to a method."""
         begun = self._clock()
         yield
         self._rows[label].add(units, self._clock() - begun)
@@ -142,7 +142,7 @@ def report_seconds(start_s: float, rows: int, cells: int) -> float:
     It is work of Python's own, as the start of a process is, and is counted in such starts: how
     fast the machine is is in both. The shares were fitted to the processor times of five runs, of
     5 to 45 rows and 70 to 4365 cells, and meet them within 20%; 0.3 more are for the last window of
-    a run of few rows. What becomes of them is measured by `benchmarks/times/time_left.py`.
+    a run with few methods. `benchmarks/times/time_left.py` measures the error of the estimate.
 
     Args:
         start_s: seconds of processor time that the process took to start. The first start after an

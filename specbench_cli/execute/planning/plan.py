@@ -87,13 +87,13 @@ class Arm:
         return found
 
     def check_hooks(self) -> None:
-        """Raise UsageError unless what its method says of itself is of the right types."""
+        """Raise UsageError if a declaration hook of the method returns a wrong type."""
         for hook, what, fits in _SAYS:
             said = getattr(self.method, hook)
             said = said() if callable(said) else said
             if not fits(said):
                 fault = wrong_return(self.method, hook, said, what)
-                raise UsageError(fault.message, "docs/methods.md says what each hook returns")
+                raise UsageError(fault.message, "docs/methods.md describes what each hook returns")
 
     @property
     def file_sha256(self) -> str:
@@ -112,7 +112,7 @@ _SAYS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
     ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
 )
-"""What a method says of itself before it decodes: hook, what it must return, the check."""
+"""Hooks that a method declares itself with: name, expected type in words, check of the value."""
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class Plan:
         )
 
     def is_over(self, given_up: Collection[str]) -> bool:
-        """Return True if no method is left that vanilla could be compared with.
+        """Return True if no method is left to compare with vanilla.
 
-        A plan of vanilla alone is never over.
+        The result is always False for a plan that contains only vanilla.
 
         Args:
-            given_up: The labels of the methods that are not measured any more.
+            given_up: Labels of the methods that are no longer measured.
         """
         others = {arm.label for arm in self.arms if arm.name != REFERENCE}
         return bool(others) and others <= {*given_up}
@@ -233,15 +233,15 @@ class Plan:
     def missing_from(
         self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
     ) -> list[Key]:
-        """Return the outputs that a run which did all it could should hold, and does not.
+        """Return the keys of outputs that a finished run should contain but does not.
 
-        Methods that were left out or dropped may lack outputs, and so may prompts that --stop-after
-        left out, and turns that follow one on which vanilla failed. A run that ended because all
-        methods beside vanilla were dropped may lack any output.
+        These outputs may be missing: those of methods that were left out or dropped, those of
+        prompts that --stop-after left out, and those of turns after one on which vanilla failed. If
+        all methods except vanilla were dropped, any output may be missing.
 
         Args:
-            answered: the run's outputs, each with its token ids.
-            manifest: the run's.
+            answered: Outputs of the run by key, each with its token ids.
+            manifest: Manifest of the run.
         """
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):

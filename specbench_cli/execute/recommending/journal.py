@@ -107,7 +107,7 @@ def create(folder: Path, journal: Journal) -> None:
                 else "give a new or empty --out",
             )
         journal.write(folder)
-        # The user ordered this: resuming it needs no further permission.
+        # The user started this run, so resuming it needs no further permission.
         permission.permit(permission.requests(journal.config, folder / FILE))
     except OSError as error:
         if error.errno in FULL:
@@ -146,7 +146,7 @@ def discard(folder: Path) -> None:
 
 
 def _is_journal(content: bytes) -> bool:
-    """Return True if a recommendation wrote this to go on from."""
+    """Return True if the content is the journal of a recommendation."""
     try:
         Journal.model_validate_json(content)
     except ValidationError:
@@ -155,7 +155,7 @@ def _is_journal(content: bytes) -> bool:
 
 
 def _is_result(content: bytes) -> bool:
-    """Return True if this is the result of a recommendation."""
+    """Return True if the content is the result of a recommendation."""
     try:
         found = json.loads(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs that no gallery takes: their figures or their proof cannot be trusted."""
+"""Reasons not to publish a run in a gallery: its figures or its proof cannot be trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refuse(reading: Reading) -> None:
     Raises:
         BadAnswer: a method is broken, or outputs are missing.
         EnvironmentFault: times are noisy.
-        UsageError: the run is not finished, mixed, forced or spoiled, or it proves nothing.
+        UsageError: the run is unfinished, mixed, forced or spoiled, or it compares nothing.
     """
     for reasons in (_records, _answers, _kind, _times, _proof):
         if (fault := next(reasons(reading), None)) is not None:
@@ -50,7 +50,7 @@ def _answers(reading: Reading) -> Iterator[SpecbenchError]:
 
 
 def _kind(reading: Reading) -> Iterator[SpecbenchError]:
-    """Yield an error if the run is not one finished run of one program on a real model."""
+    """Yield an error unless this is one finished run, of one program version and on real models."""
     facts = reading.facts
     if facts.status != "finished":
         finish = f"specbench run --resume {reading.where}"
@@ -85,10 +85,10 @@ def _proof(reading: Reading) -> Iterator[SpecbenchError]:
     if any(row.sampling == text.REPLAY for row in summary.rows):
         yield UsageError(*_why(reading, text.proof(summary), "specbench run --verify greedy"))
     if all(row.speedup is None for row in summary.rows if row.label != BASELINE):
-        why = f"no row of it has a speedup over {BASELINE}"
+        why = f"no method has a speedup over {BASELINE}"
         yield UsageError(*_why(reading, why, f"specbench report {reading.where}"))
     if not (reading.run.manifest.get("machine") or {}).get("id"):
-        yield UsageError(*_why(reading, "it does not say on which machine it ran", AGAIN))
+        yield UsageError(*_why(reading, "its machine is not recorded", AGAIN))
 
 
 def _ours(reading: Reading) -> list[Row]:

@@ -32,7 +32,7 @@ class Facts:
     targets: the names of a matrix's runs, each of a target and draft of its own.
     mixed: what changed while the run was interrupted, where it went on all the same.
     dropped: methods that were given up, each with the reason.
-    ended_early: whether the run ended early: no method beside vanilla was left.
+    ended_early: True if the run ended early because only vanilla was left.
     left_out: methods that could not run there, each with the reason.
     limited: whether questions were left out (`--limit`).
     hosted: the models ("target", "draft") that ran through transformers' own module; the others
@@ -170,7 +170,7 @@ class Facts:
 
 
 def _ended_early(manifest: Mapping[str, Any]) -> bool:
-    """Return True if methods were run beside vanilla and all of them were dropped."""
+    """Return True if all methods except vanilla were dropped."""
     rows = manifest.get("rows") or ()
     others = {row.get("label") for row in rows if row.get("method") != BASELINE}
     return bool(others) and others <= {*(manifest.get("dropped") or {})}

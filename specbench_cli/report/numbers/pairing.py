@@ -83,10 +83,10 @@ def process(pass_: int) -> int:
 
 
 def asked(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
-    """Return the records of prompts that could be put to the model.
+    """Return the records of prompts that the model can decode.
 
-    The others are missing in every row alike, so they are no loss of a row's. The baseline decides:
-    the error of another method could only pretend to be one of these.
+    The other prompts fail for every method, so they do not count as failures of a method. The
+    records of the baseline decide, because another method could fake this error.
     """
     unasked = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.unasked}
     if not unasked:

@@ -40,8 +40,10 @@ _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "ref
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A speedup with its 95% interval, or `note`: why either is missing. rare: the rare questions
-    that decide it, if there are any."""
+    """Speedup with its 95% interval.
+
+    note: the reason if either is missing. rare: the rare questions that decide the speedup, if any.
+    """
 
     ratio: float | None = None
     low: float | None = None
@@ -57,15 +59,15 @@ class Row:
     params: as they took effect. params_from: "paper", "default", "tuned(n)" or "set"; null in runs
         that did not keep it.
     broken_why: what is wrong with a broken row.
-    failed_why: The error of the first output that failed; null where none did.
+    failed_why: Error of the first failed output; null if none failed.
     baseline: the label of the row that its speedups are over.
     text_compared: whether the ids of an output are those of its text, tokenised here.
     upper_bound: whether it read vanilla's output: a bound on others, ranked with none.
     letters, decode_letters: group letters among the rows it is ranked with, by speedup and by
         decode speedup.
     speedup*, decode_speedup*: see `summary`, with their 95% intervals; speedup_note says why the
-        first or its interval is missing. rare_questions: the number of rare questions that decide
-        the first, 0 if there are none; speedup_without_rare: what it is without them.
+        first or its interval is missing. rare_questions: number of rare questions that decide
+        the first, 0 if there are none; speedup_without_rare: the speedup without them.
     mat: (n_tokens - 1) / steps, pooled (micro). mat_macro: mean over outputs. mat_full: without
         each output's last step, which the end of the output may cut. mat_note: why there is none.
         Of outputs whose steps another engine does not tell, but how many drafts it accepted,

@@ -89,14 +89,14 @@ def summarise(
         manifest: the run's.
         resamples: of the bootstrap, which has a fixed seed; default `RESAMPLES`.
     Raises:
-        UsageError: there are more rows than can be compared in pairs.
+        UsageError: there are too many methods to compare all pairs.
     """
     resamples = RESAMPLES if resamples is None else resamples
     light = list(map(without_bulk, records))
     labels = len({record.label for record in light})
     if labels > MOST_METHODS:
         raise UsageError(
-            f"there are {labels} rows, and a table compares {MOST_METHODS} at most",
+            f"there are {labels} methods, and a table compares {MOST_METHODS} at most",
             "report fewer runs together, or run fewer methods",
         )
     whys = broken(light, manifest)

@@ -31,7 +31,7 @@ _CHAT = (
 """The categories that they pool as `mt_bench`."""
 _FAILED = "ERROR"
 _MOST = 2**63
-"""Nanoseconds and tokens of a record are below it."""
+"""Upper bound of the nanoseconds and of the token counts of a record."""
 """The text they write for a turn that failed; its counts are those of the turn before."""
 
 
@@ -164,7 +164,9 @@ def _answer(data: Mapping[str, Any]) -> Answer:
     texts = tuple(str(text) for text in choice["turns"])
     if not 0 < len(texts) == len(tokens) == len(times):
         raise ValueError("turns, new_tokens and wall_time are not equally long")
-    if not all(0 < seconds * 1e9 < _MOST for seconds in times):  # else no record holds it
+    if not all(
+        0 < seconds * 1e9 < _MOST for seconds in times
+    ):  # larger values do not fit into a record
         raise ValueError("a wall_time is not positive, not finite, or above 292 years")
     if not all(0 <= count < _MOST for count in tokens):
         raise ValueError("a number of new_tokens is negative, or above 2**63")

@@ -114,7 +114,7 @@ def _one_process(summary: Summary) -> list[str]:
 
 
 def _wrapped(notes: Iterable[str]) -> list[str]:
-    """Break notes into lines as wide as the table."""
+    """Wrap notes to the width of the table."""
     said = (textwrap.wrap(note, WIDTH - 1) for note in notes)
     return [f"{'  ' * bool(at)}{line}" for lines in said for at, line in enumerate(lines)]
 

@@ -23,7 +23,7 @@ WORK = "target forwards a token, parts of one by the share of its weights that t
 REPLAY = "replay"
 """The sampling word of rows that were given vanilla's tokens."""
 LONGEST_ERROR = 200
-"""Characters of an output's error that a table shows."""
+"""Maximum number of characters of an output's error that a table shows."""
 _FEW_LETTERS = 3
 _ROUNDING = 1e-6
 """Of shares in records."""
@@ -270,7 +270,7 @@ def more_questions(facts: Facts) -> str:
 
 
 def rare_questions(summary: Summary) -> list[str]:
-    """Warn that a few questions far from the others decide a speedup, where they do."""
+    """Return a warning for speedups that a few outlier questions decide."""
     found = [
         f"{row.label} {row.rare_questions} of {row.n_prompts}, {ratio(row.speedup_without_rare)}"
         " without"
@@ -280,8 +280,8 @@ def rare_questions(summary: Summary) -> list[str]:
     if not found:
         return []
     return [
-        f"rare questions decide speedups: {'; '.join(found)}; another run may meet more of them or"
-        " none, and an interval knows only what its run met: run more questions"
+        f"rare questions decide speedups: {'; '.join(found)}; another run may have more of them or"
+        " none, and an interval only covers questions like those of its run: run more questions"
     ]
 
 
@@ -416,7 +416,7 @@ def warnings(summary: Summary, facts: Facts) -> list[str]:
     if facts.noisy:
         lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
     if facts.ended_early:
-        lines.append("ended early: no method beside vanilla was left")
+        lines.append("ended early: only vanilla was left")
     lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
     dropped = {what.partition(": ")[0] for what in facts.dropped}
     lines += [

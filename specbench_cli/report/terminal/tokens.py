@@ -28,8 +28,10 @@ def decoder_of(target: str) -> Decode | None:
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], **options: Any) -> str:
-    """Return the text of token ids; the ids in words where the tokenizer fails on one of them, as
-    some fail on those of padded rows."""
+    """Return the text of token ids, or the ids as "<id>" if the tokenizer cannot decode them.
+
+    Some tokenizers fail on the ids of padding rows.
+    """
     try:
         return str(tokenizer.decode(list(ids), **options))
     except BaseException as fault:

@@ -285,7 +285,7 @@ def test_dealing_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, mon
     done = deal(fate=drops)
     assert done.fault is None
     assert len(done.crew.dealt) == 2 < len(plan.questions)  # one deal for each worker
-    assert "no method beside vanilla is left: the run ends" in "".join(done.view.notes)
+    assert "only vanilla is left: the run ends" in "".join(done.view.notes)
     assert done.run_dir.manifest["dropped"] == {"pld": "ValueError: no"}
 
 

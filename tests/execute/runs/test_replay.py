@@ -65,7 +65,7 @@ def test_a_target_that_computes_no_numbers_is_refused_by_name(specbench, monkeyp
 
     monkeypatch.setattr(registry.load("vanilla"), "generate", broken)
     with pytest.raises(
-        UsageError, match=r"has no output that others could be given: mini/.*finite"
+        UsageError, match=r"has no output that other methods could replay: mini/.*finite"
     ):
         specbench("pld", verify="replay", temperature=temperature, limit=1)
 

@@ -262,7 +262,7 @@ def only(label, **changes):
         ({"spoiled": "plugin.py"}, UsageError, "plugin.py wrote to its files"),
         ({"noisy": True}, EnvironmentFault, "other programs were running"),
         ({"leaks": {"sps": "mini/1"}}, BadAnswer, "sps is BROKEN: its state outlives a prompt"),
-        ({"machine": {}}, UsageError, "does not say on which machine"),
+        ({"machine": {}}, UsageError, "its machine is not recorded"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -305,7 +305,7 @@ def test_a_run_that_gives_vanillas_tokens_proves_nothing(make, tmp_path):
 
 
 def test_a_run_of_vanilla_alone_has_nothing_to_rank(make, synthetic, tmp_path):
-    with pytest.raises(UsageError, match="no row of it has a speedup"):
+    with pytest.raises(UsageError, match="no method has a speedup"):
         published(make(fakes=(synthetic.vanilla,)), tmp_path / "g")
 
 

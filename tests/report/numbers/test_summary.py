@@ -352,5 +352,5 @@ def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manif
 def test_more_rows_than_can_be_compared_in_pairs_are_refused(pair, manifest):
     record = next(iter(pair))
     many = [replace(record, label=f"row {n}") for n in range(129)]
-    with pytest.raises(UsageError, match="there are 129 rows, and a table compares 128 at most"):
+    with pytest.raises(UsageError, match="there are 129 methods, and a table compares 128 at most"):
         summarise(many, manifest)

@@ -32,8 +32,8 @@ _OUTSIDE, _HIDES, _CROSSES, _MISLEADS, _COVERS = 1e5, 1e4, 1e2, 30.0, 4.0
 """What it costs to lie outside the axes; on a word or a point; to meet a line that leads to a
 point; to lie nearest to another's point; on a line of the plot."""
 _ROUNDS, _MANY = 30, 64
-"""Rounds after which words are left where they are; of more words, which find no room for all, one
-order is tried, once."""
+"""Maximum number of placement rounds, and number of labels above which only one round is tried,
+since not all of them fit."""
 _APART = 2.0
 """Points of paper between the places at which a line of the plot is looked at."""
 _PARTS = 9
@@ -139,7 +139,7 @@ def _choose(
     ]
     best, least = list[int](), np.inf
     x, y = points[: len(spots)].T
-    many = len(spots) > _MANY  # some are hidden in any order
+    many = len(spots) > _MANY  # not all fit in any order
     for along in (x,) if many else (x, -x, y, -y):
         chosen, cost = _settle(spots, alone, np.argsort(along), 1 if many else _ROUNDS)
         if cost < least:

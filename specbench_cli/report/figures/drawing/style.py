@@ -53,7 +53,7 @@ _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "ytick.color": INK,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "specbench",
-    "text.parse_math": False,  # a label with two `$` is no formula
+    "text.parse_math": False,  # a label with two `$` must not be read as a formula
     "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are the default
 }
 _STAMPS = {
@@ -104,7 +104,7 @@ def write(
         if form != "png" or files[0].stat().st_size > heavy:
             files.append(folder / f"{name}.{form}")
             figure.savefig(files[-1], dpi=300, metadata=dict.fromkeys(_STAMPS[form]))
-            if form == "svg":  # whose comments repeat every text
+            if form == "svg":  # SVG comments repeat every text
                 drawn = files[-1].read_text(encoding="utf-8")
                 files[-1].write_text(output.plain(drawn), encoding="utf-8")
     return files
