@@ -6,13 +6,13 @@
 The machine needs torch and specbench's dependencies, no download and no installation: run it from
 the root of a checkout. Steps, in order of importance:
 
-1. `pytest -m gpu`: every method takes the CPU's steps on the GPU, and waits no more often.
+1. `pytest -m gpu`: every method takes the same steps on the GPU as on the CPU, without extra syncs.
 2. Methods on the shipped models: verdicts, speedups and memory at batch 1 and 8.
 3. A 7B shape with random weights (bfloat16, imposed acceptance): throughput at batch 1, 8 and 32.
 4. Forward time by rows, against memory bandwidth, and the launch share of a 68M draft.
 
-Each step has a time limit. A step that fails or runs out of time is reported as such, and the next
-one starts.
+Each step has a time limit. If a step fails or exceeds it, the report says so and the next step
+starts.
 """
 
 # ruff: noqa: T201
@@ -52,8 +52,8 @@ COLUMNS = {
 class Step(NamedTuple):
     """One command of the check.
 
-    arguments: what follows `python`. limit: seconds. run: True if it is `specbench run --json`,
-    whose last line is a summary.
+    arguments: arguments of `python`. limit: time limit in seconds. run: True for a command
+    `specbench run --json`, whose last output line is a summary.
     """
 
     name: str
@@ -113,14 +113,14 @@ def main() -> None:
         limit = min(step.limit, end - time.monotonic())
         report["steps"].append(taken := take(step, limit))
         print(f"{step.name}: {taken['result']}, {taken['seconds']:.0f} s", flush=True)
-        # After every step: a machine that is taken away leaves the steps that it finished.
+        # Write after every step, in case the machine is released before the end.
         (args.out / "device.json").write_text(json.dumps(report, indent=1) + "\n")
         (args.out / "device.md").write_text(markdown(report))
     sys.exit(any(step["result"] != "passed" for step in report["steps"]))
 
 
 def machine(device: str) -> dict[str, str]:
-    """Return what the results depend on: GPU, driver, versions, commit."""
+    """Return the facts that the results depend on: GPU, driver, versions, commit."""
     import torch
 
     facts = {"torch": torch.__version__, "python": platform.python_version()}

@@ -53,7 +53,7 @@ def intervals(replications: int) -> None:
 
 
 def rare(replications: int) -> None:
-    """Coverage where few questions are far slower than the others, and how often a run warns."""
+    """Print coverage with a few very slow questions, and how often a run warns of them."""
     error = math.sqrt(0.95 * 0.05 / replications)
     say(f"rare, slow questions: {replications} replications, error {error:.2%} or more\n")
     say(
