@@ -71,7 +71,7 @@ def _no_idling() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _permissions_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests permit out of the user's cache."""
+    """Keep permissions of tests out of the user's cache."""
     folder = tmp_path_factory.mktemp("permitted")
     with patch("specbench_cli.config.permission._folder", lambda: folder):
         yield

@@ -1,4 +1,4 @@
-"""Words of others are bounded where they enter, and say how much of them was cut."""
+"""Untrusted text is truncated on input, with the number of characters that were cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench_cli.errors import (
 )
 
 NEVER_LONGER = 2 * LONGEST_TEXT
-"""Characters of any text that was bounded, with what is put before and behind it."""
+"""Maximum length of a truncated text with its prefix and suffix."""
 
 
 def test_a_long_text_is_cut_and_says_by_how_much():
@@ -47,7 +47,7 @@ class Unsayable(Exception):
         raise SystemExit(7)
 
 
-def test_an_exception_whose_text_cannot_be_read_is_named_all_the_same():
+def test_an_exception_whose_text_cannot_be_read_is_named():
     assert message_of(Unsayable()) == "its message cannot be read"
 
 
@@ -61,7 +61,7 @@ def test_an_interrupt_while_an_exception_is_read_is_an_interrupt():
 
 
 @pytest.mark.parametrize("kind", [UsageError, MethodFault])
-def test_an_error_for_a_person_is_bounded_whoever_raises_it(kind):
+def test_every_error_message_is_truncated(kind):
     fault = kind("m" * 1_000_000, "h" * 1_000_000)
     assert len(fault.message) < NEVER_LONGER
     assert len(fault.hint) < NEVER_LONGER

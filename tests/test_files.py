@@ -1,4 +1,4 @@
-"""Files that a person names are read within bounds; files of others are left alone."""
+"""Reads of files that the user names are limited; files of the user are not replaced."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_list_that_is_a_link_is_refused(folder, victim):
     assert victim.read_text() == "precious"
 
 
-def test_list_of_a_strange_folder_claims_nothing_outside(folder, victim):
+def test_list_of_a_foreign_folder_cannot_name_files_outside(folder, victim):
     deliver(folder)
     text = (folder / files.FILE_LIST).read_text().replace("report.md", "../victim")
     (folder / files.FILE_LIST).write_text(text)
@@ -173,7 +173,7 @@ def test_failure_leaves_nothing_behind(folder):
     assert not names(folder)
 
 
-def test_what_a_killed_process_left_goes_with_the_next_one(folder):
+def test_files_of_a_killed_process_are_removed_by_the_next_one(folder):
     (child := os.fork()) or killed_while_it_delivers(folder)
     os.waitpid(child, 0)
     (left,) = folder.iterdir()
@@ -189,7 +189,7 @@ def killed_while_it_delivers(folder):
         os._exit(9)
 
 
-def test_file_is_replaced_in_one_go_or_stays_as_it_was(folder, monkeypatch):
+def test_file_is_replaced_atomically(folder, monkeypatch):
     files.replace(folder / "a", "first")
 
     def full(fd):
@@ -210,7 +210,7 @@ def test_link_is_replaced_and_its_target_kept(folder, victim):
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_not_opened(folder, make):
+def test_only_regular_files_are_opened(folder, make):
     make(folder / "a")
     with pytest.raises(UsageError):
         files.open_own(folder / "a", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Plug-in files: names that are no names, imports that do not end."""
+"""Plug-in files: invalid names, and imports that do not end."""
 
 import textwrap
 

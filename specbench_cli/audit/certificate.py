@@ -25,12 +25,12 @@ from specbench_cli.measure import environment
 SCHEMA = 1
 
 VERDICTS = {
-    "PASSED": "everything held",
-    "BROKEN": "its output is not what its guarantee says",
-    "MISDECLARED": "its class declares what its code does not do",
+    "PASSED": "all checks passed",
+    "BROKEN": "its output violates its guarantee",
+    "MISDECLARED": "its code contradicts the declarations of its class",
     "FAULTY": "its outputs are right; its states, counts or speed are not",
-    "NOT SHOWN": "no case of what it promises could be looked at; what could be held",
-    "NO CLAIM": "it promises nothing of its output; what can be checked held",
+    "NOT SHOWN": "no case could test its guarantee; all other checks passed",
+    "NO CLAIM": "it guarantees nothing about its output; all possible checks passed",
     "AGREES": "a peer whose outputs are the target's",
     "DIFFERS": "a peer whose outputs are not the target's",
 }

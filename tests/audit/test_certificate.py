@@ -1,4 +1,4 @@
-"""What a certificate says, and when one is taken over instead of auditing again."""
+"""Content of a certificate, and reuse of a certificate instead of a new audit."""
 
 import inspect
 import json
@@ -47,7 +47,7 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"checks": 1}', '{"schema": 1, "method": "sps"}']
 )
-def test_what_is_no_certificate_is_not_taken_over(text, tmp_path):
+def test_a_file_that_is_not_a_certificate_is_not_reused(text, tmp_path):
     file = tmp_path / "sps.json"
     file.write_text(text)
     assert reusable_certificate(file, Sps) is None
@@ -71,14 +71,14 @@ def test_the_audit_page_counts_the_planted_faults():
     assert f"`--self-test` plants {len(FAULTS)} faults" in (DOCS / "audit.md").read_text()
 
 
-def test_numbers_are_written_with_as_many_digits_as_tell_them_apart():
+def test_different_numbers_are_written_with_enough_decimals():
     assert format_distinct(0.1048, 0.0394) == ("0.1048", "0.0394")
     assert format_distinct(0.123456789, 0.123456788) == ("0.123456789", "0.123456788")
     assert format_distinct(12345.0, 12346.0) == ("12345.0000", "12346.0000")
 
 
 class Unreadable(Sps):
-    """Reports an outcome that the audit's code cannot read."""
+    """Method that reports an outcome that the audit cannot read."""
 
     def generate(self, session):
         yield from super().generate(session)
@@ -95,7 +95,7 @@ def test_an_error_in_the_audits_own_code_is_reported_as_one():
 
 
 class Misuses(Sps):
-    """Passes on what torch cannot read."""
+    """Method that passes a wrong type to torch."""
 
     def propose(self, session, limit):
         return session.chain([[1], [1, 2]])

@@ -239,7 +239,7 @@ def test_all_chance_of_a_deep_case_is_in_the_last_level():
 
 
 class DrawsFromMany(Sps):
-    """Draws from many numbers in the third level, which decides nothing."""
+    """Method that draws many unused random numbers at the third level."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)

@@ -1,4 +1,4 @@
-"""Methods that are unusual or bad at drafting, and right: the audit finds no fault in them."""
+"""Methods that draft unusually or badly but correctly: the audit must find no fault in them."""
 
 from typing import ClassVar, Literal
 
@@ -18,7 +18,7 @@ from specbench_cli.engine.types import Out, Tokens
 
 
 class Altered(Sps):
-    """Drafts from logits that it has changed, and reports the q of these."""
+    """Method that drafts from changed logits, and reports their q."""
 
     def propose(self, session, limit):
         picks, x = [], session.since(self.state.length())
@@ -33,21 +33,21 @@ class Altered(Sps):
 
 
 class Colder(Altered):
-    """Has half the temperature."""
+    """Method that drafts at half the temperature."""
 
     def altered(self, session, logits):
         return logits * 2
 
 
 class Hotter(Altered):
-    """Has four times the temperature."""
+    """Method that drafts at four times the temperature."""
 
     def altered(self, session, logits):
         return logits / 4
 
 
 class WarmsUp(Altered):
-    """Has another temperature behind a rejected draft."""
+    """Method that drafts at another temperature after a rejected draft."""
 
     def start(self, session):
         super().start(session)
@@ -62,14 +62,14 @@ class WarmsUp(Altered):
 
 
 class Biased(Altered):
-    """Prefers even tokens, a worse draft than its model."""
+    """Method that prefers even tokens, so its draft is worse than its model."""
 
     def altered(self, session, logits):
         return logits + torch.arange(logits.shape[-1]) % 2 * -0.7
 
 
 class HalfUniform(Altered):
-    """Mixes its model's distribution with a uniform one."""
+    """Method that mixes the draft distribution with a uniform one."""
 
     def altered(self, session, logits):
         p = logits.softmax(-1)
@@ -78,7 +78,7 @@ class HalfUniform(Altered):
 
 
 class Noisy(Altered):
-    """Adds noise that depends on the place in the text alone."""
+    """Method that adds noise which depends only on the position."""
 
     def altered(self, session, logits):
         seed = torch.Generator().manual_seed(len(session.tokens()))
@@ -86,7 +86,7 @@ class Noisy(Altered):
 
 
 class Greedy(Sps):
-    """Drafts the likeliest tokens, without a draw, under every rule."""
+    """Method that drafts the most likely tokens deterministically under every rule."""
 
     def propose(self, session, limit):
         picks, x = [], session.since(self.state.length())
@@ -98,14 +98,14 @@ class Greedy(Sps):
 
 
 class SkipsSteps(Sps):
-    """Drafts nothing in every third step."""
+    """Method that drafts nothing in every third step."""
 
     def propose(self, session, limit):
         return super().propose(session, limit if len(session.output()) % 3 else 0)
 
 
 class RestsBehindRejections(Sps):
-    """Drafts nothing in the step behind a draft of which nothing was accepted."""
+    """Method that drafts nothing in the step after a step without accepted tokens."""
 
     rests = False
 
@@ -122,7 +122,7 @@ class RestsBehindRejections(Sps):
 
 
 class RandomLengths(Sps):
-    """Drafts as many tokens as a number says that depends on the text's length."""
+    """Method whose draft length depends on the text length."""
 
     def propose(self, session, limit):
         most = torch.randint(4, (), generator=torch.Generator().manual_seed(len(session.tokens())))
@@ -130,7 +130,7 @@ class RandomLengths(Sps):
 
 
 class DrawnLengths(Sps):
-    """Draws the length of its draft before it drafts."""
+    """Method that draws its draft length at random."""
 
     def propose(self, session, limit):
         if session.sampling.draws and limit > 1:
@@ -139,7 +139,7 @@ class DrawnLengths(Sps):
 
 
 class GrowsAndShrinks(Sps):
-    """Drafts one token more behind a whole draft, and one less behind another."""
+    """Method that increases the draft length after a fully accepted draft, else decreases it."""
 
     most = 1
 
@@ -157,28 +157,28 @@ class GrowsAndShrinks(Sps):
 
 
 class TwoLevels(SpsTree):
-    """A tree of two levels, whose second one is left out at times."""
+    """Method that drafts a tree with two levels, and sometimes leaves out the second."""
 
     def propose(self, session, limit):
         return super().propose(session, min(limit, 1 + len(session.tokens()) % 2))
 
 
 class SkipsHeads(Medusa):
-    """Does not ask its heads in every other step."""
+    """Method that does not run its heads in every other step."""
 
     def propose(self, session, limit):
         return super().propose(session, limit) if limit % 2 else session.chain(())
 
 
 class LearnsSlowly(Learning):
-    """Learns between requests, with half the length of a draft."""
+    """Method that learns between requests, with half the draft length."""
 
     def propose(self, session, limit):
         return super().propose(session, (limit + 1) // 2)
 
 
 class CopiesOrDrafts(Sps):
-    """Copies the token behind the last occurrence of the newest one; else drafts."""
+    """Method that copies the token after the last occurrence of the newest token, or drafts."""
 
     def propose(self, session, limit):
         text = session.tokens()
@@ -189,7 +189,7 @@ class CopiesOrDrafts(Sps):
 
 
 class LooksUpLess(Pld):
-    """Looks nothing up while the output is short, and one token less later."""
+    """Method without lookups while the output is short, and with shorter ones later."""
 
     def propose(self, session, limit):
         found = super().propose(session, limit)
@@ -197,7 +197,7 @@ class LooksUpLess(Pld):
 
 
 class Lists(Sps):
-    """Keeps its drafts of the whole pass, and makes no use of them."""
+    """Method that stores all its drafts and does not use them."""
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
@@ -218,7 +218,7 @@ HARMLESS = {
     LooksUpLess: (PldParams(ngram=2, length=2),),
 }
 COSTLY = {"grammar", "batch", "recurrent"}
-"""Checks of what these methods share with `Sps`, left out to be fast."""
+"""Checks of behaviour that these methods share with `Sps`, skipped to save time."""
 
 
 @pytest.mark.usefixtures("short_audit")
@@ -231,12 +231,12 @@ def test_a_harmless_method_is_not_called_faulty(method):
     assert certify(subject, found, 0.0).verdict == "PASSED"
 
 
-def test_there_are_fifteen_and_more():
+def test_there_are_at_least_fifteen_harmless_methods():
     assert len(HARMLESS) >= 15
 
 
 @pytest.mark.usefixtures("short_audit")
-def test_a_draft_worse_than_a_guess_is_no_harmless_one():
+def test_a_draft_worse_than_a_random_guess_is_faulty():
     subject = Subject("sps-tree", WorstFirst, TREES)
     found = run_checks(subject, {"twin draft": TABLE_CHECKS["twin draft"]})
     assert "twin draft" in {finding.check for finding in found if not finding.passed}

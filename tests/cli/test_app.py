@@ -264,7 +264,7 @@ def test_reader_that_leaves_is_no_error():
 
 
 def in_shell(command):
-    """Runs a command in a shell; exit code, stdout, stderr."""
+    """Run a command in a shell; return exit code, stdout, stderr."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_DEBUG": ""}
     words = command.replace("specbench", f"{shlex.quote(sys.executable)} -m specbench_cli", 1)
     done = subprocess.run(
@@ -275,7 +275,7 @@ def in_shell(command):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("command", "code"), [("--version", 0), ("audit nosuch", 2)])
-def test_closed_stream_is_as_one_that_leads_nowhere(command, code, closed):
+def test_closed_stream_behaves_like_devnull(command, code, closed):
     got, out, err = in_shell(f"specbench {command} {closed}")
     assert got == code
     assert out == ("" if code or ">&-" in closed.split() else f"specbench {__version__}\n")
@@ -283,7 +283,7 @@ def test_closed_stream_is_as_one_that_leads_nowhere(command, code, closed):
     assert "Traceback" not in err
 
 
-def test_closed_stream_s_number_goes_to_no_file_that_is_opened():
+def test_descriptor_of_a_closed_stream_is_not_reused():
     program = "import os, sys; from specbench_cli import output; output.open_closed_streams();"
     program += " os.dup2(os.open(sys.argv[1], os.O_RDONLY), 9); assert os.fstat(1).st_rdev"
     done = subprocess.run(
@@ -306,7 +306,7 @@ def test_stdout_on_a_full_disk_is_named(command, unbuffered, monkeypatch):
 
 
 class Refusal(Exception):
-    """What a library raises of a full disk, as safetensors does."""
+    """Exception of a library for a full disk, like that of safetensors."""
 
 
 def write_text():
@@ -426,12 +426,12 @@ def test_entry_answers_an_interrupt_before_anything_that_takes_time_is_imported(
     assert done.stdout == "set()\n"
 
 
-# What Python itself prints
+# Messages that Python itself prints
 
 
 @pytest.fixture
 def messages_of_python(monkeypatch):
-    """Python's own messages as the command line has them, until the end of the test."""
+    """Install the command line's handlers for Python's messages during a test."""
     factory = logging.getLogRecordFactory()
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     with warnings.catch_warnings():
@@ -475,7 +475,7 @@ def _fail_in_a_finaliser():
 
 
 @pytest.mark.parametrize("message", [_warn, _log, _fail_in_a_thread, _fail_in_a_finaliser])
-def test_what_python_prints_of_others_is_spelled_out(messages_of_python, capsys, message):
+def test_hidden_characters_in_messages_of_python_are_escaped(messages_of_python, capsys, message):
     message()
     said = capsys.readouterr().err
     assert "\\x1b]0;owned\\x07\\u202e" in said

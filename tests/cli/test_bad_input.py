@@ -320,7 +320,7 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
     assert contents() == before
 
 
-def test_prompt_of_megabytes_is_refused_by_its_beginning(run, monkeypatch):
+def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
     monkeypatch.setattr(bench, "render", lambda *_, **__: pytest.fail("all of it was tokenized"))
     Path("huge.jsonl").write_text(json.dumps({"prompt": "word " * 2_000_000}) + "\n")
     code, _, err = run(f"run -t huge.jsonl {SMALL}".replace("--limit 2", ""))
@@ -348,7 +348,7 @@ def test_output_longer_than_the_context_is_refused(run):
 
 
 def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run, pair):
-    """Frequencies change there (Phi-3, Phi-4-mini), and with them those of all tokens before."""
+    """Beyond that length the rotary frequencies of all tokens change (Phi-3, Phi-4-mini)."""
     pair("long")
     config = json.loads(Path("long/config.json").read_text())
     factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}

@@ -1,4 +1,4 @@
-"""The words of `--to`: one spelling of a format is as good as another."""
+"""Format names of `--to`: alternative spellings are accepted."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_other_spellings_name_the_format_that_the_command_lists(to, known, found
         (" , ", "--to names no format; there are markdown, junit, json"),
     ],
 )
-def test_a_format_that_there_is_not_is_named(to, says):
+def test_an_unknown_format_is_named(to, says):
     with pytest.raises(UsageError) as refused:
         formats(to, FILES, "specbench compare BASE NEW --to markdown")
     assert refused.value.message == says

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def run(made, tmp_path, monkeypatch):
-    """A run of one's own, in an empty folder."""
+    """Return a finished run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made, "run")
     return Path("run")
@@ -69,7 +69,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_user_s_file_stays_unless_it_may_be_replaced(run, cli, name):
+def test_user_s_file_is_replaced_only_with_overwrite(run, cli, name):
     words = [prompt_of(run) if word == "ID" else word for word in WRITES[name]]
     file = Path("out") / name
     file.parent.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_user_s_file_stays_unless_it_may_be_replaced(run, cli, name):
     assert [each for each in Path("out").rglob("*") if each.is_file()] == [file]
     assert cli(*words, "--overwrite")[0] == 0
     assert file.read_bytes() != MINE.encode()
-    assert cli(*words)[0] == 0  # what specbench wrote it writes again
+    assert cli(*words)[0] == 0  # specbench replaces its own file
 
 
 @pytest.mark.parametrize("form", ["markdown", "junit", "json"])

@@ -28,7 +28,7 @@ def known() -> list[str]:
 
 
 def called(*args: str) -> Any:
-    """Call a command that has the model's options, and return what it was given."""
+    """Call a command with the options of a model, and return its arguments."""
     found: list[Any] = []
 
     @command(f"{__name__}:Model")

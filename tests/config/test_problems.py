@@ -1,4 +1,4 @@
-"""Errors in words: the nearest known name, and names that are too many or too long."""
+"""Error texts: suggestions of known names, and many or long names."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_method_that_was_nearly_typed_is_found(typed, meant):
     assert did_you_mean(typed, ours()) == f"; did you mean {meant!r}?"
 
 
-def test_a_word_as_long_as_a_file_is_not_compared_with_every_name():
+def test_a_very_long_word_is_not_compared_with_known_names():
     assert nearest("s" * 10_000_000, ours()) is None
 
 

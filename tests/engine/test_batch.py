@@ -291,7 +291,7 @@ def test_a_schedule_that_cannot_be_kept_is_named(chosen):
         ("observe", 3, "observe must return None or a dict of finite numbers by name, got int 3"),
     ],
 )
-def test_what_a_hook_of_a_batch_returns_is_named_where_it_is_of_a_wrong_type(hook, returned, says):
+def test_a_batch_hook_that_returns_a_wrong_type_is_named(hook, returned, says):
     models = tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request] * 2, Sampling())

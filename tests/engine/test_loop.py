@@ -179,9 +179,7 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         (Draft(torch.tensor([1]), law="iid", q=[0.5]), r"draft.q: list \[0.5\], no tensor; must"),
     ],
 )
-def test_what_propose_returns_is_named_where_it_is_no_draft(
-    open_session, random_table, returned, says
-):
+def test_propose_must_return_a_draft(open_session, random_table, returned, says):
     class Answering(Scripted):
         def propose(self, session, limit):
             return returned
@@ -192,7 +190,7 @@ def test_what_propose_returns_is_named_where_it_is_no_draft(
         list(draft_and_verify(Answering(), session))
 
 
-def test_a_draft_beyond_the_limit_is_told_the_limit(open_session, random_table):
+def test_the_error_for_a_draft_beyond_the_limit_names_the_limit(open_session, random_table):
     class Beyond(Scripted):
         def propose(self, session, limit):
             return session.chain((1,) * (limit + 1))
@@ -206,7 +204,7 @@ def test_a_draft_beyond_the_limit_is_told_the_limit(open_session, random_table):
 
 
 @pytest.mark.parametrize("returned", [3, [1], {"a": "b"}, {1: 2.0}, {"a": float("nan")}])
-def test_what_observe_returns_is_named_where_it_is_no_counts(open_session, random_table, returned):
+def test_observe_must_return_counts(open_session, random_table, returned):
     class Counting(Scripted):
         def observe(self, session, outcome):
             return returned
@@ -217,19 +215,19 @@ def test_what_observe_returns_is_named_where_it_is_no_counts(open_session, rando
 
 
 @pytest.mark.parametrize("returned", [None, 3, "abc", [None], [{"seq": 0}]])
-def test_what_generate_yields_is_named_where_it_is_no_step(returned):
+def test_generate_must_yield_steps(returned):
     with pytest.raises(MethodFault, match="Scripted: generate must return an iterator of Steps"):
         list(steps_of(Scripted(), "generate", returned))
 
 
-def test_a_step_of_a_sequence_that_is_not_there_is_named():
+def test_a_step_of_an_unknown_sequence_is_named():
     step = Step(1, None, Outcome((), (3,), ("plain",), 0))
     assert list(steps_of(Scripted(), "generate_batch", [step], 2)) == [step]
     with pytest.raises(MethodFault, match="must return steps of sequences 0 to 0, got int 1"):
         list(steps_of(Scripted(), "generate", [step]))
 
 
-def test_what_is_scored_is_a_draft(open_session, random_table):
+def test_score_needs_a_draft(open_session, random_table):
     session = open_session(random_table(5, seed=1), prompt=(3, 1), budget=8, sampling=Sampling())
     session.prefill()
     with pytest.raises(MethodFault, match="expected a Draft to score, got a list"):

@@ -56,7 +56,7 @@ def test_chances_are_kept_of_outputs_that_have_ties():
 
 
 def forwards_of_transformers(monkeypatch):
-    """Count the forwards of transformers' module: those of each way to read a text."""
+    """Count the forwards of transformers' module, by way of reading a text."""
     counted = {"logits": 0, "one_by_one": 0}
 
     def counting(name):
@@ -84,7 +84,7 @@ def test_a_long_run_in_which_nothing_differed_is_not_searched_for_near_ties(spec
 
 
 def tie_all(monkeypatch):
-    """Have every output of a method judged a near-tie."""
+    """Make the judge report a near-tie for every output of a method."""
     right = verdict.Judge.verdict
 
     def tied(judge, request, reference, ids, *more):

@@ -1,5 +1,7 @@
-"""Tokenizers, chat templates and generation settings of others: any file becomes one clear error or
-a prompt whose ids the model has, in bounded time and memory."""
+"""Untrusted tokenizers, chat templates and generation settings.
+
+Any file leads to one clear error or to a prompt with valid ids, in limited time and memory.
+"""
 
 import json
 import resource
@@ -25,7 +27,7 @@ CHAT = [("user", "Say a word.")]
 
 
 def written(name, content):
-    """Returns what writes a file into a model's folder."""
+    """Return a function that writes a file into a model folder."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     return lambda folder: (folder / name).write_bytes(data)
 
@@ -116,13 +118,13 @@ DAMAGED = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the shipped draft, to be damaged."""
+    """Return a copy of the shipped draft model that a test may damage."""
     return shutil.copytree(BASE, tmp_path / "hostile")
 
 
 @pytest.fixture
 def loaded(folder):
-    """Damages the copy and returns its tokenizer."""
+    """Return a function that damages the copy and loads its tokenizer."""
 
     def load(damage):
         damage(folder)
@@ -205,7 +207,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("damage", REFUSED.values(), ids=REFUSED)
-def test_template_that_fails_is_told_in_its_own_words(loaded, damage, request):
+def test_error_of_a_template_is_quoted(loaded, damage, request):
     made = loaded(damage)
     with pytest.raises(PromptError) as fault:
         render(made, CHAT, raw=False, label="hostile")
@@ -243,7 +245,7 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("damage", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_template_without_bounds_is_ended(loaded, damage, monkeypatch):
+def test_template_that_exceeds_a_limit_is_stopped(loaded, damage, monkeypatch):
     monkeypatch.setattr(template, "TEMPLATE_S", 0.2)
     monkeypatch.setattr(template, "TEMPLATE_BYTES", 1 << 28)
     made = loaded(damage)
@@ -289,7 +291,7 @@ def test_tokenizer_that_can_be_read_makes_ids_of_the_model(loaded, damage):
 
 def test_id_that_no_vocabulary_has_is_refused_before_a_list_of_all_is_made(loaded):
     made = loaded(vocabulary(vocab={**TOKENIZER["model"]["vocab"], "zz9": 2**32 - 1}))
-    with pytest.raises(ValueError, match="it has the token 4294967295"):
+    with pytest.raises(ValueError, match="it has the token id 4294967295"):
         Vocabulary.of(made)
 
 

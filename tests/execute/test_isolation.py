@@ -136,7 +136,7 @@ def test_a_method_that_recovers_after_its_warm_up_is_not_dropped(specbench, plug
     assert outcome.exit_code == ExitCode.OK and not outcome.manifest["dropped"]
 
 
-def test_errors_of_a_method_that_was_not_dropped_stand_in_the_table(specbench, plugin):
+def test_errors_of_a_method_that_was_not_dropped_are_in_the_table(specbench, plugin):
     path = plugin("failing", "raise ValueError('x' * 900)")
     outcome = specbench("failing", limit=1, max_new_tokens=2, plugins=[path])
     (line,) = (each for each in table_of(outcome).splitlines() if "outputs failed: " in each)

@@ -590,7 +590,7 @@ OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
 
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("name", OURS)
-def test_no_method_decodes_with_a_model_that_says_no_number(run, name):
+def test_no_method_decodes_with_logits_that_are_not_finite(run, name):
     right, drafted = Meter.said, []
 
     def said(self, model, place, logits):

@@ -232,7 +232,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     assert all(name in refused.value.message for name in names)
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
-    # A plug-in is compared before anything of it runs, and so before the rest.
+    # The plug-in is compared first, before any of its code runs.
     Path(path).write_text(Path(path).read_text() + "# edited")
     with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
         execute.reopen(specbench.path(1), specbench.log())

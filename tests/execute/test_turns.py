@@ -162,7 +162,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
 
 
 @pytest.mark.parametrize("there", ["[1e400]", '"abc"', "null", "[null]", '{"a": 1}', "7"])
-def test_file_whose_names_are_no_names_is_left_alone(file, there):
+def test_file_with_invalid_names_is_left_alone(file, there):
     file.parent.mkdir()
     file.write_text(f'{{"last": null, "there": {there}}}')
     with pytest.raises(UsageError, match="of something else"):
@@ -170,7 +170,7 @@ def test_file_whose_names_are_no_names_is_left_alone(file, there):
 
 
 @pytest.mark.parametrize("name", ["", "a", f"{10**30} 5", "1e400 5", "-1 5", "nan"])
-def test_a_name_of_no_process_takes_no_part(file, monkeypatch, name):
+def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
     monkeypatch.setattr(turns, "PATIENCE_S", 0.0)
     file.parent.mkdir()
     file.write_text(json.dumps({"last": None, "there": [name]}))

@@ -1,4 +1,4 @@
-"""A run whose records vanish, or that another process writes to, is not called finished."""
+"""A run is not marked finished if its records disappear or another process writes to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("small_pair")
 
 
 def without(*numbers):
-    """Take some lines of a file away."""
+    """Return a function that removes some lines of a file."""
 
     def harm(file):
         lines = file.read_text().splitlines(keepends=True)
@@ -32,7 +32,7 @@ def halve(file):
 
 @pytest.fixture
 def harmed(specbench, monkeypatch):
-    """Have a run's file harmed after some cells, or before it is counted; gives the error."""
+    """Return a function that damages a file during a run, and returns the error of the run."""
 
     def run(harm, *methods, after=None, name="records.jsonl", folder="", resume=None, **config):
         class Harm(specbench.log):
@@ -121,7 +121,7 @@ def test_run_whose_lock_is_removed_stops_and_is_resumed_without_a_doubled_record
     assert len(set(keys(again.path))) == len(keys(again.path)) == 4
 
 
-def test_second_writer_who_got_in_keeps_its_records(harmed, specbench):
+def test_records_of_a_second_writer_are_kept(harmed, specbench):
     others = []
 
     def enter(file):

@@ -1,4 +1,4 @@
-"""What a plug-in writes about itself enters a run on one line and bounded, whatever it is."""
+"""Texts of a plug-in are stored on one line and truncated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LOUD = r"""
     [("endless", "of ours", "named"), ("halved", "unsayable", "halved")],
     ids=["long", "odd"],
 )
-def test_no_exception_of_a_plug_in_fills_a_run(specbench, tmp_path, kinds, isolation):
+def test_exceptions_of_a_plug_in_are_truncated(specbench, tmp_path, kinds, isolation):
     file = tmp_path / "loud.py"
     file.write_text(textwrap.dedent(LOUD.format(word="loud", kinds=kinds)))
     settings = {"limit": 3, "category": ["qa"], "max_new_tokens": 4, "threads": 1}

@@ -1,4 +1,4 @@
-"""Texts of others on their way to a terminal, a log, a page or a spreadsheet."""
+"""Untrusted text in terminals, logs, pages and spreadsheets."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ PIECES = (
     ),
 )
 KINDS = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of characters that act or cannot be seen."""
+"""Unicode categories of control characters and invisible characters."""
 
 
 class Sinks(Subject):
-    """A text, printed and written in every way that there is."""
+    """Fuzz target that prints and writes a text in every supported way."""
 
     name = "sinks"
 
@@ -97,7 +97,7 @@ def _piece(rng: Random) -> str:
 
 
 def _printed(text: str) -> tuple[str, str]:
-    """Everything that the sink prints of a text; the line of JSON by itself."""
+    """Return all printed output for a text, and its JSON line separately."""
     out, talk = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(talk):
         output.data(text)
@@ -133,7 +133,7 @@ def _visible_format(each: str) -> bool:
 
 
 def _wrong(text: str, told: str) -> str | None:
-    """What is wrong with the forms that a program reads back."""
+    """Return the first error in the machine-readable forms, or None."""
     if json.loads(told) != {"text": text}:
         return f"JSON reads {_brief(told)} for {_brief(text)}"
     if output.plain(output.plain(text)) != output.plain(text):
@@ -155,7 +155,7 @@ def _wrong(text: str, told: str) -> str | None:
 
 
 def _too_long(rng: Random, text: str) -> str | None:
-    """What is wrong with a text that has no end."""
+    """Return the first error in the truncation of a very long text, or None."""
     endless = text * rng.choice([1, 100, 2000])
     for cut in (truncate(endless), on_one_line(endless)):
         cut.encode()

@@ -246,7 +246,7 @@ def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, li
 
     def endless(handler):
         handler.begin()
-        with suppress(OSError):  # whoever asked has gone
+        with suppress(OSError):  # the client has closed the connection
             for _ in range(5000):
                 handler.chunk(line + "\n")
 

@@ -29,7 +29,7 @@ def propose(text, *, earlier=(), limit=100, **params):
 
 
 def naive_matches(text):
-    """Every suffix that ended before, longest first: its length and its first end."""
+    """Return (length, first end) of every suffix that occurred before, longest first."""
     found = {}
     for n in range(len(text) - 1, 0, -1):
         ends = [end for end in range(n, len(text)) if text[end - n : end] == text[-n:]]

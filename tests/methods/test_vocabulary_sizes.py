@@ -39,7 +39,7 @@ DRAFTING = sorted(
 """Methods that read a draft model."""
 
 ANY_VOCABULARY = ("omnidraft", "tli", "uag")
-"""Those whose draft may have a tokenizer of its own."""
+"""Methods whose draft model may have another tokenizer."""
 
 
 @cache
@@ -77,7 +77,7 @@ Made = Callable[..., Decoder]
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Load a model by its role and its number of rows."""
+    """Return a function that loads a model by role and number of rows."""
     folder = tmp_path_factory.mktemp("sizes")
 
     def make(name: str, rows: int, **how: Any) -> Decoder:
@@ -134,7 +134,7 @@ def test_a_hosted_draft_reads_ids_that_it_does_not_have(
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_a_draft_that_decodes_alone_says_ids_that_the_target_has(
+def test_a_draft_that_decodes_alone_only_emits_ids_of_the_target(
     decoder: Made, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
@@ -186,7 +186,7 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_is_cut_for_a_model_has_ids_of_it(size: int) -> None:
+def test_a_resized_vocabulary_has_only_ids_of_the_model(size: int) -> None:
     words = Vocabulary.of(tokenizer(False)).with_size(size)
     assert len(words.pieces) == size
     text = b"x <m0><m3> y"

@@ -1,4 +1,4 @@
-"""A low-rank fine-tuning is added whole, or refused with what is wrong."""
+"""A LoRA adapter is merged completely, or refused with the reason."""
 
 from __future__ import annotations
 

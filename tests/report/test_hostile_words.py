@@ -48,17 +48,17 @@ HOSTILE = {
     "many accents": "Z" + "\u0301" * 500,
 }
 ALL = " ".join(HOSTILE.values()).replace("\ud800", "")
-"""All that a run's files can hold."""
+"""Hostile texts that the files of a run can contain."""
 AS_NAME = " ".join(
     "".join(each for each in words if unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp"))
     for words in HOSTILE.values()
 )
-"""What of it a label may hold."""
+"""Hostile texts that a label may contain."""
 JOINERS = "\u200c\u200d"
 
 
 def hidden(text: str) -> set[str]:
-    """Characters that act or cannot be seen, by their Unicode category, in a text for people."""
+    """Return the control and invisible characters in a printed text, by Unicode category."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return {
         each for each in set(text) - set(f"\n\t{JOINERS}") if unicodedata.category(each) in kinds
@@ -67,7 +67,7 @@ def hidden(text: str) -> set[str]:
 
 @pytest.fixture
 def hostile(make_run, synthetic):
-    """Makes a run whose labels, reasons, errors and facts are hostile."""
+    """Return a function that makes a run with hostile labels, reasons, errors and facts."""
     label = f"=sps {AS_NAME}"
     fakes = (synthetic.vanilla, synthetic.Fake(label, method="sps", length=5, alpha=0.7))
 
@@ -99,7 +99,7 @@ def hostile(make_run, synthetic):
 
 
 def pages(folder):
-    """The text files below a folder."""
+    """Return the text files below a folder."""
     kinds = {".md", ".html", ".csv", ".tex", ".bib", ".json", ".xml", ".svg", ".txt", ".jsonl"}
     return [file for file in folder.rglob("*") if file.suffix in kinds]
 
@@ -243,7 +243,7 @@ def test_text_that_people_write_is_left_alone():
 @pytest.mark.parametrize(
     "say", [output.data, output.note, lambda words: output.tsv([{"a": words}])]
 )
-def test_no_words_of_others_are_commands_in_a_github_log(say, capsys, monkeypatch):
+def test_untrusted_text_is_no_command_in_a_github_log(say, capsys, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     say("::error::x\n  ::add-mask::1\n##[set-output name=a]b")
     lines = "".join(capsys.readouterr()).splitlines()

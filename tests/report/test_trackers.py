@@ -97,7 +97,7 @@ def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
         ("http://127.0.0.1:1", 3, "http://127.0.0.1:1: nothing answers there: Connection refused"),
     ],
 )
-def test_mlflow_s_server_is_looked_for_before_anything_is_sent(
+def test_mlflow_s_server_is_checked_before_anything_is_sent(
     tmp_path, monkeypatch, capsys, uri, code, says
 ):
     class Silent(types.ModuleType):
@@ -113,7 +113,7 @@ def test_mlflow_s_server_is_looked_for_before_anything_is_sent(
     assert says in capsys.readouterr().err
 
 
-def test_what_mlflow_raises_is_told_in_a_sentence(tmp_path, monkeypatch, capsys):
+def test_an_error_of_mlflow_is_one_sentence(tmp_path, monkeypatch, capsys):
     class Broken(types.ModuleType):
         def MlflowClient(self, tracking_uri):  # noqa: N802
             raise RuntimeError("500: out of order\n" + "traceback " * 1000)

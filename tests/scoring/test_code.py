@@ -134,7 +134,7 @@ def test_filter_of_system_calls_leaves_what_programs_use():
 
 
 def decided(machine: str, call: int, *arguments: int, architecture: int | None = None) -> int:
-    """Return what the kernel would get from the filter: classic BPF, executed here."""
+    """Return the decision of the filter, by interpreting its classic BPF program."""
     column = contained._MACHINES[machine]
     wide = [*arguments, *[0] * (6 - len(arguments))]
     known = contained._ARCHITECTURE[column] if architecture is None else architecture

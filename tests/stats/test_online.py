@@ -1,4 +1,4 @@
-"""What `benchmarks/studies/online.py` makes of a stream's counters."""
+"""Results of `benchmarks/studies/online.py` from the counters of a stream."""
 
 import numpy as np
 import pytest

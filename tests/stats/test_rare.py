@@ -53,7 +53,7 @@ def test_equal_times_and_missing_pairs_are_no_rare_questions():
     assert rare_questions(paired(missing, missing * 1.5)) == [None]
 
 
-def test_few_questions_have_no_rare_ones():
+def test_a_run_with_few_questions_has_no_rare_ones():
     x, y = usual(19)
     y[3] *= 20
     assert rare_questions(paired(x, y)) == [None]

@@ -1,4 +1,4 @@
-"""A run leaves files that it did not write as they are, and follows no link out of its folder."""
+"""A run keeps files that it did not write, and follows no link out of its folder."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_no_file_is_made_through_a_link_that_leads_nowhere(run, tmp_path, make_r
     assert not (tmp_path / "made").exists()
 
 
-def test_pipe_in_place_of_the_records_is_no_hang(run, make_record):
+def test_pipe_in_place_of_the_records_does_not_block(run, make_record):
     os.mkfifo(run.path / "records.jsonl")
     with pytest.raises(UsageError, match="is no file"):
         run.append([make_record()])
@@ -149,7 +149,7 @@ def test_user_s_file_in_place_of_the_order_is_kept(run, content):
     assert (run.path / ".resume.json").read_text() == content
 
 
-def test_order_of_a_finished_run_goes(run):
+def test_order_of_a_finished_run_is_removed(run):
     run.forget_order()
     assert not (run.path / ".resume.json").exists()
 
@@ -217,11 +217,11 @@ def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
     assert (tmp_path / "m/.matrix.resume.json").read_text() == MINE
 
 
-# One writer, though somebody removes the lock
+# There is one writer even if the lock is removed
 
 
 def second(run):
-    """Another process' view of the run, once the lock was removed by hand."""
+    """Return the run as another process opens it after the lock was removed."""
     (run.path / ".lock").unlink()
     other = RunDir.open(run.path)
     other.hold()
@@ -307,7 +307,7 @@ def test_records_that_vanish_while_a_run_goes_on_are_noticed_at_the_next(run, ma
         run.append([make_record(turn=3)])
 
 
-def test_process_of_a_pass_writes_only_while_its_parent_holds_the_folder(run, make_record):
+def test_process_of_a_repeat_writes_only_while_its_parent_has_the_lock(run, make_record):
     own = RunDir.open(run.path)
     own.share_parent_lock()
     own.append([make_record()])
@@ -318,7 +318,7 @@ def test_process_of_a_pass_writes_only_while_its_parent_holds_the_folder(run, ma
         RunDir.open(run.path).share_parent_lock()
 
 
-def test_process_of_a_pass_does_not_write_for_a_stranger(run):
+def test_process_of_a_repeat_does_not_write_without_its_parent(run):
     (run.path / ".lock").write_text('{"pid": 1, "host": "elsewhere"}')
     with pytest.raises(ConcurrentWriteError):
         RunDir.open(run.path).share_parent_lock()

@@ -1,4 +1,4 @@
-"""Pickled weights that are no tensors: refused in our words."""
+"""Pickles that contain other objects than tensors are refused with specbench's own message."""
 
 import os
 import pickle
@@ -10,14 +10,14 @@ from specbench_cli.training.convert import convert
 
 
 class Runs:
-    """What runs a command where it is read."""
+    """Object whose pickle runs a command when it is loaded."""
 
     def __reduce__(self):
         return os.system, ("true",)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(Runs(), protocol=2), b"", b"no pickle"])
-def test_nobody_is_advised_to_run_what_a_pickle_holds(tmp_path, content):
+def test_no_error_advises_to_run_the_code_in_a_pickle(tmp_path, content):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(EnvironmentFault, match="contains other objects than tensors") as refused:

@@ -188,7 +188,7 @@ def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
     due = [*(("", forked_case(rule), [params]) for params in trees), *due]
     if short:
         output = subject.beyond(LONG_OUTPUT, 200)
-        due += [("steps behind rejected drafts", case, short) for case in history_cases(rule)]
+        due += [("steps after rejected drafts", case, short) for case in history_cases(rule)]
         due.append((f"outputs of {output} tokens", late_case(rule, output), short))
     for turn, params in enumerate(drafts[1:]):
         levels = list(tied_cases(rule, min(longest(params), DEEPEST)))

@@ -360,9 +360,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("q 10% wrong from the third token on, drawn twice", "law", _sps(late.DrawsOnceMore, 5)),
     Fault("q 10% wrong for the fourth token alone", "law", _sps(late.WrongAtTheFourth, 5)),
-    Fault("q 10% wrong behind 40 tokens", "law", _sps(late.WrongWhenLong)),
+    Fault("q 10% wrong after 40 tokens", "law", _sps(late.WrongWhenLong)),
     Fault(
-        "q 10% wrong behind an accepted and a rejected draft",
+        "q 10% wrong after an accepted and a rejected draft",
         "law",
         _sps(late.WrongAfterMixedSteps),
     ),
@@ -372,7 +372,7 @@ FAULTS: tuple[Fault, ...] = (
         "law",
         Subject("stand", late.StandReportsAnotherNodesQ, (StandParams(),)),
     ),
-    Fault("a runner-up accepted behind 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
+    Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
     Fault(
         "ties cut off by top-k",

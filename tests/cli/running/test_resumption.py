@@ -1,4 +1,4 @@
-"""How to go on with a run that was stopped is said where something of it was kept, else not."""
+"""The resume command is printed only if something of a stopped run was stored."""
 
 import errno
 
@@ -10,7 +10,7 @@ from specbench_cli.store.run_dir import RunDir
 
 
 class View:
-    """Keeps what is said."""
+    """View that collects notes."""
 
     def __init__(self):
         self.said = []

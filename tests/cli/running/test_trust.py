@@ -1,4 +1,4 @@
-"""A folder's own programs run only if the user permitted them; a changed one never runs unseen."""
+"""Plug-ins named by a folder run only if the user permitted exactly this file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLUGIN = """
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """Nothing was permitted yet, and no terminal is there to ask at."""
+    """Start without permissions and without a terminal."""
     monkeypatch.setattr(permission, "_permitted", set())
     monkeypatch.setattr(permission, "_folder", lambda: tmp_path / "cache/permitted")
     monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ def fresh(monkeypatch, tmp_path):
 
 
 def forget():
-    """Have files of plug-ins imported anew."""
+    """Make the next command import plug-in files again."""
     for name in [name for name in sys.modules if name.startswith("specbench_plugin_")]:
         del sys.modules[name]
 
@@ -64,7 +64,7 @@ def cli(capsys):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a plug-in, with a word that it leaves behind when it runs."""
+    """Write a plug-in that stores a word in a file when it runs."""
 
     def make(path, word="x"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,8 @@ def ran(folder):
 
 
 @pytest.fixture
-def stranger(tmp_path, write, monkeypatch):
-    """A run's folder with its plug-in inside, as it comes from another machine."""
+def foreign_run(tmp_path, write, monkeypatch):
+    """Return a run folder from another machine, with its plug-in inside."""
     begin(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
     place = tmp_path / "here"
     shutil.copytree(tmp_path / "there/run", place)
@@ -93,20 +93,20 @@ def stranger(tmp_path, write, monkeypatch):
 
 
 def begin(plugin, folder):
-    """Begin a run that the user orders, and leave it."""
+    """Start a run and leave it unfinished."""
     config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
     registry.load_plugin(str(plugin))
     execute.start(config, {}, folder, RunProgress())[1].release()
 
 
 def change(folder, **order):
-    """Change what a run was ordered with."""
+    """Change the stored configuration of a run."""
     file = folder / ".resume.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | order))
 
 
 def without_plugin(folder, **order):
-    """Have a run use none, and something else instead."""
+    """Remove the plug-in from a run's configuration, and change other settings."""
     change(folder, plugins=[], **{"methods": [{"name": "vanilla"}], **order})
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["method_files"]["own"]
@@ -116,90 +116,90 @@ def without_plugin(folder, **order):
 # A run that is resumed
 
 
-def test_strange_plug_in_does_not_run_unless_it_is_permitted(stranger, cli):
-    code, _, err = cli("run", "--resume", stranger)
+def test_foreign_plug_in_runs_only_if_permitted(foreign_run, cli):
+    code, _, err = cli("run", "--resume", foreign_run)
     assert code == 2
-    assert f"asks for the plug-in {stranger / 'evil.py'}" in err
+    assert f"asks for the plug-in {foreign_run / 'evil.py'}" in err
     assert "--trust" in err
-    assert ran(stranger) == ""
+    assert ran(foreign_run) == ""
 
 
-def test_permitted_plug_in_runs_and_is_remembered(stranger, cli, monkeypatch):
-    assert cli("run", "--resume", stranger, "--trust")[0] == 0
-    assert ran(stranger) == "x"
+def test_permitted_plug_in_runs_and_is_remembered(foreign_run, cli, monkeypatch):
+    assert cli("run", "--resume", foreign_run, "--trust")[0] == 0
+    assert ran(foreign_run) == "x"
     monkeypatch.setattr(permission, "_permitted", set())
-    assert all(each.granted for each in permission.plugins([str(stranger / "evil.py")]))
+    assert all(each.granted for each in permission.plugins([str(foreign_run / "evil.py")]))
 
 
 @pytest.mark.parametrize("flags", [[], ["--trust"]])
-def test_plug_in_that_was_changed_since_is_refused_before_it_runs(stranger, write, cli, flags):
-    write(stranger / "evil.py", word="other")
-    code, _, err = cli("run", "--resume", stranger, *flags)
+def test_changed_plug_in_is_refused_before_it_runs(foreign_run, write, cli, flags):
+    write(foreign_run / "evil.py", word="other")
+    code, _, err = cli("run", "--resume", foreign_run, *flags)
     assert code == 2
     assert "was begun with something else" in err
     assert "the file of own (" in err
-    assert ran(stranger) == ""
+    assert ran(foreign_run) == ""
 
 
-def test_force_alone_permits_no_strange_plug_in(stranger, cli):
-    assert cli("run", "--resume", stranger, "--force")[0] == 2
-    assert ran(stranger) == ""
+def test_force_does_not_permit_a_foreign_plug_in(foreign_run, cli):
+    assert cli("run", "--resume", foreign_run, "--force")[0] == 2
+    assert ran(foreign_run) == ""
 
 
-def test_changed_plug_in_runs_if_it_is_both_forced_and_permitted(stranger, write, cli):
-    write(stranger / "evil.py", word="other")
-    assert cli("run", "--resume", stranger, "--force", "--trust")[0] == 0
-    assert ran(stranger) == "other"
+def test_changed_plug_in_runs_if_it_is_both_forced_and_permitted(foreign_run, write, cli):
+    write(foreign_run / "evil.py", word="other")
+    assert cli("run", "--resume", foreign_run, "--force", "--trust")[0] == 0
+    assert ran(foreign_run) == "other"
 
 
-def test_manifest_that_names_the_changed_plug_in_s_checksum_is_no_permission(stranger, write, cli):
-    file = write(stranger / "evil.py", word="other")
-    manifest = json.loads((stranger / "manifest.json").read_text())
+def test_a_forged_checksum_in_the_manifest_is_not_a_permission(foreign_run, write, cli):
+    file = write(foreign_run / "evil.py", word="other")
+    manifest = json.loads((foreign_run / "manifest.json").read_text())
     manifest["method_files"]["own"] = permission.sha256(file.read_bytes()).hexdigest()
-    (stranger / "manifest.json").write_text(json.dumps(manifest))
-    assert cli("run", "--resume", stranger)[0] == 2
-    assert ran(stranger) == ""
+    (foreign_run / "manifest.json").write_text(json.dumps(manifest))
+    assert cli("run", "--resume", foreign_run)[0] == 2
+    assert ran(foreign_run) == ""
 
 
-def test_plug_in_permitted_elsewhere_is_another_one_in_a_strange_folder(stranger, tmp_path, cli):
+def test_permission_does_not_apply_to_a_copy_in_another_folder(foreign_run, tmp_path, cli):
     permission.permit(permission.plugins([str(tmp_path / "there/evil.py")]))
-    assert cli("run", "--resume", stranger)[0] == 2
-    assert ran(stranger) == ""
+    assert cli("run", "--resume", foreign_run)[0] == 2
+    assert ran(foreign_run) == ""
 
 
-def test_plug_in_behind_a_link_is_the_file_that_it_leads_to(stranger, tmp_path, cli, write):
-    permitted = stranger / "evil.py"
+def test_permission_of_a_linked_plug_in_applies_to_its_target(foreign_run, tmp_path, cli, write):
+    permitted = foreign_run / "evil.py"
     permission.permit(permission.plugins([str(permitted)]))
     other = write(tmp_path / "other/evil.py")
     permitted.unlink()
     permitted.symlink_to(other)
-    assert cli("run", "--resume", stranger)[0] == 2
+    assert cli("run", "--resume", foreign_run)[0] == 2
     assert ran(other.parent) == ""
 
 
-def test_further_plug_in_that_the_folder_adds_is_asked_for(stranger, cli, write):
-    permission.permit(permission.plugins([str(stranger / "evil.py")]))
-    write(stranger / "more/second.py")
-    change(stranger, plugins=[str(stranger / name) for name in ("evil.py", "more/second.py")])
-    code, _, err = cli("run", "--resume", stranger)
+def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, write):
+    permission.permit(permission.plugins([str(foreign_run / "evil.py")]))
+    write(foreign_run / "more/second.py")
+    change(foreign_run, plugins=[str(foreign_run / name) for name in ("evil.py", "more/second.py")])
+    code, _, err = cli("run", "--resume", foreign_run)
     assert (code, "second.py" in err) == (2, True)
-    assert ran(stranger / "more") == ran(stranger) == ""
+    assert ran(foreign_run / "more") == ran(foreign_run) == ""
 
 
-def test_call_that_resumes_without_the_command_line_is_refused_too(stranger):
+def test_resuming_from_python_is_refused_too(foreign_run):
     with pytest.raises(UsageError, match="did not permit"):
-        execute.reopen(stranger, RunProgress())
-    assert ran(stranger) == ""
-    assert not (stranger / ".lock").exists()
+        execute.reopen(foreign_run, RunProgress())
+    assert ran(foreign_run) == ""
+    assert not (foreign_run / ".lock").exists()
 
 
-def test_person_at_a_terminal_is_asked(stranger, cli, monkeypatch):
+def test_user_is_asked_at_a_terminal(foreign_run, cli, monkeypatch):
     monkeypatch.setattr("specbench_cli.commands._trust.sys", _Terminal)
     for answer, code, word in ((False, 2, ""), (True, 0, "x")):
         monkeypatch.setattr("typer.confirm", lambda *_, answer=answer, **__: answer)
         forget()
-        assert cli("run", "--resume", stranger)[0] == code
-        assert ran(stranger) == word
+        assert cli("run", "--resume", foreign_run)[0] == code
+        assert ran(foreign_run) == word
 
 
 class _Terminal:
@@ -214,39 +214,39 @@ def test_run_that_the_user_ordered_is_resumed_without_a_question(tmp_path, cli, 
     assert cli("run", "--resume", tmp_path / "run")[0] == 0
 
 
-def test_strange_run_of_answers_without_containment_is_refused(stranger, cli):
-    without_plugin(stranger, run_code=True, uncontained=True)
-    code, _, err = cli("run", "--resume", stranger)
+def test_foreign_run_without_containment_is_refused(foreign_run, cli):
+    without_plugin(foreign_run, run_code=True, uncontained=True)
+    code, _, err = cli("run", "--resume", foreign_run)
     assert (code, "without containment" in err) == (2, True)
 
 
-def test_strange_run_that_sends_a_variable_to_a_server_is_refused(stranger, cli, monkeypatch):
+def test_foreign_run_that_sends_an_environment_variable_is_refused(foreign_run, cli, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "secret")
     params = {"url": "https://127.0.0.1:9", "key": "MY_SECRET"}
     server = {"name": "engine:http", "params": params}
-    without_plugin(stranger, methods=[{"name": "vanilla"}, server])
-    code, _, err = cli("run", "--resume", stranger)
+    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server])
+    code, _, err = cli("run", "--resume", foreign_run)
     assert (code, "MY_SECRET to be sent to https://127.0.0.1:9" in err) == (2, True)
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_strange_matrix_is_refused_too(stranger, tmp_path, cli, begun):
+def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
     whole = tmp_path / "matrix"
     whole.mkdir()
     if begun:
-        shutil.move(stranger, whole / "a")
-        stranger = whole / "a"
-    text = (stranger / ".resume.json").read_text()
+        shutil.move(foreign_run, whole / "a")
+        foreign_run = whole / "a"
+    text = (foreign_run / ".resume.json").read_text()
     (whole / "matrix.json").write_text('{"runs": ["a"]}')
-    order = {"runs": {"a": text.replace(str(tmp_path / "here"), str(stranger))}, "sources": {}}
-    (stranger / ".resume.json").write_text(order["runs"]["a"])
+    order = {"runs": {"a": text.replace(str(tmp_path / "here"), str(foreign_run))}, "sources": {}}
+    (foreign_run / ".resume.json").write_text(order["runs"]["a"])
     (whole / ".matrix.resume.json").write_text(json.dumps(order))
     code, _, err = cli("run", "--resume", whole)
     assert (code, "did not permit" in err) == (2, True)
-    assert ran(stranger) == ""
+    assert ran(foreign_run) == ""
 
 
-def test_strange_recommendation_is_refused_too(tmp_path, cli, write):
+def test_foreign_recommendation_is_refused(tmp_path, cli, write):
     from specbench_cli.execute.recommending.journal import FILE, Journal
 
     place = tmp_path / "picked"
@@ -268,12 +268,12 @@ def test_strange_recommendation_is_refused_too(tmp_path, cli, write):
     assert ran(place) == ""
 
 
-# A `specbench.yaml` that lies in the working folder
+# A `specbench.yaml` in the working folder (an implicit config file)
 
 
 @pytest.fixture
 def found(tmp_path, write):
-    """The plug-in that a config file names which nobody named."""
+    """Return the plug-in of an implicit config file."""
     write(tmp_path / "evil.py")
     (tmp_path / "specbench.yaml").write_text("plugins: [evil.py]\nisolation: none\n")
     return tmp_path
@@ -289,20 +289,20 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_plug_in_of_a_config_file_that_nobody_named_does_not_run(found, cli, words):
+def test_plug_in_of_an_implicit_config_file_does_not_run(found, cli, words):
     code, _, err = cli(*words)
     assert code == 2
     assert f"specbench.yaml asks for the plug-in {found / 'evil.py'}" in err
     assert ran(found) == ""
 
 
-def test_call_does_not_run_it_either(found):
+def test_python_api_does_not_run_a_plug_in_of_an_implicit_config_file(found):
     with pytest.raises(UsageError, match="did not permit"):
         python.run(limit=1)
     assert ran(found) == ""
 
 
-def test_it_runs_if_permitted_or_named(found, cli, monkeypatch):
+def test_plug_in_of_an_implicit_config_file_runs_if_permitted_or_named(found, cli, monkeypatch):
     for words in (["--trust"], ["--plugin", "evil.py"], ["--config", "specbench.yaml"]):
         monkeypatch.setattr(permission, "_permitted", set())
         shutil.rmtree(found / "cache", ignore_errors=True)
@@ -312,7 +312,7 @@ def test_it_runs_if_permitted_or_named(found, cli, monkeypatch):
         assert ran(found) == "x"
 
 
-def test_it_runs_no_longer_once_it_was_changed(found, cli, write):
+def test_permission_ends_when_the_plug_in_changes(found, cli, write):
     assert cli("run", "--dry-run", "--trust")[0] == 0
     assert cli("run", "--dry-run")[0] == 0
     (found / "RAN").unlink()
@@ -332,7 +332,7 @@ def test_it_runs_no_longer_once_it_was_changed(found, cli, write):
         "plugins: [link.py]",
     ],
 )
-def test_other_ways_to_name_it_are_no_permission(found, cli, lines):
+def test_other_keys_of_a_config_file_are_not_a_permission(found, cli, lines):
     (found / "link.py").symlink_to(found / "evil.py")
     text = lines.format(name=found.name) + "\nisolation: none\n"
     (found / "specbench.yaml").write_text(text)
@@ -340,13 +340,13 @@ def test_other_ways_to_name_it_are_no_permission(found, cli, lines):
     assert ran(found) == ""
 
 
-def test_config_file_that_nobody_named_takes_no_containment_away(tmp_path, cli):
+def test_implicit_config_file_cannot_disable_containment(tmp_path, cli):
     (tmp_path / "specbench.yaml").write_text("uncontained: true\n")
     code, _, err = cli("run", "--dry-run", "--run-code", "-t", "humaneval")
     assert (code, "without containment" in err) == (2, True)
 
 
-def test_config_file_that_nobody_named_sends_no_variable_away(tmp_path, cli, monkeypatch):
+def test_implicit_config_file_cannot_send_an_environment_variable(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "secret")
     (tmp_path / "specbench.yaml").write_text(
         "methods: ['engine:http']\nset: {'engine:http': {url: 'https://x.test', key: MY_SECRET}}\n"
@@ -373,6 +373,6 @@ def test_config_file_that_nobody_named_sends_no_variable_away(tmp_path, cli, mon
     ],
     ids=" ".join,
 )
-def test_command_that_reads_a_run_imports_none_of_its_plug_ins(stranger, cli, words):
-    cli(*(str(stranger) if word == "RUN" else word for word in words))
-    assert ran(stranger) == ""
+def test_command_that_reads_a_run_imports_none_of_its_plug_ins(foreign_run, cli, words):
+    cli(*(str(foreign_run) if word == "RUN" else word for word in words))
+    assert ran(foreign_run) == ""

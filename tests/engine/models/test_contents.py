@@ -1,4 +1,4 @@
-"""A checkpoint is computed as its config says, with all of its tensors, or refused by name."""
+"""A checkpoint is loaded with all its tensors as its config requires, or refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST = {
     "phi3": "model.layers.0.self_attn.qkv_proj.weight",
     "gpt2": "transformer.h.0.attn.c_attn.weight",
 }
-"""By family, the name of a matrix."""
+"""Name of a matrix, by model family."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def changed(tiny_checkpoint: Maker, tmp_path: Path) -> Callable[..., Path]:
 
 
 def logits_of(folder: Path, ids: Tensor) -> Tensor:
-    """Return the logits of a decoder that reads a text in parts."""
+    """Return the logits of a decoder that reads the ids in several forwards."""
     decoder = load_decoder(folder, name="target")
     state = decoder.new_state(ids.shape[1])
     parts = [decoder.forward(Tokens(part), state, logits_at="all") for part in ids.split(7, 1)]
@@ -283,7 +283,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"use_qk_norm": True},
     {"alibi": True},
 )
-"""Config keys that change what some family computes."""
+"""Config keys that affect the output of some model family."""
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: next(iter(setting)))

@@ -131,7 +131,7 @@ def test_scaling_that_stays_has_no_limit(tiny_checkpoint: Maker, rope: dict[str,
     assert config_facts(folder).max_positions == 256
 
 
-def test_parameters_by_kind_of_layer_are_looked_at(tiny_checkpoint: Maker) -> None:
+def test_rotary_parameters_per_layer_type_are_checked(tiny_checkpoint: Maker) -> None:
     config = read_config(tiny_checkpoint("gemma3"))
     assert rotary_limit(config) is None
     config.rope_parameters["full_attention"] = {

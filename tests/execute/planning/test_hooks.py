@@ -1,4 +1,4 @@
-"""What a method says of itself before it decodes is of the right types, or named."""
+"""Declaration hooks of a method return the right types, or are named in an error."""
 
 import pytest
 

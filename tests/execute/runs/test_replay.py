@@ -56,7 +56,9 @@ def test_what_is_replayed_is_what_vanilla_samples(specbench):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_target_that_computes_no_numbers_is_refused_by_name(specbench, monkeypatch, temperature):
+def test_a_target_with_logits_that_are_not_finite_is_refused_by_name(
+    specbench, monkeypatch, temperature
+):
     generate = registry.load("vanilla").generate
 
     def broken(self, session):

@@ -1,4 +1,4 @@
-"""One bad question does not end a run: a turn that cannot be put to the model fails alone."""
+"""One bad question does not end a run: only the turn with the prompt error fails."""
 
 import json
 import shutil
@@ -30,12 +30,15 @@ BAD = {
     "no token": ("A pineapple?", SILENT, "mine/1, turn 2 has no token: the tokenizer of short"),
     "no embedding": ("Call <|tool|>.", None, "mine/1, turn 2 has the token 4096, and short has"),
 }
-"""What is wrong -> the second turn, the chat template, and what the record says."""
+"""For each kind of error: the second turn, the chat template, and the error in the record."""
 
 
 @pytest.fixture
 def target(tmp_path):
-    """Makes a target with 160 positions, a chat template and a token without an embedding."""
+    """Return a function that writes a target with 160 positions and a given chat template.
+
+    Its tokenizer has a token without an embedding.
+    """
 
     def make(chat_template):
         folder = shutil.copytree(resolve("embedded-1m").path, tmp_path / "short")
@@ -56,7 +59,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def task(tmp_path):
-    """Writes three conversations; the second one's second turn is given."""
+    """Return a function that writes three conversations, given the second turn of the second."""
 
     def write(bad):
         rows = [["Name a fruit.", "Another?"], ["Name a fruit.", bad, "And then?"], ["A colour?"]]
@@ -90,7 +93,9 @@ def _check(outcome, says):
 
 @pytest.mark.parametrize(("turn", "template", "says"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("more", [{}, {"batch": 2}], ids=["alone", "batch"])
-def test_turn_that_cannot_be_asked_fails_alone(specbench, target, task, turn, template, says, more):
+def test_only_the_turn_with_a_prompt_error_fails(
+    specbench, target, task, turn, template, says, more
+):
     rows = ["pld"] if more else ["pld", "suffix"]
     config = {"target": target(template), "tasks": [task(turn)], "limit": None, **more}
     outcome = specbench(*rows, **config)
@@ -101,12 +106,12 @@ def test_turn_that_cannot_be_asked_fails_alone(specbench, target, task, turn, te
     _check(outcome, says)
     assert sum("the run continues without this turn" in note for note in outcome.log.notes) == 1
     cells = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
-    # A fifth of the turns failed, and a row that loses more than a tenth has no speedup.
+    # A fifth of the turns failed, but these do not count as failures of the method.
     assert speedups(cells, total, 100).of["pld"].ratio
 
 
 @pytest.mark.parametrize("after", [1, 5, 9, 11])
-def test_run_with_a_turn_that_cannot_be_asked_is_resumed(specbench, target, task, after):
+def test_run_with_a_prompt_error_is_resumed(specbench, target, task, after):
     turn, template, says = BAD["template"]
     config = {"target": target(template), "tasks": [task(turn)], "limit": None}
     with pytest.raises(KeyboardInterrupt):
@@ -130,7 +135,7 @@ def test_question_that_is_bad_from_the_start_is_refused_with_all_others_like_it(
     assert not (specbench.path(1) / "records.jsonl").exists()
 
 
-def test_questions_that_are_not_asked_may_be_bad(specbench, target, tmp_path):
+def test_questions_outside_the_run_may_be_invalid(specbench, target, tmp_path):
     """The near-tie tolerance is measured on the other questions of a task too."""
     rows = [{"id": "good", "prompt": "Name a fruit."}] + [
         {"id": f"bad{n}", "prompt": "A pineapple?"} for n in range(3)
@@ -142,7 +147,7 @@ def test_questions_that_are_not_asked_may_be_bad(specbench, target, tmp_path):
     assert outcome.exit_code == ExitCode.OK
 
 
-def test_candidates_are_not_out_for_a_turn_that_nobody_could_ask(specbench, target, task):
+def test_candidates_are_not_dropped_for_a_prompt_error(specbench, target, task):
     turn, template, _ = BAD["template"]
     config = {"target": target(template), "tasks": [task(turn)], "limit": None}
     outcome = specbench("pld", **config)

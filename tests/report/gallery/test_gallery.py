@@ -294,7 +294,7 @@ def test_void_times_are_refused(make, tmp_path):
 def test_a_run_without_records_is_refused(make, tmp_path):
     run = make()
     (run.path / "records.jsonl").unlink()
-    with pytest.raises(UsageError, match="it has no records.jsonl"):
+    with pytest.raises(UsageError, match=r"it has no records\.jsonl"):
         published(run, tmp_path / "g")
 
 
