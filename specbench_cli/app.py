@@ -134,7 +134,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     code = _run(list(sys.argv[1:] if args is None else args))
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
-    code = _flushed(code)
+    code = _flush_stdout(code)
     if own:
         gc.freeze()  # else Python goes through all of torch twice more: seconds for nothing
     if own and registry.foreign():  # what a plug-in registered for the end could change the code
@@ -202,7 +202,7 @@ def _check_folders(args: Sequence[str]) -> None:
             check_one_line("--out", joined if given else value)
 
 
-def _flushed(code: int) -> int:
+def _flush_stdout(code: int) -> int:
     """Flush stdout and return the exit code, or the code of the error if the disk is full."""
     try:
         sys.stdout.flush()
@@ -219,12 +219,14 @@ def _asked(args: list[str]) -> typer.Typer:
     time that a light one takes. For the help of all: their names and words, without the options.
     Else, for a near name or a shell's completions: all."""
     one = copy.copy(app)
-    one.registered_commands = [_whole(c) for c in app.registered_commands if c.name in args[:1]]
+    one.registered_commands = [
+        _with_options(c) for c in app.registered_commands if c.name in args[:1]
+    ]
     one.registered_groups = [each for each in app.registered_groups if each.name in args[:1]]
     if one.registered_commands or one.registered_groups:
         return one
     if COMPLETION in os.environ or (args and args[0] not in HELP):
-        return whole()
+        return with_all_options()
     one.registered_commands = [_bare(each) for each in app.registered_commands]
     one.registered_groups = []
     train_alone = copy.copy(train)
@@ -233,14 +235,14 @@ def _asked(args: list[str]) -> typer.Typer:
     return one
 
 
-def whole() -> typer.Typer:
-    """Return all commands with all their options."""
+def with_all_options() -> typer.Typer:
+    """Return the app whose commands have all their options."""
     every = copy.copy(app)
-    every.registered_commands = [_whole(each) for each in app.registered_commands]
+    every.registered_commands = [_with_options(each) for each in app.registered_commands]
     return every
 
 
-def _whole(command: CommandInfo) -> CommandInfo:
+def _with_options(command: CommandInfo) -> CommandInfo:
     """Return a command with its options, including those that are built from config models."""
     whole = copy.copy(command)
     whole.callback = options.build(command.callback) if command.callback else None

@@ -65,7 +65,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     parts: list[bytes] = []
     try:
         held = 0
-        while part := _part(number, path):
+        while part := _read_chunk(number, path):
             parts.append(part)
             held += len(part)
             if held > most:
@@ -86,7 +86,7 @@ def read_text(path: Path, most: int) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _part(number: int, path: Path) -> bytes:
+def _read_chunk(number: int, path: Path) -> bytes:
     """Return the next bytes of an open file, or b"" at its end."""
     while True:
         try:
@@ -111,12 +111,12 @@ def open_own(path: Path, flags: int) -> int:
         fd = os.open(path, flags | _SAFE, 0o666)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise _refused(path) from error
+            raise _link_error(path) from error
         raise
     held = os.fstat(fd)
     if not stat.S_ISREG(held.st_mode) or held.st_nlink > 1:
         os.close(fd)
-        raise _refused(path)
+        raise _link_error(path)
     return fd
 
 
@@ -181,7 +181,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
 def refuse_link(path: Path) -> None:
     """Raise UsageError if a path is a link; call this before writing to the path."""
     if path.is_symlink():
-        raise _refused(path)
+        raise _link_error(path)
 
 
 def write_own(
@@ -215,9 +215,9 @@ def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | Non
     try:
         content = read_own(path)
     except UsageError:
-        raise _foreign([path], overwrite) from None
+        raise _foreign_file_error([path], overwrite) from None
     if content is not None and not own(content):
-        raise _foreign([path], overwrite)
+        raise _foreign_file_error([path], overwrite)
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def staging_folder(
     ) as name:
         made = Path(name)
         yield made
-        known, new = _known(folder), dict[str, str]()
+        known, new = _read_file_list(folder), dict[str, str]()
         for file in sorted(made.rglob("*")):
             if not file.is_dir():
                 new[file.relative_to(made).as_posix()] = _sha256(file)
@@ -255,20 +255,22 @@ def staging_folder(
             if not _may_replace(folder, place, {*known.get(place, "").split(), value}, overwrite)
         }
         if wrong and kept is None:
-            raise _foreign([folder / place for place in new if place in wrong], overwrite)
+            raise _foreign_file_error(
+                [folder / place for place in new if place in wrong], overwrite
+            )
         moved = {place: value for place, value in new.items() if place not in wrong}
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
-        _list(folder, known | both)
+        _write_file_list(folder, known | both)
         for place in moved:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (made / place).replace(folder / place)
-        _list(folder, known | moved)
+        _write_file_list(folder, known | moved)
         if kept is not None:
             kept += [folder / place for place in new if place in wrong]
 
 
-def _list(folder: Path, written: dict[str, str]) -> None:
+def _write_file_list(folder: Path, written: dict[str, str]) -> None:
     """Store the list of files that specbench wrote in a folder, with their SHA-256."""
     if written:
         listed = {"about": _ABOUT, "files": written}
@@ -298,7 +300,7 @@ def _is_alive(process: int) -> bool:
         return True
 
 
-def _known(folder: Path) -> dict[str, str]:
+def _read_file_list(folder: Path) -> dict[str, str]:
     """Return the files that specbench wrote in a folder, each with its SHA-256.
 
     Raises:
@@ -314,7 +316,7 @@ def _known(folder: Path) -> dict[str, str]:
             return {str(name): str(value) for name, value in listed["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise _foreign([file])
+    raise _foreign_file_error([file])
 
 
 def _may_replace(folder: Path, place: str, hashes: set[str], overwrite: bool | None) -> bool:
@@ -340,7 +342,7 @@ def _sha256(file: Path) -> str:
         return file_digest(opened, "sha256").hexdigest()
 
 
-def _refused(path: Path) -> UsageError:
+def _link_error(path: Path) -> UsageError:
     return UsageError(
         f"{path} is a link, has a second hard link or is no file: specbench writes only to its own"
         " files",
@@ -348,7 +350,7 @@ def _refused(path: Path) -> UsageError:
     )
 
 
-def _foreign(paths: list[Path], overwrite: bool | None = False) -> UsageError:
+def _foreign_file_error(paths: list[Path], overwrite: bool | None = False) -> UsageError:
     more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
     away = "choose another --out, move it away"
     return UsageError(

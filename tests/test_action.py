@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from specbench_cli.app import whole
+from specbench_cli.app import with_all_options
 from specbench_cli.commands.compare import FILES
 from specbench_cli.config.profile import PROFILES
 
@@ -68,7 +68,7 @@ def test_scripts_are_valid(script):
 def test_every_option_that_is_typed_exists():
     known = {
         name: {text for param in command.params for text in param.opts}
-        for name, command in get_command(whole()).commands.items()
+        for name, command in get_command(with_all_options()).commands.items()
     }
     assert {command for command, _ in used()} == {"run", "compare"}
     assert [pair for pair in used() if pair[1] not in known[pair[0]]] == []
@@ -101,7 +101,7 @@ def test_defaults_are_words_that_the_commands_know():
     defaults = {name: given["default"] for name, given in ACTION["inputs"].items()}
     assert defaults["profile"] in PROFILES
     options = {
-        param.name: param.default for param in get_command(whole()).commands["compare"].params
+        param.name: param.default for param in get_command(with_all_options()).commands["compare"].params
     }
     assert (defaults["fail-on"], defaults["tolerance"]) == (
         options["fail_on"],

@@ -81,12 +81,12 @@ def rare(replications: int) -> None:
             replications,
         )
         figures = (
-            found.given,
-            found.holds / found.given,
-            found.above / found.given,
-            found.below / found.given,
+            found.with_interval,
+            found.covered / found.with_interval,
+            found.above / found.with_interval,
+            found.below / found.with_interval,
             found.warned,
-            found.holds_unwarned,
+            found.covered_unwarned,
         )
         cells = " | ".join(f"{figure:.1%}" for figure in figures)
         say(f"| {name} | {questions} | {spread} | {cells} |")

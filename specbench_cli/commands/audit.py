@@ -102,7 +102,7 @@ def audit(
     folder = out or CERTIFICATES
     for name in names:
         files.check_own(_file(folder, name), _is_certificate)
-    done = _kept(names, folder) if resume else []
+    done = _reusable(names, folder) if resume else []
     if done:
         output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
     for certificate in done if json else ():
@@ -115,7 +115,7 @@ def audit(
         _write(certificate, folder)
         left = (time.monotonic() - start) / n * (len(due) - n)
         progress = (
-            f" ({len(done)} of {len(names)}, about {_time(left)} left)" if n < len(due) else ""
+            f" ({len(done)} of {len(names)}, about {_duration(left)} left)" if n < len(due) else ""
         )
         if json:
             output.json_line(certificate.facts())
@@ -150,7 +150,7 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _kept(names: list[str], folder: Path) -> list[Certificate]:
+def _reusable(names: list[str], folder: Path) -> list[Certificate]:
     """Return the certificates in a folder whose method and code are unchanged."""
     from specbench_cli.audit.certificate import reusable_certificate
 
@@ -158,7 +158,7 @@ def _kept(names: list[str], folder: Path) -> list[Certificate]:
     return [certificate for certificate in found if certificate is not None]
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 

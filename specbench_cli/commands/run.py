@@ -68,7 +68,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     from specbench_cli.config.run import RunInvocation
 
     how = options.validate(RunInvocation, call, "specbench run --help")
-    settings = None if how.resume is not None else _composed(given, how)
+    settings = None if how.resume is not None else _compose(given, how)
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
     if how.parent is not None:
@@ -82,8 +82,8 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         json=form == "json", dry_run=how.dry_run, part=part, start_s=time.process_time()
     ) as view:
         if settings is not None and how.dry_run:
-            return _planned(settings[0], view)
-        place, results, reading = _measured(settings, how, view)
+            return _print_plan(settings[0], view)
+        place, results, reading = _measure(settings, how, view)
     with (
         told_how_to_go_on(place, view, part=False),
         suppress(BrokenPipeError),  # the run is finished, so a closed pipe does no harm
@@ -96,7 +96,7 @@ _NEW_RUN = ("out", "config", "dry_run")
 """Options of a new run. They are an error with `--resume`."""
 
 
-def _composed(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
+def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
 
@@ -120,7 +120,7 @@ def _composed(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dic
     )
 
 
-def _planned(asked: RunConfig, view: RunProgress) -> ExitCode:
+def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
     from specbench_cli.execute import run as execute
     from specbench_cli.execute.planning.matrix import is_matrix, pairs
@@ -132,7 +132,7 @@ def _planned(asked: RunConfig, view: RunProgress) -> ExitCode:
     return ExitCode.OK
 
 
-def _measured(
+def _measure(
     settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[Result], Reading]:
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
@@ -150,14 +150,14 @@ def _measured(
     if settings is not None:
         asked, sources = settings
         if is_matrix(asked):
-            return _matrix(begin(asked, sources, how.out), how, view)
+            return _measure_matrix(begin(asked, sources, how.out), how, view)
         plan, run_dir = execute.start(asked, sources, how.out, view)
     else:
         begun = folder(str(how.resume))
         if not part:
             permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
-            return _matrix(begun, how, view)
+            return _measure_matrix(begun, how, view)
         plan, run_dir = execute.reopen(begun, view, part=part, force=how.force)
     place = run_dir.path
     with told_how_to_go_on(place, view, part):
@@ -177,7 +177,7 @@ def _measured(
         return place, [made], written(place, view)
 
 
-def _matrix(
+def _measure_matrix(
     place: Path, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[Result], Reading]:
     """Measure the missing outputs of all runs in a matrix."""

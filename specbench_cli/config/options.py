@@ -110,7 +110,7 @@ class OptionSubset:
 
     def settings(self) -> list[Setting]:
         """Return the chosen settings."""
-        known = {each.name: each for each in settings(_imported(self.model))}
+        known = {each.name: each for each in settings(_import_attribute(self.model))}
         return [
             known[name]._replace(option=replace(known[name].option, **changes))
             for name, changes in self.fields.items()
@@ -129,7 +129,7 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.build = functools.partial(_built, function, models)  # type: ignore[attr-defined]
+        function.build = functools.partial(_build, function, models)  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -162,17 +162,17 @@ def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
         ) from fault
 
 
-def _built(
+def _build(
     function: Callable[..., Any], models: tuple[str | OptionSubset, ...]
 ) -> Callable[..., Any]:
     found = [
-        each.settings() if isinstance(each, OptionSubset) else [*settings(_imported(each))]
+        each.settings() if isinstance(each, OptionSubset) else [*settings(_import_attribute(each))]
         for each in models
     ]
     parameters = [_parameter(setting) for group in found for setting in group]
 
     def run(**values: Any) -> Any:
-        return function(*(_given(values, group) for group in found))
+        return function(*(_typed_values(values, group) for group in found))
 
     run.__doc__, run.__name__ = function.__doc__, function.__name__
     # typer reads both.
@@ -181,13 +181,13 @@ def _built(
     return run
 
 
-def _given(values: Mapping[str, Any], group: list[Setting]) -> dict[str, Any]:
+def _typed_values(values: Mapping[str, Any], group: list[Setting]) -> dict[str, Any]:
     """Return the values of a model's options that the user typed, by field name."""
     typed = {setting.name: values[setting.name] for setting in group}
     return {name: value for name, value in typed.items() if value not in (None, [], False)}
 
 
-def _imported(name: str) -> Any:
+def _import_attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -195,7 +195,7 @@ def _imported(name: str) -> Any:
 def _parameter(setting: Setting) -> inspect.Parameter:
     """Return the function parameter from which typer creates an option."""
     name, field, option = setting
-    kind = _typed(field.annotation, option)
+    kind = _parsed_type(field.annotation, option)
     names = [option.name or option_name(name), *([option.short] if option.short else [])]
     declared = typer.Option(
         *names,
@@ -214,7 +214,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     )
 
 
-def _typed(annotation: Any, option: Option) -> Any:
+def _parsed_type(annotation: Any, option: Option) -> Any:
     """Return the type that typer parses a value as: text, unless it is a flag or a choice."""
     if option.choices:
         return Literal[option.choices] | None
@@ -232,6 +232,6 @@ def _completion(names: str) -> Callable[[str], list[str]]:
 
     def complete(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in _imported(names)()]
+        return [f"{before}{comma}{name}" for name in _import_attribute(names)()]
 
     return complete

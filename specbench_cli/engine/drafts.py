@@ -105,7 +105,7 @@ def check_levels(levels: int, allowed: int) -> None:
 
 def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
     """Raise MethodFault unless q has a law for each node."""
-    if not _is_law(q, whole):
+    if not _is_probs(q, whole):
         raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
 
 
@@ -163,7 +163,7 @@ def _check_rule(draft: Draft, rule: Rule) -> None:
 
 def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
     whole = (draft.nodes, bounds.vocab)
-    if not _is_law(q, whole) or q.device != bounds.device:
+    if not _is_probs(q, whole) or q.device != bounds.device:
         raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
     if draft.nodes == 0:
         return
@@ -202,7 +202,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _is_law(q: object, shape: tuple[int, int]) -> bool:
+def _is_probs(q: object, shape: tuple[int, int]) -> bool:
     return isinstance(q, Tensor) and tuple(q.shape) == shape and q.is_floating_point()
 
 

@@ -28,7 +28,7 @@ def write_outputs(run: RunDir) -> Reading:
     with files.staging_folder(run.path, kept=kept) as staging:
         _write(reading, staging, ("csv", "md"))
         write_parquet(run.records(), staging / "records.parquet")
-    _name(kept)
+    _print_kept(kept)
     return reading
 
 
@@ -37,10 +37,10 @@ def write_into_run(reading: Reading, folder: Path, formats: Sequence[str]) -> No
     kept = list[Path]()
     with files.staging_folder(folder, kept=kept) as staging:
         _write(reading, staging, formats)
-    _name(kept)
+    _print_kept(kept)
 
 
-def _name(kept: Sequence[Path]) -> None:
+def _print_kept(kept: Sequence[Path]) -> None:
     """Print which files were not replaced."""
     if kept:
         names = ", ".join(file.name for file in kept)

@@ -28,7 +28,7 @@ from specbench_cli.store.run_dir import RunDir
 
 ANSWER_S = 5.0
 """Timeout in seconds to connect to a server."""
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+_MLFLOW_DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 """Default environment variables for MLflow's timeout and retries. Values of the user are kept."""
 _SCHEMES = (
     *("http", "https", "file", "sqlite", "mysql", "postgresql", "mssql"),
@@ -154,7 +154,7 @@ def _check_server(uri: str) -> None:
         return
     if not parts.hostname:
         raise UsageError(f"MLFLOW_TRACKING_URI {uri!r} names no host", hint)
-    for name, value in _PATIENCE.items():
+    for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
         socket.create_connection((parts.hostname, port), timeout=ANSWER_S).close()

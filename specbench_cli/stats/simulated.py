@@ -86,24 +86,24 @@ class Setting:
 class Coverage:
     """Coverage of the 95% intervals of a speedup, as shares of the simulated runs.
 
-    given: runs with an interval. holds: the interval covers the true speedup. above, below: it lies
-    above or below the true speedup. warned: the run warns of rare questions. holds_warned,
-    holds_unwarned: coverage of the intervals in runs with and without that warning; nan if there
-    are none.
+    with_interval: runs with an interval. covered: the interval covers the true speedup. above,
+    below: it lies above or below the true speedup. warned: the run warns of rare questions.
+    covered_warned, covered_unwarned: coverage of the intervals in runs with and without that
+    warning; nan if there are none.
     """
 
-    given: float
-    holds: float
+    with_interval: float
+    covered: float
     above: float
     below: float
     warned: float
-    holds_warned: float
-    holds_unwarned: float
+    covered_warned: float
+    covered_unwarned: float
 
 
 def coverage(setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0) -> float:
     """How often the 95% interval of a speedup holds the truth."""
-    return coverage_details(setting, replications, resamples=resamples, seed=seed).holds
+    return coverage_details(setting, replications, resamples=resamples, seed=seed).covered
 
 
 def coverage_details(
@@ -113,7 +113,7 @@ def coverage_details(
     warns of rare questions."""
     rng = np.random.default_rng(seed)
     truth = np.exp(setting.log_speedup)
-    found = list[tuple[bool, bool, bool, bool]]()  # given, above, below, warned
+    found = list[tuple[bool, bool, bool, bool]]()  # with_interval, above, below, warned
     for start in range(0, replications, _AT_ONCE):
         count = min(_AT_ONCE, replications - start)
         times = setting.times(rng, count, one_vanilla=False)
@@ -124,20 +124,20 @@ def coverage_details(
                 found.append((False, False, False, rare is not None))
             else:
                 found.append((True, bool(low > truth), bool(high < truth), rare is not None))
-    given, above, below, warned = np.array(found).T
-    holds = given & ~above & ~below
+    with_interval, above, below, warned = np.array(found).T
+    covered = with_interval & ~above & ~below
 
     def share(of: NDArray[np.bool_]) -> float:
-        return float(holds[of].mean()) if of.any() else float("nan")
+        return float(covered[of].mean()) if of.any() else float("nan")
 
     return Coverage(
-        given=float(given.mean()),
-        holds=float(holds.mean()),
+        with_interval=float(with_interval.mean()),
+        covered=float(covered.mean()),
         above=float(above.mean()),
         below=float(below.mean()),
         warned=float(warned.mean()),
-        holds_warned=share(given & warned),
-        holds_unwarned=share(given & ~warned),
+        covered_warned=share(with_interval & warned),
+        covered_unwarned=share(with_interval & ~warned),
     )
 
 

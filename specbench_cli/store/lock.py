@@ -54,13 +54,13 @@ class Lock:
 
         If the file was removed, another process can create and lock a new one.
         """
-        if not _leads_to(self._path, self.fd):
-            raise _lost(self._path.parent)
+        if not _refers_to(self._path, self.fd):
+            raise _lost_lock_error(self._path.parent)
 
     def release(self) -> None:
         """Let others write; a second call does nothing."""
         if self.fd >= 0:
-            if _leads_to(self._path, self.fd):
+            if _refers_to(self._path, self.fd):
                 self._path.unlink(missing_ok=True)
             os.close(self.fd)
             self.fd = -1
@@ -112,16 +112,16 @@ class SharedLock:
         try:
             self._fd = files.open_own(self._path, os.O_RDONLY)
         except (OSError, UsageError) as error:
-            raise _lost(folder) from error
-        holder = _named(os.pread(self._fd, _MOST, 0)).get("pid")
+            raise _lost_lock_error(folder) from error
+        holder = _owner(os.pread(self._fd, _MOST, 0)).get("pid")
         if holder not in (None, os.getppid(), os.getpid()):
             os.close(self._fd)
-            raise _lost(folder)
+            raise _lost_lock_error(folder)
 
     def check(self) -> None:
         """Raise ConcurrentWriteError if `Lock.check` would raise it in the parent process."""
-        if not _leads_to(self._path, self._fd):
-            raise _lost(self._path.parent)
+        if not _refers_to(self._path, self._fd):
+            raise _lost_lock_error(self._path.parent)
 
 
 def is_lock(path: Path) -> bool:
@@ -134,10 +134,10 @@ def is_lock(path: Path) -> bool:
 
 def _is_own(content: bytes) -> bool:
     """Return True if specbench wrote the content of the lock file."""
-    return _named(content).keys() == {"pid", "host"}
+    return _owner(content).keys() == {"pid", "host"}
 
 
-def _named(content: bytes) -> dict[str, Any]:
+def _owner(content: bytes) -> dict[str, Any]:
     """Return the process id and host in the content of a lock file, or {} if it is invalid."""
     try:
         found = json.loads(content)
@@ -146,7 +146,7 @@ def _named(content: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _leads_to(path: Path, fd: int) -> bool:
+def _refers_to(path: Path, fd: int) -> bool:
     """Return True if the path refers to the open file `fd`."""
     try:
         there = path.lstat()
@@ -164,7 +164,7 @@ def _held(folder: Path, path: Path) -> UsageError:
             f"{path} was not written by specbench, which needs a file of that name",
             hint="move it away, or choose another --out",
         )
-    holder = _named(content)
+    holder = _owner(content)
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
     return UsageError(
         f"{folder} is being written to by {who}, and a run has one writer",
@@ -172,7 +172,7 @@ def _held(folder: Path, path: Path) -> UsageError:
     )
 
 
-def _lost(folder: Path) -> ConcurrentWriteError:
+def _lost_lock_error(folder: Path) -> ConcurrentWriteError:
     return ConcurrentWriteError(
         f"{folder / LOCK} was removed or replaced during the run, so another process"
         " may write there: nothing more is written",

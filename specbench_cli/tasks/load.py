@@ -144,7 +144,7 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
         if not _is_file(path):
             raise UsageError(f"no such task file: {name_or_path}", "specbench list tasks")
         return (read_card(path) if is_card else _own_card(path)), path
-    if (what := _kind(path)) is not None:
+    if (what := _describe_unreadable(path)) is not None:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
             f"use a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
@@ -165,7 +165,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _kind(path: Path) -> str | None:
+def _describe_unreadable(path: Path) -> str | None:
     """Describe a path that cannot be read as a task; None if it does not exist."""
     if _is_file(path):
         return f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending"

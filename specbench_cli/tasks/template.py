@@ -62,8 +62,8 @@ def render(
     """
     if not raw and getattr(tokenizer, "chat_template", None):
         text = apply_template(tokenizer, messages, label)
-        return _encoded(tokenizer, text, label, add_special_tokens=False)
-    ids = _encoded(tokenizer, "\n\n".join(content for _, content in messages), label)
+        return _encode(tokenizer, text, label, add_special_tokens=False)
+    ids = _encode(tokenizer, "\n\n".join(content for _, content in messages), label)
     bos = getattr(tokenizer, "bos_token_id", None)
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
@@ -101,7 +101,7 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], label: str) -> s
     return text
 
 
-def _encoded(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
+def _encode(tokenizer: Any, text: str, label: str, **options: Any) -> list[int]:
     """Return the token ids of a text. Raise PromptError if the tokenizer fails."""
     try:
         return list(tokenizer.encode(text, **options))

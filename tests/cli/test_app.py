@@ -144,7 +144,7 @@ def commands(command, *words):
         yield from commands(each, *words, name)
 
 
-COMMANDS = dict(commands(get_command(app.whole())))
+COMMANDS = dict(commands(get_command(app.with_all_options())))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

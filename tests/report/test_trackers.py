@@ -107,7 +107,7 @@ def test_mlflow_s_server_is_checked_before_anything_is_sent(
     monkeypatch.setitem(sys.modules, "mlflow", Silent("mlflow"))
     monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    for name in trackers._PATIENCE:
+    for name in trackers._MLFLOW_DEFAULTS:
         monkeypatch.setenv(name, "1")
     assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == code
     assert says in capsys.readouterr().err

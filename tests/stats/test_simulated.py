@@ -50,11 +50,11 @@ def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_r
     setting = Setting(questions=120, spread=spread, rare=0.02)
     found = coverage_details(setting, RARE, resamples=199)
     assert found.above > 5 * found.below
-    assert found.holds / found.given <= 0.85 + 3 * _error(0.85, RARE)
+    assert found.covered / found.with_interval <= 0.85 + 3 * _error(0.85, RARE)
     met_one = 1 - 0.98**120
     assert found.warned >= 0.9 * met_one - 3 * _error(0.9 * met_one, RARE)
-    assert found.holds_warned >= 0.93 - 3 * _error(0.93, RARE)
-    assert found.holds_unwarned < 0.5
+    assert found.covered_warned >= 0.93 - 3 * _error(0.93, RARE)
+    assert found.covered_unwarned < 0.5
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(spread=1.0), Setting(questions=20)])
@@ -65,7 +65,7 @@ def test_runs_without_rare_questions_hardly_ever_warn(setting):
 def test_questions_that_are_slow_for_all_leave_intervals_as_they_are():
     setting = Setting(rare=0.02, rare_for_all=True)
     found = coverage_details(setting, REPLICATIONS, resamples=199)
-    assert found.holds / found.given >= 0.93 - 3 * _error(0.93, REPLICATIONS)
+    assert found.covered / found.with_interval >= 0.93 - 3 * _error(0.93, REPLICATIONS)
 
 
 def test_twelve_equal_methods_are_rarely_told_apart_though_some_pair_alone_mostly_would_be():

@@ -199,14 +199,14 @@ def _full(
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
             full = n == due or (each.case.name == "equal" and n > 1 and _at_leaf(step.draft, step))
-            if not full and not _explained(each, step, text):
+            if not full and not _is_q_different(each, step, text):
                 wrong += 1
                 what = (
                     f"step {number} commits {n} of {due} tokens: {len(step.outcome.path)} of"
                     f" {step.draft.levels} draft tokens stand"
                 )
                 problem = problem or Problem(what, each.where, look)
-    if problem is None and (sums := _too_few(bound)):
+    if problem is None and (sums := _acceptance_error(bound)):
         wrong, problem = wrong + 1, Problem(sums, bound[0].where, look)
     figure = {"steps": steps, "mat": committed / steps if steps else 0.0, "short_steps": wrong}
     return Finding(check, not wrong, figure, problem), bound
@@ -238,7 +238,7 @@ def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     return any(other.session.misread for other in alike) or sum(first) * vocab <= len(first)
 
 
-def _explained(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
+def _is_q_different(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
     """Return True if the reported q explains a partial acceptance: it differs from p.
 
     Then sum min(p, q) is smaller than the draft length.
@@ -250,7 +250,7 @@ def _explained(each: CaseRun, step: Step, text: Sequence[int]) -> bool:
     return expected_accepted(reference, text, step) < step.outcome.tested - SLACK
 
 
-def _too_few(decoded: Sequence[CaseRun]) -> str | None:
+def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
     """Return an error if the accepted tokens do not match sum min(p, q) over all steps, else None.
 
     Only cases under the rejection rule count.
@@ -292,7 +292,7 @@ def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
                 if all(forward.role != "draft" for forward in step.forwards):
                     continue
                 steps, accepted = steps + 1, accepted + len(step.outcome.path)
-                due = min(_agreed(each, text), step.draft.levels)
+                due = min(_predicted_tokens(each, text), step.draft.levels)
                 n = len(step.outcome.path)
                 if n < due and not (n and _at_leaf(step.draft, step)) and problem is None:
                     what = (
@@ -310,7 +310,7 @@ def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
     return Finding("mixed draft", problem is None, figure, problem)
 
 
-def _agreed(each: CaseRun, text: Sequence[int]) -> int:
+def _predicted_tokens(each: CaseRun, text: Sequence[int]) -> int:
     """Return the number of tokens after a text that the draft's table predicts correctly."""
     case = each.case
     target, draft = (Reference(table, case.sampling) for table in case.tables)

@@ -121,7 +121,7 @@ def check_law(subject: Subject) -> list[Finding]:
                 left[share] -= walked.paths
         deep, left_out_too = _deep(subject, rule)
         walks, left_out = [*walks, *deep], left_out + left_out_too
-        late, not_walked = _late(subject, rule)
+        late, not_walked = _late_walks(subject, rule)
         walks, left_out = [*walks, *late], left_out + len(not_walked)
         if left_out > so_far and not any(walked.stepped for walked in walks[n:]):
             unseen.append(rule)
@@ -166,7 +166,7 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
     return walks, left_out
 
 
-def _late(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
+def _late_walks(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
     """Enumerate decisions late in a draft, late in a text, and after accepted or rejected drafts.
 
     Returns:

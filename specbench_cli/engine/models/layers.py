@@ -229,7 +229,7 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.model_type == "qwen3":
         norms |= {"self_attn.q_norm": d, "self_attn.k_norm": d}
-    biased = _biased(config)
+    biased = _biased_projections(config)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),
@@ -245,7 +245,7 @@ def tensor_shapes(config: Any, said: int | None = None) -> dict[str, tuple[int, 
     return shapes
 
 
-def _biased(config: Any) -> set[str]:
+def _biased_projections(config: Any) -> set[str]:
     """Return the names of the projections with a bias, as transformers reads the config."""
     inputs = {f"self_attn.{part}_proj" for part in "qkv"}
     if config.model_type == "qwen2":

@@ -88,7 +88,7 @@ class Arm:
 
     def check_hooks(self) -> None:
         """Raise UsageError if a declaration hook of the method returns a wrong type."""
-        for hook, what, fits in _SAYS:
+        for hook, what, fits in _DECLARATION_HOOKS:
             said = getattr(self.method, hook)
             said = said() if callable(said) else said
             if not fits(said):
@@ -101,13 +101,13 @@ class Arm:
         return sha256(Path(inspect.getfile(type(self.method))).read_bytes()).hexdigest()
 
 
-def _all(kind: type, said: object) -> bool:
+def _is_list_of(kind: type, said: object) -> bool:
     return isinstance(said, tuple | list) and all(isinstance(each, kind) for each in said)
 
 
-_SAYS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("models", "a tuple of names of models", partial(_all, str)),
-    ("artifacts", "a tuple of Trained modules", partial(_all, Trained)),
+_DECLARATION_HOOKS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("models", "a tuple of names of models", partial(_is_list_of, str)),
+    ("artifacts", "a tuple of Trained modules", partial(_is_list_of, Trained)),
     ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
     ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
     ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),

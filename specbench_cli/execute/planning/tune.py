@@ -13,7 +13,7 @@ from specbench_cli import registry
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.planning.grid import candidates
 from specbench_cli.execute.planning.plan import REFERENCE, Arm, Plan
-from specbench_cli.report.numbers.pairing import asked
+from specbench_cli.report.numbers.pairing import without_prompt_errors
 from specbench_cli.store.schema import Record
 from specbench_cli.tasks import Question
 
@@ -127,7 +127,7 @@ def choose(
     """
     cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
-    for record in asked(records, (r for r in records if r.label == REFERENCE)):
+    for record in without_prompt_errors(records, (r for r in records if r.label == REFERENCE)):
         if record.error or (record.verdict is not None and record.verdict.kind == "mismatch"):
             wrong.add(record.label)
             continue

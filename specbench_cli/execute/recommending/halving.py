@@ -16,7 +16,7 @@ from typing import Protocol
 
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.execute.planning.plan import REFERENCE
-from specbench_cli.report.numbers.pairing import asked, pair, total
+from specbench_cli.report.numbers.pairing import pair, total, without_prompt_errors
 from specbench_cli.store.schema import Record
 
 SEARCH = 0.6
@@ -280,7 +280,9 @@ def _judge(
     """Say of each candidate how fast it was so far, or why it is out."""
     for label in alive:
         trials[label].rounds = rounds
-        trials[label].out = _fault(asked(records.get(label, ()), records[REFERENCE]))
+        trials[label].out = _fault(
+            without_prompt_errors(records.get(label, ()), records[REFERENCE])
+        )
     cells = {label: records.get(label, ()) for label in alive}
     ratios = pair(records[REFERENCE], cells, total).ratios() if records[REFERENCE] else {}
     for label in alive:

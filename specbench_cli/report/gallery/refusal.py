@@ -27,7 +27,7 @@ def refuse(reading: Reading) -> None:
             raise fault
 
 
-def _why(reading: Reading, why: str, hint: str) -> tuple[str, str]:
+def _reason(reading: Reading, why: str, hint: str) -> tuple[str, str]:
     return f"{public(reading.name)} is not published: {why}", hint
 
 
@@ -35,7 +35,9 @@ def _records(reading: Reading) -> Iterator[SpecbenchError]:
     """Yield an error if records were changed by another program."""
     if "spoiled" in reading.run.manifest:
         who = public(str(reading.run.manifest["spoiled"]))
-        yield UsageError(*_why(reading, f"{who} wrote to its files", "specbench run, without it"))
+        yield UsageError(
+            *_reason(reading, f"{who} wrote to its files", "specbench run, without it")
+        )
 
 
 def _answers(reading: Reading) -> Iterator[SpecbenchError]:
@@ -43,10 +45,10 @@ def _answers(reading: Reading) -> Iterator[SpecbenchError]:
     ours, show = _ours(reading), f"specbench report {reading.where}"
     for row in ours:
         if row.broken:
-            yield BadAnswer(*_why(reading, f"{row.label} is BROKEN: {row.broken_why}", show))
+            yield BadAnswer(*_reason(reading, f"{row.label} is BROKEN: {row.broken_why}", show))
     for row in ours:
         if row.failed:
-            yield BadAnswer(*_why(reading, f"{row.failed} outputs of {row.label} failed", show))
+            yield BadAnswer(*_reason(reading, f"{row.failed} outputs of {row.label} failed", show))
 
 
 def _kind(reading: Reading) -> Iterator[SpecbenchError]:
@@ -54,41 +56,43 @@ def _kind(reading: Reading) -> Iterator[SpecbenchError]:
     facts = reading.facts
     if facts.status != "finished":
         finish = f"specbench run --resume {reading.where}"
-        yield UsageError(*_why(reading, f"it is {facts.status}, not finished", finish))
+        yield UsageError(*_reason(reading, f"it is {facts.status}, not finished", finish))
     if facts.forced:
         what = "; ".join(facts.forced)
-        yield UsageError(*_why(reading, f"it is forced: runs that differ in {what}", AGAIN))
+        yield UsageError(*_reason(reading, f"it is forced: runs that differ in {what}", AGAIN))
     if facts.targets:
         one = f"specbench publish {reading.sources[0].path}"
-        yield UsageError(*_why(reading, "it is of several targets: publish its runs", one))
+        yield UsageError(*_reason(reading, "it is of several targets: publish its runs", one))
     if facts.mixed:
         what = ", ".join(facts.mixed)
-        yield UsageError(*_why(reading, f"it is mixed: {what} changed while it ran", AGAIN))
+        yield UsageError(*_reason(reading, f"it is mixed: {what} changed while it ran", AGAIN))
     if facts.synthetic:
-        yield UsageError(*_why(reading, f"it is synthetic: {facts.synthetic}", "a real --target"))
+        yield UsageError(
+            *_reason(reading, f"it is synthetic: {facts.synthetic}", "a real --target")
+        )
 
 
 def _times(reading: Reading) -> Iterator[SpecbenchError]:
     """Yield an error if times are noisy."""
     if reading.facts.noisy:
         why = "other programs were running, and its times were kept"
-        yield EnvironmentFault(*_why(reading, why, AGAIN))
+        yield EnvironmentFault(*_reason(reading, why, AGAIN))
     for row in _ours(reading):
         if row.n_void and row.speedup is None:
             why = f"{row.n_void} of {row.n_cells} times of {row.label} are void"
-            yield EnvironmentFault(*_why(reading, why, AGAIN))
+            yield EnvironmentFault(*_reason(reading, why, AGAIN))
 
 
 def _proof(reading: Reading) -> Iterator[SpecbenchError]:
     """Yield an error if the run compares nothing."""
     summary = reading.summary
     if any(row.sampling == text.REPLAY for row in summary.rows):
-        yield UsageError(*_why(reading, text.proof(summary), "specbench run --verify greedy"))
+        yield UsageError(*_reason(reading, text.proof(summary), "specbench run --verify greedy"))
     if all(row.speedup is None for row in summary.rows if row.label != BASELINE):
         why = f"no method has a speedup over {BASELINE}"
-        yield UsageError(*_why(reading, why, f"specbench report {reading.where}"))
+        yield UsageError(*_reason(reading, why, f"specbench report {reading.where}"))
     if not (reading.run.manifest.get("machine") or {}).get("id"):
-        yield UsageError(*_why(reading, "its machine is not recorded", AGAIN))
+        yield UsageError(*_reason(reading, "its machine is not recorded", AGAIN))
 
 
 def _ours(reading: Reading) -> list[Row]:

@@ -82,7 +82,7 @@ def process(pass_: int) -> int:
     return pass_ % PASSES_APART
 
 
-def asked(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
+def without_prompt_errors(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
     """Return the records of prompts that the model can decode.
 
     The other prompts fail for every method, so they do not count as failures of a method. The

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.report.numbers.pairing import Measure, Pairs, asked, loss, pair
+from specbench_cli.report.numbers.pairing import Measure, Pairs, loss, pair, without_prompt_errors
 from specbench_cli.report.numbers.row import Speedup
 from specbench_cli.report.numbers.standing import BASELINE as BASELINE
 from specbench_cli.stats.bootstrap import Resampled, intervals, rare_questions, resample
@@ -72,7 +72,7 @@ def _point(
     if baseline not in cells and baseline != BASELINE:
         return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
     for needed in dict.fromkeys((baseline, label)):
-        own = asked(cells.get(needed, ()), cells.get(BASELINE, ()))
+        own = without_prompt_errors(cells.get(needed, ()), cells.get(BASELINE, ()))
         lost = Counter(why for record in own if (why := loss(record)))
         if lost.total() > MAX_LOST * len(own):
             reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
