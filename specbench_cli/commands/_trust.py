@@ -20,7 +20,7 @@ def _ask(asked: Sequence[permission.PermissionRequest], source: str) -> None:
     """Ask the user at a terminal. Raise UsageError if there is no terminal or the answer is no."""
     lacking = [request for request in asked if not request.granted]
     if lacking and sys.stdin.isatty() and sys.stderr.isatty():
-        output.note(f"{source} asks for {', '.join(request.what for request in lacking)}")
+        output.note(f"{source} requests {', '.join(request.what for request in lacking)}")
         if typer.confirm("Permit this from now on?", default=False, err=True):
             permission.permit(lacking)
     permission.check(asked, source)

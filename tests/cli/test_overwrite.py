@@ -122,7 +122,7 @@ def test_end_of_a_run_keeps_a_user_s_file_and_says_so(run, capsys):
     write_outputs(RunDir.open(run))
     assert (run / "report.md").read_text() == MINE
     assert (run / "summary.csv").exists()
-    assert "kept as they are" in " ".join(capsys.readouterr().err.split())
+    assert "not replaced, since specbench" in " ".join(capsys.readouterr().err.split())
 
 
 def test_end_of_a_run_follows_no_link(run):

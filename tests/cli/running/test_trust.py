@@ -119,7 +119,7 @@ def without_plugin(folder, **order):
 def test_foreign_plug_in_runs_only_if_permitted(foreign_run, cli):
     code, _, err = cli("run", "--resume", foreign_run)
     assert code == 2
-    assert f"asks for the plug-in {foreign_run / 'evil.py'}" in err
+    assert f"requests the plug-in {foreign_run / 'evil.py'}" in err
     assert "--trust" in err
     assert ran(foreign_run) == ""
 
@@ -292,7 +292,7 @@ COMMANDS = [
 def test_plug_in_of_an_implicit_config_file_does_not_run(found, cli, words):
     code, _, err = cli(*words)
     assert code == 2
-    assert f"specbench.yaml asks for the plug-in {found / 'evil.py'}" in err
+    assert f"specbench.yaml requests the plug-in {found / 'evil.py'}" in err
     assert ran(found) == ""
 
 
