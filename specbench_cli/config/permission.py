@@ -113,7 +113,7 @@ def check(asked: Sequence[PermissionRequest], source: str) -> None:
     lacking = [request.what for request in asked if not request.granted]
     if lacking:
         raise UsageError(
-            f"{source} requests {', '.join(lacking)}, which you have not permitted",
+            f"{source} requests {', '.join(lacking)}, which you did not permit before",
             hint=f"read it first; then permit it by adding {TRUST} to the command, or name it on"
             " the command line yourself",
         )
