@@ -101,7 +101,8 @@ def test_defaults_are_words_that_the_commands_know():
     defaults = {name: given["default"] for name, given in ACTION["inputs"].items()}
     assert defaults["profile"] in PROFILES
     options = {
-        param.name: param.default for param in get_command(with_all_options()).commands["compare"].params
+        param.name: param.default
+        for param in get_command(with_all_options()).commands["compare"].params
     }
     assert (defaults["fail-on"], defaults["tolerance"]) == (
         options["fail_on"],

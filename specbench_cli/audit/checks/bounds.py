@@ -218,7 +218,7 @@ def _is_twin(each: CaseRun, others: Sequence[CaseRun]) -> bool:
     A draft may deliberately be worse than its model. Then its q differs from its model's, and its
     first token is sometimes rejected in greedy decoding too. A draft without a q must be accepted.
     Under the coupled rule a draft need not share the noise. In greedy decoding nothing excuses a
-    draft that reads wrong rows, or one whose first token is accepted less often than a random guess.
+    draft that reads wrong rows, or one whose first token is accepted less often than a guess.
     """
     rule, vocab = each.case.sampling.rule, each.case.tables[0].shape[-1]
     alike = [other for other in others if other.params == each.params]
