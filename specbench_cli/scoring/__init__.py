@@ -48,7 +48,9 @@ def score(
     if question.scorer == "unit_tests":
         if not run_code or question.program is None or turn > 1:
             return None
-        return float(tested(text, *question.program, uncontained=uncontained))
+        reference = _reference(question, turn)
+        passed = tested(text, *question.program, uncontained=uncontained, reference=reference)
+        return float(passed)
     if question.scorer == "valid_json":
         return float(valid_json(text))
     reference = _reference(question, turn)

@@ -25,8 +25,9 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cache
 
 from specbench_cli.errors import EnvironmentFault
@@ -46,7 +47,14 @@ _OUTSIDE = re.compile(r"\n(?=\S)")
 _DEFINITION = re.compile(r"^(?:def|class|import|from|@)\b", re.MULTILINE)
 
 
-def tested(answer: str, before: str, after: str, *, uncontained: bool) -> bool:
+def tested(
+    answer: str,
+    before: str,
+    after: str,
+    *,
+    uncontained: bool,
+    reference: str | None = None,  # noqa: PT028 (this is no test)
+) -> bool:
     """Whether an answer passes its tests.
 
     Args:
@@ -55,23 +63,28 @@ def tested(answer: str, before: str, after: str, *, uncontained: bool) -> bool:
         before: the code that comes first (HumanEval's prompt).
         after: the code that tests; it compiles by itself.
         uncontained: whether limits are enough, without namespaces.
+        reference: The task's own solution, as an answer would be written. It decides which names
+            of builtins and of standard modules the answer defines for the tests.
 
     Raises:
         EnvironmentFault: no namespaces can be had.
     """
     begun = _last(_own(before))
+    solution = _bound(_solution(before, reference))
     used = _used(after) - _bound(after).keys() - vars(builtins).keys()
+    used |= _wanted_builtins(before, after, solution)
     for code in _readings(answer, {begun} if begun else used):
         program = before + code
         if compiles(program) and compiles(program + after):
-            return _passes(_job(program, before, after), uncontained=uncontained)
+            job = _job(program, before, after, solution)
+            return _passes(job, uncontained=uncontained)
     return False
 
 
 @cache
 def check_containment() -> None:
     """See that answers can be run in namespaces of their own. Raises EnvironmentFault."""
-    _passes(_job("", "", ""), uncontained=False)
+    _passes(_job("", "", "", {}), uncontained=False)
 
 
 def compiles(program: str) -> bool:
@@ -179,36 +192,120 @@ def _starts_indented(code: str) -> bool:
     return code.lstrip("\r\n")[:1] in (" ", "\t")
 
 
-def _job(program: str, before: str, after: str) -> dict[str, str | list[str]]:
+def _job(
+    program: str, before: str, after: str, solution: Mapping[str, str]
+) -> dict[str, str | list[str]]:
     """What the tests' process is told.
 
     - program: the answer's.
     - own: what the tests have of their own: what comes before them (HumanEval's helpers), and
       modules of the standard library: `math.isclose` is not to be the answer's.
-    - asked: the names in the tests that stand for the answer's objects.
+    - asked: the names in the tests that stand for the answer's objects. Builtins and standard
+      modules are never among them, unless the task's function has such a name.
     - tests: piece by piece where their outermost lines bind what the answer reads (`given`: MBPP's
       set-up), else as one.
+
+    Args:
+        solution: The names that the task's reference solution binds, as `_bound` returns them.
     """
     own = _own(before)
     said, kept = _bound(program), _bound(own)
     used = _used(after)
-    modules = {
-        name
-        for name in used & sys.stdlib_module_names
-        if said.get(name) == f"Import alias(name='{name}')"
-    }
-    new = {name for name in used - kept.keys() if name in said or name not in vars(builtins)}
+    imports = _standard_imports(after, solution)
+    wanted = _wanted_builtins(before, after, solution)
+    new = used - kept.keys() - imports.keys() - (vars(builtins).keys() - wanted)
     begun = {name for name in used & said.keys() if name == _last(own) and said[name] != kept[name]}
-    imports = "".join(f"\nimport {name}" for name in sorted(modules))
+    imported = used if "*" in said else said.keys()  # as in `from math import *`
+    lines = [imports[name] for name in sorted(imports.keys() & imported - kept.keys())]
     given = _bound(after).keys() & _used(program)
     tests = _parsed(after)
     return {
         "program": program,
-        "own": own + imports,
-        "asked": sorted((new | begun) - modules),
+        "own": "\n".join([own, *lines]),
+        "asked": sorted(new | begun),
         "given": sorted(given),
         "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
     }
+
+
+def _solution(before: str, reference: str | None) -> str:
+    """Return the reference solution as a program, empty if there is none."""
+    return next(filter(compiles, (before + (reference or ""), reference or "")), "")
+
+
+def _wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
+    """Return the builtins' names that the task asks the answer to define.
+
+    These are the names that the reference solution defines. If it defines nothing that the tests
+    read, the name is a builtin's only if the tests read one builtin and no other name.
+    """
+    own = _own(before)
+    used = _used(after) - _bound(own).keys()
+    found = used & vars(builtins).keys()
+    if used & solution.keys():
+        return {name for name in found & solution.keys() if not _is_import(solution[name])}
+    alone = len(found) == 1 and not _last(own) and not used - found - _bound_anywhere(after)
+    return found if alone else set()
+
+
+def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]:
+    """Return the import statements for the standard library's names that the tests read.
+
+    The tests read a module `math` if they only read its attributes, as in `math.isclose`. The
+    reference solution decides first: a name that it defines is the answer's, a name that it imports
+    is the standard library's.
+    """
+    used = _used(after)
+    found = {
+        name: f"import {name}"
+        for name in (used & sys.stdlib_module_names) - solution.keys() - _read_bare(after)
+    }
+    for name in used & solution.keys():
+        if _is_import(solution[name]):
+            found[name] = solution[name]
+    return found
+
+
+def _is_import(line: str) -> bool:
+    """Return True if a line, as `_bound` returns it, imports from the standard library."""
+    tree = _parsed(line)
+    match tree.body if tree else ():
+        case [ast.Import(names=[ast.alias(name=module)])]:
+            pass
+        case [ast.ImportFrom(module=str(module), level=0)]:
+            pass
+        case _:
+            return False
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _read_bare(program: str) -> set[str]:
+    """Return the names that a program reads otherwise than for an attribute."""
+    tree = _parsed(program)
+    nodes = list(ast.walk(tree)) if tree else []
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    return {
+        node.id
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in owners
+    }
+
+
+def _bound_anywhere(program: str) -> set[str]:
+    """Return the names that a program binds in any scope."""
+    found: set[str] = set()
+    tree = _parsed(program)
+    for node in ast.walk(tree) if tree else ():
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.arg():
+                found.add(node.arg)
+            case ast.alias():
+                found.add(node.asname or node.name.partition(".")[0])
+    return found
 
 
 def _own(before: str) -> str:
@@ -231,7 +328,10 @@ def _used(program: str) -> set[str]:
 
 
 def _bound(program: str) -> dict[str, str]:
-    """The names that a program's outermost lines bind, with what binds each last."""
+    """Return the names that a program's outermost lines bind, with the line that binds each last.
+
+    The line of an import imports this name alone.
+    """
     bound: dict[str, str] = {}
     tree = _parsed(program)
     for line in tree.body if tree else ():
@@ -239,12 +339,14 @@ def _bound(program: str) -> dict[str, str]:
         for node in [line] if defines else ast.walk(line):
             match node:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    bound[node.name] = ast.dump(line)
+                    bound[node.name] = ast.unparse(line)
                 case ast.Name(ctx=ast.Store()):
-                    bound[node.id] = ast.dump(line)
-                case ast.alias():
-                    name = node.asname or node.name.partition(".")[0]
-                    bound[name] = f"{type(line).__name__} {ast.dump(node)}"
+                    bound[node.id] = ast.unparse(line)
+                case ast.Import() | ast.ImportFrom():
+                    for each in node.names:
+                        alone = copy(node)
+                        alone.names = [each]
+                        bound[each.asname or each.name.partition(".")[0]] = ast.unparse(alone)
     return bound
 
 

@@ -50,6 +50,7 @@ BEGUN = (
     'from typing import List\n\n\ndef add(a: int, b: int) -> int:\n    """ Add two numbers. """\n'
 )
 CHECK = "\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n\n\ncheck(add)\n"
+CHECK_CLOSE = "\n\ndef check(c):\n    assert abs(c(1.33, 1) - 2.33) < 1e-6\n\n\ncheck(add)\n"
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,67 @@ def test_module_that_the_answer_alone_imports_is_the_tests_own():
 
 def test_answer_that_hides_a_builtin_is_asked_for_it():
     assert ran("def sum(a, b): return a * b", True, "\nassert sum(2, 5) == 10\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "before", "tests"),
+    [
+        (
+            "def similar(a, b): return 0\ndef set(x): return 1\n",
+            "",
+            "\nassert set(similar((3, 4), (4, 5))) == set((4,))\n",
+        ),
+        ("```\ndef add(a, b): return 0\ndef abs(x): return 0\n```", BEGUN, CHECK_CLOSE),
+        ("    return 0\n\nfrom operator import is_not as abs\nabs = bool", BEGUN, CHECK_CLOSE),
+        ("    return 0\n\nglobals()['abs'] = lambda x: 0", BEGUN, CHECK_CLOSE),
+        (
+            "class math: isclose = staticmethod(lambda *a, **k: True)\ndef area(r): return 0\n",
+            "",
+            "\nassert math.isclose(area(10), 314.15)\n",
+        ),
+        (
+            "import math\ndef area(r): return 0\nexec('class math: isclose = lambda *a: True')\n",
+            "",
+            "\nassert math.isclose(area(10), 314.15)\n",
+        ),
+        (
+            "def area(r): return 0\nexec('class math: isclose = lambda *a: True')\n",
+            "",
+            "\nassert math.isclose(area(10), 314.15)\n",
+        ),
+        (
+            "import cmath as math\ndef area(r): return 0\nmath.isclose = lambda *a: True\n",
+            "",
+            "\nassert math.isclose(area(10), 314.15)\n",
+        ),
+    ],
+)
+def test_answer_cannot_replace_a_builtin_or_module_that_the_tests_use(answer, before, tests):
+    assert not ran(answer, True, tests, before)
+
+
+REFERENCE = "from math import isclose\nimport math as m\ndef sum(a, b): return a * b\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("from math import isclose\nimport math as m\ndef sum(a, b): return a * b", True),
+        ("from math import *\nimport math as m\ndef sum(a, b): return a * b", True),
+        ("def sum(a, b): return 0\ndef isclose(a, b): return True\ndef m(): pass", False),
+        ("isclose = m = all = print\ndef sum(a, b): return a + b", False),
+    ],
+)
+def test_reference_decides_which_builtins_and_imports_are_the_answers(answer, right):
+    tests = "\nassert all(isclose(sum(a, 2), m.floor(2 * a)) for a in range(9))\n"
+    passed = code.tested(answer, "", tests, uncontained=True, reference=REFERENCE)
+    assert passed == right
+
+
+def test_reference_that_defines_a_module_or_builtin_name_makes_it_the_answers():
+    answer = "Words first.\n```\nclass calendar:\n    days = 7\n```"
+    tests, reference = "\nassert calendar.days == 7\n", "class calendar:\n    days = 7\n"
+    assert code.tested(answer, "", tests, uncontained=True, reference=reference)
 
 
 def test_number_that_is_none_equals_nothing():
