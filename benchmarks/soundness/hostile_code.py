@@ -204,6 +204,31 @@ REACHING: dict[str, tuple[str, str]] = {
         "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"
         "return fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0",
     ),
+    "lease": (
+        "take a lease on a file of its own, as on a library's",
+        "import fcntl\n"
+        "own = open('f', 'w')\nown.close()\nown = open('f')\n"
+        "return fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_RDLCK) == 0",
+    ),
+    "lock-library": (
+        "lock a library",
+        "import fcntl\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)\nreturn True",
+    ),
+    "lock-library-ofd": (
+        "lock a library by the open file",
+        "import fcntl, struct\n"
+        "wanted = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 0, 0, 0)\n"
+        "return fcntl.fcntl(open(os.__file__), 37, wanted)",
+    ),
+    "pipe-size": (
+        "take more of the user's pages for pipes",
+        "import fcntl\nreturn fcntl.fcntl(os.pipe()[1], 1031, 1 << 20) > 0",
+    ),
+    "asynchronous": (
+        "use up the machine's asynchronous requests",
+        "number, wanted = ctypes.c_long({io_setup}), ctypes.c_long(1000)\n"
+        "return C.syscall(number, wanted, ctypes.byref(ctypes.c_ulong(0))) == 0",
+    ),
     "process-handle": (
         "take files from a process by its handle",
         "own = C.syscall(ctypes.c_long(434), ctypes.c_long(os.getpid()), ctypes.c_long(0))\n"

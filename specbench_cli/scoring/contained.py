@@ -110,7 +110,11 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
-    # memory and messages that process limits do not count
+    # locks on libraries, which processes outside see
+    "flock": (73, 32),
+    # memory, messages and requests that no limit of a process counts
+    "io_setup": (206, 0),
+    "io_submit": (209, 2),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
@@ -122,7 +126,10 @@ _FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET and AF_INET6, which the network namespace isolates."""
 _PROTOCOLS = (0, 6, 17)
 """Default protocol, TCP and UDP. For other protocols the kernel would load a module."""
-_F_NOTIFY = 1026
+_FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+"""The `fcntl` commands that are allowed: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK,
+F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC. Leases, notices, locks of open files, write hints and the sizes
+of pipes have an effect outside."""
 
 
 # Values as lines ------------------------------------------------------------------------------
@@ -453,7 +460,7 @@ def call_filter(machine: str) -> bytes:
     """
     column = _MACHINES[machine]
     socket = [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW]
-    fcntl = [_load_argument(1), (_EQUAL, 0, 1, _F_NOTIFY), _NOT_PERMITTED, _ALLOW]
+    fcntl = [*_refuse_unless(1, _FILE_COMMANDS), _ALLOW]
     checks = {"socket": socket, "socketpair": socket, "fcntl": fcntl}
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),

@@ -103,7 +103,8 @@ FAST = (
     " equal-to-all assertions harness replies closed segfault"
     " vsock vsock-pair crypto-socket netlink tipc-pair module io-uring add-key request-key"
     " compat-calls x32-calls bpf performance page-faults read-memory kernel-log watch watch-folder"
-    " process-handle clone execute memory-shared semaphores messages memory-secret sync"
+    " lease lock-library lock-library-ofd pipe-size asynchronous process-handle"
+    " clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
 
@@ -172,8 +173,12 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
                     fine = family in (1, 2, 10) and protocol in (0, 6, 17)
                     verdict = decided(machine, calls[call], family | high, 1, protocol | high)
                     assert verdict == (allowed if fine else not_permitted)
-    assert decided(machine, calls["fcntl"], 3, 1026) == not_permitted
-    assert decided(machine, calls["fcntl"], 3, 6) == allowed
+    for command in (*range(64), *range(1024, 1048)):  # 1024: F_SETLEASE, 1026: F_NOTIFY
+        fine = command in {0, 1, 2, 3, 4, 5, 6, 7, 1030}
+        verdict = decided(machine, calls["fcntl"], 3, command)
+        assert verdict == (allowed if fine else not_permitted)
+    for call in {"x86_64": (206, 209, 73), "aarch64": (0, 2, 32)}[machine]:
+        assert decided(machine, call) == not_permitted  # io_setup, io_submit, flock
     read, last = {"x86_64": (0, 334), "aarch64": (63, 293)}[machine]
     assert decided(machine, read) == decided(machine, last) == allowed
     for later in (425, 426, 427, 435, 438, 442, 447, 0x40000000 + 41, -1):
