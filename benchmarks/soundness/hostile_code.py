@@ -54,6 +54,21 @@ REACHING: dict[str, tuple[str, str]] = {
         "import specbench",
         "sys.path += ['.', *{path!r}]\nimport specbench_cli\nreturn True",
     ),
+    "packages": (
+        "read what is installed beside the standard library",
+        "found = []\n"
+        "for lib in {sys.base_prefix + '/lib', '/lib', '/lib64', '/usr/lib', '/usr/lib64'}:\n"
+        "    if not os.path.isdir(lib): continue\n"
+        "    for each in os.listdir(lib):\n"
+        "        for kind in ('site-packages', 'dist-packages'):\n"
+        "            try: found += os.listdir(f'{lib}/{each}/{kind}')\n"
+        "            except (FileNotFoundError, NotADirectoryError): pass\n"
+        "return found",
+    ),
+    "packages-written": (
+        "install a package for itself",
+        "import sysconfig\nreturn open(sysconfig.get_path('purelib') + '/mine.py', 'w').write('x')",
+    ),
     "write-outside": (
         "write to the run's folder",
         "return open(TRAP + '/written', 'w').write('x')",

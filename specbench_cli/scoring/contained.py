@@ -70,6 +70,8 @@ _NO_ROOT = 3  # executing a file as user 0 gives no capabilities
 _CAPABILITIES_3 = 0x20080522
 
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+_PACKAGES = ("site-packages", "dist-packages")
+"""Folders of installed packages, in the folders `python*` of libraries."""
 
 # The system call filter (seccomp). Numbers from the Linux headers, for x86-64 and ARM64.
 _MACHINES = {"x86_64": 0, "aarch64": 1}
@@ -408,6 +410,9 @@ def _enclose() -> None:
     own = {f"{sys.base_prefix}/lib", f"{sys.base_prefix}/{sys.platlibdir}"}
     for path in sorted({*_LIBRARIES, *own}):
         _show(path, new + path)
+    for path in _package_folders(own):
+        if os.path.isdir(new + path):  # noqa: PTH112
+            _mount_empty(new + path, "size=4k,mode=555", _READ_ONLY)
     os.mkdir(f"{new}/tmp")  # noqa: PTH102
     _mount_empty(f"{new}/tmp", f"size={FOLDER_BYTES},nr_inodes=1024,mode=777")
     read_only = _REMOUNT | _READ_ONLY | _NO_SUID | _NO_DEV
@@ -484,8 +489,24 @@ def _number(call: str) -> int:
     return number
 
 
-def _mount_empty(where: str, options: str) -> None:
-    _done(_C.mount(b"tmpfs", where.encode(), b"tmpfs", _NO_SUID | _NO_DEV, options.encode()))
+def _mount_empty(where: str, options: str, flags: int = 0) -> None:
+    flags |= _NO_SUID | _NO_DEV
+    _done(_C.mount(b"tmpfs", where.encode(), b"tmpfs", flags, options.encode()))
+
+
+def _package_folders(own: set[str]) -> set[str]:
+    """Return the real paths of the folders of installed packages.
+
+    Args:
+        own: The library folders of this Python.
+    """
+    found: set[str] = set()
+    for folder in {*_LIBRARIES, *own}:
+        with suppress(FileNotFoundError):
+            pythons = [name for name in os.listdir(folder) if name.startswith(("python", "pypy"))]  # noqa: PTH208
+            paths = [f"{folder}/{name}/{kind}" for name in pythons for kind in _PACKAGES]
+            found.update(os.path.realpath(path) for path in paths if os.path.isdir(path))  # noqa: PTH112
+    return found
 
 
 def _show(path: str, inside: str) -> None:
