@@ -1,6 +1,7 @@
 """What each scorer takes for right, first of all the references themselves."""
 
 from collections import Counter
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -337,6 +338,16 @@ def test_code_is_not_run_unless_asked():
 )
 def test_code_is_right_if_it_passes_its_tests(answer, right):
     assert score(ADD, 1, answer, run_code=True, uncontained=True) == right
+
+
+def test_reference_says_which_builtins_name_the_answer_defines():
+    tests = "\nfor a in range(3):\n    assert sum(a, 2) == 2 * a\n"
+    asked = replace(ADD, reference=("def sum(a, b): return a * b\n",), program=("", tests))
+    for answer, right in (
+        ("def sum(a, b): return a * b", True),
+        ("def sum(a, b): return 0\ndef range(n): return []", False),
+    ):
+        assert score(asked, 1, answer, run_code=True, uncontained=True) == right
 
 
 @pytest.mark.data
