@@ -143,8 +143,8 @@ def compose(
     usual = DEFAULT_METHODS_TOGETHER if together else DEFAULT_METHODS
     given.fields.setdefault("methods", Sourced(named or list(usual), "default"))
     config, sources = _validated(given, methods)
-    if "methods" in found.fields or found.params:
-        check(permission.keys(config.methods), str(own))
+    if "methods" in found.fields or found.params or found.swept:
+        check(permission.keys(config), str(own))
     return config, sources
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.config.run import MethodChoice, RunConfig
+    from specbench_cli.config.run import RunConfig
 
 TRUST = "--trust"
 """Option that permits everything that a folder requests."""
 
-SERVER = "engine:http"
-"""Name of the method that sends an API key to a server."""
+KEY = "key"
+"""The parameter, of any method, that names an environment variable to send to a server."""
 
 _permitted: set[str] = set()
 """Digests that were permitted in this process, in case the cache is not writable."""
@@ -73,15 +73,29 @@ def uncontained(place: Path, content: str) -> PermissionRequest:
     return PermissionRequest(what, _digest("uncontained", place.resolve(), content))
 
 
-def keys(rows: Iterable[MethodChoice]) -> list[PermissionRequest]:
-    """Return a request for each environment variable that methods send to a server."""
-    found = []
-    for row in rows:
-        if row.name == SERVER and row.params.get("key"):
-            url, key = row.params.get("url"), row.params["key"]
-            what = f"the environment variable {key} to be sent to {url}"
-            found.append(PermissionRequest(what, _digest("key", url, key)))
-    return found
+def keys(config: RunConfig) -> list[PermissionRequest]:
+    """Return a request for each environment variable that methods send to a server.
+
+    The name of a method does not matter: another method, or one of a plug-in, may send its key too.
+    A run that is tuned has the values of a sweep beside its rows.
+    """
+    given: list[tuple[str, Mapping[str, Sequence[Any]]]] = [
+        *(
+            (row.name, {name: [value] for name, value in row.params.items()})
+            for row in config.methods
+        ),
+        *(config.sweep or {}).items(),
+    ]
+    found = {}
+    for method in dict.fromkeys(name for name, _ in given):
+        own = [params for name, params in given if name == method]
+        urls = [url for params in own for url in params.get("url", ()) if url]
+        for key in (key for params in own for key in params.get(KEY, ()) if key):
+            for url in urls or [None]:
+                what = f"the environment variable {key} to be sent to {url}"
+                request = PermissionRequest(what, _digest("key", url, key))
+                found[request.digest] = request
+    return [*found.values()]
 
 
 def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
@@ -92,7 +106,7 @@ def requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
     """
     loose = config.run_code and config.uncontained
     answers = [uncontained(place, config.model_dump_json())] if loose else []
-    return [*plugins(config.plugins), *answers, *keys(config.methods)]
+    return [*plugins(config.plugins), *answers, *keys(config)]
 
 
 def permit(asked: Iterable[PermissionRequest]) -> None:

@@ -355,6 +355,63 @@ def test_implicit_config_file_cannot_send_an_environment_variable(tmp_path, cli,
     assert (code, "MY_SECRET to be sent to https://x.test" in err) == (2, True)
 
 
+URL, KEY = "https://x.test", "MY_SECRET"
+ROW = f"{{url: '{URL}', key: {KEY}}}"
+SWEPT = f"{{url: ['{URL}'], key: [{KEY}]}}"
+
+
+@pytest.mark.parametrize("method", ["engine:http", "engine:http-vanilla"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "sweep: {{'{method}': {swept}}}",
+        "methods: ['{method}']\nsweep: {{'{method}': {swept}}}",
+        "methods: [{{name: '{method}', params: {row}}}]",
+        "methods: [{{name: '{method}', params: {row}, label: mine}}]",
+        "methods: ['{method}']\nset: {{'{method}': {row}}}",
+        "tune: 2\nmethods: ['{method}']\nsweep: {{'{method}': {swept}}}",
+        "tune: 2\nmethods: ['{method}']\nset: {{'{method}': {{url: '{url}'}}}}"
+        "\nsweep: {{'{method}': {{key: [MY_SECRET, null]}}}}",
+    ],
+)
+def test_no_setting_of_a_config_file_sends_a_variable_away(
+    tmp_path, cli, monkeypatch, method, lines
+):
+    monkeypatch.setenv(KEY, "secret")
+    text = lines.format(method=method, row=ROW, swept=SWEPT, url=URL)
+    (tmp_path / "specbench.yaml").write_text(text)
+    code, _, err = cli("run", "--dry-run")
+    assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
+
+
+def test_server_of_a_config_file_does_not_get_the_key_that_the_user_names(
+    tmp_path, cli, monkeypatch
+):
+    monkeypatch.setenv(KEY, "secret")
+    (tmp_path / "specbench.yaml").write_text(f"sweep: {{'engine:http': {{url: ['{URL}']}}}}")
+    code, _, err = cli("run", "--dry-run", "--set", f"engine:http.key={KEY}")
+    assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
+
+
+def test_strange_run_that_tunes_over_a_key_is_refused(stranger, cli, monkeypatch):
+    monkeypatch.setenv(KEY, "secret")
+    server = {"name": "engine:http-vanilla", "params": {"url": URL}}
+    swept = {"engine:http-vanilla": {"key": [KEY]}}
+    without_plugin(stranger, methods=[{"name": "vanilla"}, server], sweep=swept, tune=2)
+    code, _, err = cli("run", "--resume", stranger)
+    assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
+
+
+def test_every_parameter_that_names_an_environment_variable_is_asked_for():
+    named = {
+        name
+        for method in registry.ours()
+        for name, field in registry.load(method).Params.model_fields.items()
+        if "environment variable" in (field.description or "")
+    }
+    assert named == {permission.KEY}
+
+
 # Commands that read a run alone
 
 
