@@ -15,6 +15,9 @@ from specbench_cli.errors import ExitCode
 
 def main() -> NoReturn:
     """Run the command line, see `app.main`."""
+    # Every Python that this process starts, by whichever library: no module is imported from the
+    # working folder, which may be anybody's.
+    os.environ["PYTHONSAFEPATH"] = "1"
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, or somebody else's
         signal.signal(signal.SIGINT, _leave)

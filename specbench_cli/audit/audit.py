@@ -39,7 +39,8 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
         return
     # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, leave_at_interrupts)
+    with deaf_to_interrupts(context):  # its locks start a process too
+        pool = ProcessPoolExecutor(workers, context, leave_at_interrupts)
     waiting: list[Future[Certificate]]
     try:
         with deaf_to_interrupts(context):

@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 
 _PR_SET_PDEATHSIG = 1
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def end_with(parent: int) -> None:
@@ -31,21 +32,38 @@ def end_with(parent: int) -> None:
 @contextmanager
 def deaf_to_interrupts(context: BaseContext | None = None) -> Iterator[None]:
     """While entered, a process that is started hears no Ctrl-C from its first moment on: it imports
-    for seconds before it can say what it makes of one.
+    for seconds before it can say what it makes of one. A fresh interpreter imports nothing from the
+    working folder.
 
     Args:
         context: of multiprocessing, if that starts it.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    with ExitStack() as stack:
+        if context is not None and context.get_start_method() == "spawn":
+            stack.enter_context(_safe_path())
+            resource_tracker.ensure_running()  # spawning starts it, and its start lets interrupts in
+        if hasattr(signal, "pthread_sigmask"):
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
-        return
-    if context is not None and context.get_start_method() == "spawn":
-        resource_tracker.ensure_running()  # spawning starts it, and its start lets interrupts in
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have the interpreters that are started not look for modules in the working folder.
+
+    `multiprocessing` starts them by `python -c`, which looks there first: a file
+    `multiprocessing.py` in a folder of somebody else would run.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 def leave_at_interrupts() -> None:

@@ -1,0 +1,87 @@
+"""Modules that lie in the working folder are not imported by the processes that specbench starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specbench_cli
+from specbench_cli.audit import audit
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
+from specbench_cli.errors import UsageError
+
+HIDDEN = ("multiprocessing", "json", "pickle", "socket", "torch", "pydantic", "numpy")
+PLUGIN = """
+from methods.vanilla import Vanilla
+
+
+class Own(Vanilla):
+    name = "own"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of somebody else, whose modules leave a file behind when they run."""
+    there = tmp_path / "there"
+    there.mkdir()
+    for name in HIDDEN:
+        (there / f"{name}.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'a').write('{name} ')")
+    return there
+
+
+def ran(folder):
+    file = folder.parent / "RAN"
+    return file.read_text() if file.exists() else ""
+
+
+def call(folder, *words):
+    """Run specbench in a folder, as its script does."""
+    script = folder.parent / "bin/specbench"
+    script.parent.mkdir()
+    script.write_text(
+        "from specbench_cli.__main__ import main\nif __name__ == '__main__':\n    main()\n"
+    )
+    root = str(Path(specbench_cli.__file__).parents[1])
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | {"PYTHONPATH": root}
+    return subprocess.run(
+        [sys.executable, script, *words], cwd=folder, env=env, capture_output=True, text=True
+    )
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_audits_in_several_processes_run_no_module_of_the_working_folder(folder, monkeypatch):
+    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    with pytest.raises(UsageError, match="there is no method"):  # from a process that works
+        list(audit.audit_all(["nosuch-a", "nosuch-b"]))
+    assert ran(folder) == ""
+
+
+def test_plug_in_s_process_runs_no_module_of_the_working_folder(folder):
+    (folder.parent / "own.py").write_text(PLUGIN)
+    done = call(folder, "run", "--dry-run", "--plugin", "../own.py", "--isolation", "process")
+    assert (done.returncode, ran(folder)) == (0, ""), done.stderr
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    context = multiprocessing.get_context("spawn")
+    with deaf_to_interrupts(context):
+        process = context.Process(target=os.getpid)
+        process.start()
+    process.join()
+    assert (process.exitcode, ran(folder)) == (0, "")
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.fixture
+def elsewhere(folder, monkeypatch):
+    """This process works in that folder, and its own modules are not looked for there."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
