@@ -3,11 +3,13 @@
 Every way of being bad is tried by `benchmarks/soundness/bad_plugins.py`, in forks.
 """
 
+import multiprocessing
 import os
 import pickle
 import signal
 import textwrap
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,8 +17,8 @@ import torch
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.execute import run as execute
-from specbench_cli.execute.cell import limited, one_line
-from specbench_cli.execute.isolation import inside, rooms, state
+from specbench_cli.execute.cell import Measured, limited, one_line
+from specbench_cli.execute.isolation import answers, inside, rooms, state
 from specbench_cli.report.numbers.facts import Facts
 from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal import text
@@ -230,13 +232,50 @@ def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
         def __reduce__(self):
             return os.abort, ()
 
-    def read(thing):
-        return rooms._Reader(rooms.io.BytesIO(pickle.dumps(thing))).load()
-
-    found = inside.Found(None, 3, None)
-    assert read(("done", [found, Ns(total=3)])) == ("done", [found, Ns(total=3)])
+    found = inside.Found(Measured.failed("why"), 3, None)
+    sent = ("done", [found, Ns(total=3), {"a": (None, 1.5, b"x")}])
+    assert answers.load(answers.dump(sent)) == sent
     with pytest.raises(pickle.UnpicklingError, match="abort"):
-        read(("done", Evil()))
+        answers.load(answers.dump(("done", Evil())))
+
+
+def _named(module, name):
+    """Return the opcodes that put a name of a module on the stack."""
+    words = (pickle.SHORT_BINUNICODE + bytes([len(w)]) + w.encode() for w in (module, name))
+    return b"".join(words) + pickle.STACK_GLOBAL
+
+
+SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.execute.cell"
+RAN = b"X\x10\x00\x00\x00raise SystemExit" + pickle.TUPLE1 + pickle.REDUCE
+NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _named(SCHEMA, "json.codecs.builtins.exec") + RAN,
+        _named(SCHEMA, "first_problem.__globals__") + pickle.NONE,
+        _named(SCHEMA, "cache"),
+        _named(SCHEMA, "TypeAdapter"),
+        _named(CELL, "Measured.failed"),
+        _named(SCHEMA, "Ns") + NS_DATA,
+        _named("builtins", "exec") + RAN,
+        b"\x8c\x04exec}" + pickle.TUPLE2 + pickle.BINPERSID,
+        b"\x8c\x0bTypeAdapter}" + pickle.TUPLE2 + pickle.BINPERSID,
+        b"\x8c\x02Ns}\x8c\x09__class__K\x01s" + pickle.TUPLE2 + pickle.BINPERSID,
+        b"]K\x01" + pickle.TUPLE2 + pickle.BINPERSID,
+        b"K\x01" + pickle.BINPERSID,
+    ],
+)
+def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
+    before = dict(vars(Ns))
+    room = rooms.Room("plugin.py")
+    mine, theirs = multiprocessing.Pipe()
+    room._line, room._process = mine, Mock(exitcode=None, pid=2**22 + 1)
+    theirs.send_bytes(b"\x80\x04" + content + b".")
+    with pytest.raises(rooms.Gone, match="sent what is no answer"):
+        room._answer(1.0)
+    assert dict(vars(Ns)) == before
 
 
 def test_a_method_that_does_not_end_is_interrupted_and_told_which_option_says_when():

@@ -41,7 +41,8 @@ def deaf_to_interrupts(context: BaseContext | None = None) -> Iterator[None]:
     with ExitStack() as stack:
         if context is not None and context.get_start_method() == "spawn":
             stack.enter_context(_safe_path())
-            resource_tracker.ensure_running()  # spawning starts it, and its start lets interrupts in
+            # Spawning starts it, and its start lets interrupts in.
+            resource_tracker.ensure_running()
         if hasattr(signal, "pthread_sigmask"):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ from specbench_cli.execute.cell import (
     one_line,
     warm_up,
 )
-from specbench_cli.execute.isolation import state
+from specbench_cli.execute.isolation import answers, state
 from specbench_cli.execute.planning.grammar import Grammar
 from specbench_cli.execute.planning.plan import Arm, Plan
 from specbench_cli.measure.step_costs import StepCosts
@@ -224,7 +223,7 @@ def serve(parent: int, line: Connection, file: str | None) -> None:
         if os.getpid() != me:  # a plug-in that forked itself
             os._exit(1)
         try:
-            line.send_bytes(pickle.dumps(answer))
+            line.send_bytes(answers.dump(answer))
             order, arguments = line.recv()
         except (EOFError, OSError):
             os._exit(0)

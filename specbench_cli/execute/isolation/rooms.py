@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import io
 import multiprocessing
 import multiprocessing.util
 import os
-import pickle
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
+from specbench_cli.execute.isolation import answers
 
 LOADING_S = 600.0
 """The longest that an import, and the loading of models, may take."""
@@ -161,7 +160,7 @@ class Room:
                 self.end()
                 raise Gone(f"no answer after {within:g} s: its process was ended")
         try:
-            kind, found = _Reader(io.BytesIO(self._line.recv_bytes())).load()
+            kind, found = answers.load(self._line.recv_bytes())
         except (EOFError, OSError):
             self._lost()
         except Exception as fault:
@@ -195,23 +194,7 @@ def _serve(parent: int, line: Connection, file: str | None) -> None:
     serve(parent, line, file)
 
 
-class _Reader(pickle.Unpickler):
-    """Reads answers: plain data and what a measurement is made of, so that nothing of a plug-in is
-    run by reading."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`."""
-        if (module, name) in _READ or module == "specbench_cli.store.schema":
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
 _KINDS = {each.__name__: each for each in (MethodFault, EnvironmentFault, WorkerLost)}
-
-_READ = {
-    ("specbench_cli.execute.cell", "Measured"),
-    ("specbench_cli.execute.isolation.inside", "Found"),
-}
 
 
 def _refuse(what: str, when: str, changed: Sequence[str]) -> None:
