@@ -316,26 +316,34 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
     """The loss curves, and beside them what MAT heads came to on held-out replies."""
     from matplotlib.figure import Figure
 
-    heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
-    figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
-    read = "tokens read (millions)"
-    axes = figure.add_subplot(
-        1, 2 if heads else 1, 1, xlabel=read, ylabel="training loss (nats a token)", yscale="log"
-    )
-    lines = {}
-    for name, fact in facts.items():
-        curve = fact["curve"]
-        tokens = [point["tokens"] / 1e6 for point in curve]
-        (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
-    axes.legend(fontsize="x-small")
-    if heads:
-        axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
-        for name, fact in heads.items():
-            step = fact["tokens"] / fact["steps"] / 1e6
-            colour, mat = lines[name].get_color(), fact["mat"]
-            at = [point["step"] * step for point in mat]
-            axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
-    figure.savefig(path, dpi=100)
+    from specbench_cli.report.figures.drawing import style
+
+    with style.defaults():
+        heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
+        figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
+        read = "tokens read (millions)"
+        axes = figure.add_subplot(
+            1,
+            2 if heads else 1,
+            1,
+            xlabel=read,
+            ylabel="training loss (nats a token)",
+            yscale="log",
+        )
+        lines = {}
+        for name, fact in facts.items():
+            curve = fact["curve"]
+            tokens = [point["tokens"] / 1e6 for point in curve]
+            (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
+        axes.legend(fontsize="x-small")
+        if heads:
+            axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
+            for name, fact in heads.items():
+                step = fact["tokens"] / fact["steps"] / 1e6
+                colour, mat = lines[name].get_color(), fact["mat"]
+                at = [point["step"] * step for point in mat]
+                axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
+        figure.savefig(path, dpi=100)
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:

@@ -283,15 +283,18 @@ def _draw(worth: Mapping[str, "Said"], path: Path) -> None:
     """Alpha and MAT by loss: each seed, their mean with its interval, and where they began."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axes, what in zip(figure.subplots(1, 2), FIGURES, strict=False):
-        for at, said in enumerate(worth.values()):
-            after = [getattr(end, what) for _, end in said]
-            axes.plot([at] * len(after), after, ".", color="0.6", zorder=1)
-            axes.errorbar(at + 0.2, mean(after), _half(after), fmt="o", color="C0", capsize=3)
-        begun = mean(getattr(begin, what) for said in worth.values() for begin, _ in said)
-        axes.axhline(begun, color="0.4", lw=0.8, ls="--", label="before")
-        axes.set_xticks(range(len(worth)), list(worth), rotation=30)
-        axes.set_ylabel("MAT" if what == "mat" else what)
-        axes.legend(fontsize="x-small")
-    figure.savefig(path)
+    from specbench_cli.report.figures.drawing import style
+
+    with style.defaults():
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        for axes, what in zip(figure.subplots(1, 2), FIGURES, strict=False):
+            for at, said in enumerate(worth.values()):
+                after = [getattr(end, what) for _, end in said]
+                axes.plot([at] * len(after), after, ".", color="0.6", zorder=1)
+                axes.errorbar(at + 0.2, mean(after), _half(after), fmt="o", color="C0", capsize=3)
+            begun = mean(getattr(begin, what) for said in worth.values() for begin, _ in said)
+            axes.axhline(begun, color="0.4", lw=0.8, ls="--", label="before")
+            axes.set_xticks(range(len(worth)), list(worth), rotation=30)
+            axes.set_ylabel("MAT" if what == "mat" else what)
+            axes.legend(fontsize="x-small")
+        figure.savefig(path)

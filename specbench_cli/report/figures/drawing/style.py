@@ -70,9 +70,20 @@ _LETTERS = 24
 
 def applied() -> AbstractContextManager[None]:
     """The style, while figures are drawn and written; the caller's own is back afterwards."""
+    return defaults(_STYLE)
+
+
+def defaults(changes: Any = None) -> AbstractContextManager[None]:
+    """Return a context in which matplotlib has its own defaults, and the given changes to them.
+
+    Matplotlib reads a file `matplotlibrc` in the working folder, which may be anybody's: by
+    `text.usetex` it starts LaTeX.
+    """
     import matplotlib as mpl
 
-    return mpl.rc_context(_STYLE)
+    # Figures have their own canvas: the backend is the caller's.
+    own = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
+    return mpl.rc_context(own | (changes or {}))
 
 
 def blank(width: float, height: float, **layout: Any) -> Figure:
