@@ -15,6 +15,7 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from specbench_cli.api import Method
+from specbench_cli.config import plugin_file
 from specbench_cli.config.problems import shown
 from specbench_cli.errors import UsageError, message_of
 from specbench_cli.time_limit import limit_time
@@ -105,7 +106,7 @@ def _example(name: str) -> str:
 def _import_file(file: Path) -> ModuleType:
     """Run a plug-in file as a module whose name `importlib.import_module` then finds; a file that
     was changed since is another module."""
-    source = file.read_bytes()
+    source = plugin_file.content(file)
     identity = sha256(str(file.resolve()).encode() + source)
     module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
     if module_name in sys.modules:

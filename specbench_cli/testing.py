@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from specbench_cli import registry
+from specbench_cli.config import plugin_file
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _named(method: str | os.PathLike[str]) -> str:
     path = Path(method)
     if path.suffix != ".py":
         return registry.resolve(os.fspath(method))
+    plugin_file.release()
     names = registry.load_plugin(str(path))
     if len(names) != 1:
         raise UsageError(

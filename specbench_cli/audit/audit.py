@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
 
 from specbench_cli import registry
 from specbench_cli.audit.certificate import Certificate, certify
 from specbench_cli.audit.runner import CHECKS, PEER_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
+from specbench_cli.config import plugin_file
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
 
 
@@ -40,7 +42,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     with deaf_to_interrupts(context):  # its locks start a process too
-        pool = ProcessPoolExecutor(workers, context, leave_at_interrupts)
+        pool = ProcessPoolExecutor(workers, context, _begin, (plugin_file.held(),))
     waiting: list[Future[Certificate]]
     try:
         with deaf_to_interrupts(context):
@@ -52,6 +54,12 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
         raise
     # A process releases its semaphores only when it ends.
     pool.shutdown()
+
+
+def _begin(held: Mapping[Path, bytes]) -> None:
+    """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
+    plugin_file.hold_all(held)
+    leave_at_interrupts()
 
 
 def _cpus() -> int:

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from specbench_cli import __version__
 from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
+from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.measure import environment
@@ -164,7 +165,7 @@ def code_sha256() -> str:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(plugin_file.content(file)).hexdigest()
 
 
 def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:

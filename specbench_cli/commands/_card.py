@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from specbench_cli import registry
+from specbench_cli.config import plugin_file
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
@@ -77,7 +78,7 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
     found = certificates(name, folder)
     if not found:
         return f"not audited here: specbench audit {name}"
-    own = sha256(Path(inspect.getfile(method)).read_bytes()).hexdigest()
+    own = sha256(plugin_file.content(inspect.getfile(method))).hexdigest()
     same = [certificate for certificate in found if certificate.get("sha256") == own]
     if not same:
         verdict = found[-1].get("verdict")

@@ -10,6 +10,7 @@ import typer
 
 from specbench_cli import files, output, registry
 from specbench_cli.commands import OUTPUT
+from specbench_cli.config import plugin_file
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +132,9 @@ def audit(
 
 def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     """The methods asked for, by canonical name, each once."""
+    for file in plugins:
+        if Path(file).is_file():
+            plugin_file.hold(file)  # for the processes that audit
     plugged = [name for file in plugins for name in registry.load_plugin(file)]
     known = registry.entries()
     own = [name for name, entry in known.items() if entry.baseline == "vanilla"]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from specbench_cli.config import permission, problems, sweep
+from specbench_cli.config import permission, plugin_file, problems, sweep
 from specbench_cli.config.problems import Place, usage_error
 from specbench_cli.config.profile import from_profile
 from specbench_cli.config.run import DEFAULT_METHODS, MethodChoice, RunConfig
@@ -108,6 +108,7 @@ def compose(
 ) -> tuple[RunConfig, dict[str, str]]:
     """The configuration of a run that is `asked` for by a command line or a call: `load` says what
     else is looked at, what is returned and what is raised."""
+    plugin_file.release()
     own = folder / "specbench.yaml"
     files = [path for path in (own if own.is_file() else None, file) if path]
     layers = [*map(from_file, files), from_env(env), asked]

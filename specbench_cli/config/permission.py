@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench_cli.config import plugin_file
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,11 +54,12 @@ Check = Callable[[Sequence[PermissionRequest], str], None]
 
 
 def plugins(paths: Iterable[str]) -> list[PermissionRequest]:
-    """Return a request for each plug-in file that exists."""
+    """Return a request for each plug-in file that exists, whose content is held from then on."""
     found = []
     for path in map(Path, paths):
         if path.is_file():
-            digest = _digest("plug-in", path.resolve(), sha256(path.read_bytes()).hexdigest())
+            content = plugin_file.hold(path)
+            digest = _digest("plug-in", path.resolve(), sha256(content).hexdigest())
             found.append(PermissionRequest(f"the plug-in {path.resolve()}", digest))
     return found
 
@@ -159,7 +161,7 @@ def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[
     for path in paths:
         if not Path(path).is_file():
             raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
-        now.append(sha256(Path(path).read_bytes()).hexdigest())
+        now.append(sha256(plugin_file.hold(path)).hexdigest())
     seen = now[0] if len(now) == 1 else "another"
     return [(name, seen) for name, then in method_files.items() if then not in now]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli import registry
-from specbench_cli.config import permission
+from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import (
     ConcurrentWriteError,
@@ -195,6 +195,7 @@ def _check_programs(run_dir: RunDir, config: RunConfig, force: bool) -> None:
 
     This check runs before any code of the plug-in.
     """
+    plugin_file.release()
     _check_plugins(run_dir, config, force)
     place = run_dir.path / ORDER
     permission.check(permission.requests(config, place), str(place))

@@ -8,13 +8,14 @@ import multiprocessing.util
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specbench_cli import plugin, registry
+from specbench_cli.config import plugin_file
 from specbench_cli.config.run import MethodChoice
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.errors import (
@@ -124,7 +125,9 @@ class Room:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(os.getpid(), theirs, self._file), name="specbench plug-in"
+            target=_serve,
+            args=(os.getpid(), theirs, self._file, plugin_file.held()),
+            name="specbench plug-in",
         )
         with deaf_to_interrupts(context):
             self._process.start()
@@ -186,11 +189,12 @@ class Room:
             os.killpg(self._process.pid, getattr(signal, name))
 
 
-def _serve(parent: int, line: Connection, file: str | None) -> None:
+def _serve(parent: int, line: Connection, file: str | None, held: Mapping[Path, bytes]) -> None:
     """What the process does. What it takes for that is imported there: here it is in nobody's way
     until a run begins."""
     from specbench_cli.execute.isolation.inside import serve
 
+    plugin_file.hold_all(held)
     serve(parent, line, file)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, get_args
 
 from specbench_cli import registry
+from specbench_cli.config import plugin_file
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.config.problems import did_you_mean, listed
 from specbench_cli.config.run import RunConfig
@@ -98,7 +98,7 @@ class Arm:
     @property
     def file_sha256(self) -> str:
         """Checksum of the file that the method's class is defined in: what an audit is valid of."""
-        return sha256(Path(inspect.getfile(type(self.method))).read_bytes()).hexdigest()
+        return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
 def _is_list_of(kind: type, said: object) -> bool:

@@ -11,8 +11,9 @@ import textwrap
 import pytest
 
 from specbench_cli import app, python, registry
+from specbench_cli.audit import audit
 from specbench_cli.commands._progress import RunProgress
-from specbench_cli.config import permission
+from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.execute import run as execute
@@ -44,6 +45,8 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr(registry, "_plugged_in", {})
     forget()
+    yield
+    plugin_file.release()
 
 
 def forget():
@@ -410,6 +413,54 @@ def test_every_parameter_that_names_an_environment_variable_is_asked_for():
         if "environment variable" in (field.description or "")
     }
     assert named == {permission.KEY}
+
+
+# A file that changes after it was checked
+
+
+@pytest.fixture
+def swap(monkeypatch, write):
+    """Have a plug-in replaced as soon as it was checked."""
+
+    def make(plugin):
+        def check(asked, source, real=permission.check):
+            real(asked, source)
+            write(plugin, word="other")
+
+        monkeypatch.setattr(permission, "check", check)
+        monkeypatch.setattr("specbench_cli.commands._trust._ask", check)
+
+    return make
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_plug_in_of_a_config_file_that_changes_after_its_check_is_the_checked_one(
+    found, cli, swap, isolation
+):
+    permission.permit(permission.plugins([str(found / "evil.py")]))
+    swap(found / "evil.py")
+    assert cli("run", "--dry-run", "--isolation", isolation)[0] == 0
+    assert set(ran(found)) == {"x"}
+
+
+def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(stranger, swap):
+    permission.permit(permission.plugins([str(stranger / "evil.py")]))
+    swap(stranger / "evil.py")
+    plan, run_dir = execute.reopen(stranger, RunProgress())
+    run_dir.release()
+    assert ran(stranger) == "x"
+    assert run_dir.manifest["method_files"]["own"] in {arm.file_sha256 for arm in plan.arms}
+
+
+def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, monkeypatch):
+    file = write(tmp_path / "own.py")
+    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    plugin_file.hold(file)
+    write(file, word="other")
+    with pytest.raises(UsageError, match="there is no method"):
+        list(audit.audit_all(["nosuch-a", "nosuch-b"], [str(file)]))
+    plugin_file.release()
+    assert set(ran(tmp_path)) == {"x"}
 
 
 # Commands that read a run alone
