@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _held: dict[Path, bytes] = {}
-"""Contents of plug-in files that were checked, by resolved path. They run, not what is there now."""
+"""Checked contents of plug-in files, by resolved path. They run, not what is there now."""
 
 
 def hold(path: str | Path) -> bytes:
