@@ -396,12 +396,12 @@ def test_server_of_a_config_file_does_not_get_the_key_that_the_user_names(
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 
 
-def test_strange_run_that_tunes_over_a_key_is_refused(stranger, cli, monkeypatch):
+def test_strange_run_that_tunes_over_a_key_is_refused(foreign_run, cli, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = {"name": "engine:http-vanilla", "params": {"url": URL}}
     swept = {"engine:http-vanilla": {"key": [KEY]}}
-    without_plugin(stranger, methods=[{"name": "vanilla"}, server], sweep=swept, tune=2)
-    code, _, err = cli("run", "--resume", stranger)
+    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server], sweep=swept, tune=2)
+    code, _, err = cli("run", "--resume", foreign_run)
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 
 
@@ -443,12 +443,12 @@ def test_plug_in_of_a_config_file_that_changes_after_its_check_is_the_checked_on
     assert set(ran(found)) == {"x"}
 
 
-def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(stranger, swap):
-    permission.permit(permission.plugins([str(stranger / "evil.py")]))
-    swap(stranger / "evil.py")
-    plan, run_dir = execute.reopen(stranger, RunProgress())
+def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreign_run, swap):
+    permission.permit(permission.plugins([str(foreign_run / "evil.py")]))
+    swap(foreign_run / "evil.py")
+    plan, run_dir = execute.reopen(foreign_run, RunProgress())
     run_dir.release()
-    assert ran(stranger) == "x"
+    assert ran(foreign_run) == "x"
     assert run_dir.manifest["method_files"]["own"] in {arm.file_sha256 for arm in plan.arms}
 
 
