@@ -37,6 +37,14 @@ def publish(
             rich_help_panel=OUTPUT,
         ),
     ],
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace pages of --to that specbench did not write, or that were changed since.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="A JSON object a run.", rich_help_panel=OUTPUT)
     ] = False,
@@ -56,7 +64,7 @@ def publish(
     for run in found:
         refuse(run)
     for run in found:
-        published = add(run, to)
+        published = add(run, to, overwrite=overwrite)
         entry = published.entry
         if json:
             output.json_line(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.report.gallery.sentences import three
@@ -121,7 +121,7 @@ def hardware(machine: Mapping[str, Any]) -> str:
 def load(file: Path) -> Entry:
     """Read an entry. Raises UsageError where it is damaged."""
     try:
-        return _entries().validate_json(file.read_bytes())
+        return _entries().validate_json(files.read_own(file) or b"")
     except (OSError, ValidationError) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(

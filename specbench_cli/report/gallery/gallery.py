@@ -41,8 +41,11 @@ class Published:
     replaced: bool
 
 
-def publish(reading: Reading, folder: Path) -> Published:
+def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Published:
     """Add a run to the gallery in a folder, which is made if need be; the run replaces itself.
+
+    Args:
+        overwrite: replace files that specbench did not write, or that were changed since.
 
     Raises:
         SpecbenchError: the run is one that no gallery takes (`refusal.refuse`).
@@ -54,23 +57,19 @@ def publish(reading: Reading, folder: Path) -> Published:
         known = dict(_entries(folder))
         own = entries.entry_of(reading)
         there = next((name for name, each in known.items() if each.identity == own.identity), None)
-        target = folder / _RUNS / (there or _free(own.name, folder / _RUNS))
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as room:
-            made = Path(room) / "new"
-            made.mkdir()
+        name = there or _free(own.name, folder / _RUNS)
+        known[name] = own
+        with files.delivery(folder, overwrite=overwrite) as room:
+            made = room / _RUNS / name
+            made.mkdir(parents=True)
             _write(reading, own, made)
-            if there is not None:
-                target.rename(Path(room) / "old")
-            made.rename(target)
-        known[target.name] = own
-        places = [Place(each, link(at)) for at, each in known.items()]
-        index = folder / INDEX
-        files.replace(index, index_page(places))
+            page = index_page([Place(each, link(at)) for at, each in known.items()])
+            (room / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
         ) from error
-    return Published(own, target / INDEX, index, there is not None)
+    return Published(own, folder / _RUNS / name / INDEX, folder / INDEX, there is not None)
 
 
 def _begin(folder: Path) -> None:
@@ -78,7 +77,8 @@ def _begin(folder: Path) -> None:
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
     files.refuse_link(folder / _RUNS)
     index = folder / INDEX
-    if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace"):
+    page = files.read_own(index)
+    if page is not None and MARK.encode() not in page:
         raise UsageError(
             f"{index} is another's page, which no gallery writes over",
             hint="give --to a folder of the gallery's own",

@@ -1,6 +1,7 @@
 """`specbench publish`: which runs a gallery takes, and what its pages say of them."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from html import unescape
@@ -209,12 +210,42 @@ def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_p
 def test_a_run_published_again_replaces_itself_whatever_its_folder_is_called(make, tmp_path):
     run, folder = make("a"), tmp_path / "g"
     assert not gallery.publish(read(run), folder).replaced
-    (folder / "runs/a/old.txt").touch()
     moved = RunDir.open(run.path.rename(tmp_path / "b"))
     assert gallery.publish(read(moved), folder).replaced
     assert [path.name for path in (folder / "runs").iterdir()] == ["a"]
-    assert not (folder / "runs/a/old.txt").exists()
     assert "1 run, added by" in (folder / "index.html").read_text()
+
+
+def test_the_users_files_beside_a_runs_pages_stay(make, tmp_path):
+    run, folder = make("a"), tmp_path / "g"
+    published(run, folder)
+    (folder / "runs/a/notes.txt").write_text("mine")
+    assert gallery.publish(read(run), folder).replaced
+    assert (folder / "runs/a/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["index.html", "runs/a/index.html", "runs/a/report.html"])
+def test_a_page_that_the_user_edited_is_replaced_only_if_that_is_permitted(make, tmp_path, name):
+    run, folder = make("a"), tmp_path / "g"
+    published(run, folder)
+    page = folder / name
+    edited = page.read_text() + "<!-- mine -->"
+    page.write_text(edited)
+    with pytest.raises(UsageError, match=re.escape(str(page))) as caught:
+        published(run, folder)
+    assert "--overwrite" in caught.value.hint
+    assert page.read_text() == edited
+    gallery.publish(read(run), folder, overwrite=True)
+    assert "mine -->" not in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["index.html", "runs/a/entry.json"])
+def test_a_pipe_in_a_gallery_is_refused_at_once(make, tmp_path, name):
+    pipe = tmp_path / "g" / name
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match=re.escape(str(pipe))):
+        published(make("a"), tmp_path / "g")
 
 
 def test_another_run_of_the_same_name_has_a_page_of_its_own(make, tmp_path):
@@ -235,7 +266,7 @@ def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
 def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):
     page = gallery.publish(read(make()), tmp_path / "g").page
     assert page.parent.stat().st_mode == page.parents[1].stat().st_mode
-    assert not list((tmp_path / "g").glob(".new*"))
+    assert not list((tmp_path / "g").glob(".specbench-*"))
 
 
 def test_a_folder_that_is_no_run_of_the_gallery_stays(make, tmp_path):
