@@ -9,9 +9,9 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,16 @@ from specbench_cli.errors import UsageError
 from specbench_cli.training.packing import Batch
 
 CURVE = "loss.jsonl"
+MADE_FOR = "made_for.json"
 _STEP = re.compile(r"step-\d{7,}(\.part)?")
+_CHECKPOINT = frozenset({"model.safetensors", "optimizer.safetensors", "state.json"})
+"""Names of a checkpoint's files."""
+_BESIDE = re.compile(
+    r"made_for\.json|mat\.jsonl|divergence\.jsonl|labels\.safetensors|own-\d{3,}\.jsonl"
+)
+"""Names of files that trainers write beside the curve and the checkpoints."""
+_MOST_BYTES = 256 * files.MB
+"""Bytes of a curve or of a checkpoint's state."""
 LOST_SECONDS = 300
 """Work that a killed run may lose: where steps are slow, checkpoints are made more often."""
 
@@ -123,6 +132,7 @@ def train(
     `checkpoint_every` steps, after `LOST_SECONDS` at the latest, and at the end.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    check_work(folder)
     steps = sum(stage.steps for stage in stages)
     plan = {"steps": steps, "tokens": sum(s.steps * s.sequences * s.length for s in stages)}
     optimizer = _adamw(model, optimization)
@@ -167,10 +177,99 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(found, default=None)
 
 
-def is_training_folder(folder: Path) -> bool:
-    """Return True if a folder is empty or contains a training that can be resumed."""
-    names = [file.name for file in folder.iterdir()]
-    return not names or CURVE in names or any(map(_STEP.fullmatch, names))
+def check_work(folder: Path) -> None:
+    """Raise UsageError if a file or folder has a name that training uses and is something else."""
+    for each in folder.iterdir():
+        if each.name == CURVE:
+            own = _is_curve(files.read_own(each) or b"")
+        elif _STEP.fullmatch(each.name):
+            own = _is_checkpoint(each)
+        else:
+            continue
+        if not own:
+            raise UsageError(
+                f"{each} is there already, and no training wrote it",
+                "give another --out, or move it away",
+            )
+
+
+def has_work(folder: Path) -> bool:
+    """Return True if a folder holds a training to go on from.
+
+    Raises:
+        UsageError: as `check_work`.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    check_work(folder)
+    return latest_checkpoint(folder) is not None or bool(files.read_own(folder / CURVE))
+
+
+def forget(folder: Path) -> None:
+    """Remove what a training wrote in its folder; leave other files.
+
+    Raises:
+        UsageError: the folder holds no training, but something else.
+    """
+    claimed = _is_claim(files.read_own(folder / MADE_FOR) or b"")
+    names = [each.name for each in folder.iterdir()]
+    check_work(folder)
+    if names and not claimed and CURVE not in names and not any(map(_STEP.fullmatch, names)):
+        raise UsageError(
+            f"{folder} contains files of no training, and --fresh would remove them",
+            "choose another --out, or move that folder away",
+        )
+    for name in names:
+        if _STEP.fullmatch(name):
+            _remove_checkpoint(folder / name)
+        elif name == CURVE or _BESIDE.fullmatch(name):
+            files.remove_own(folder / name)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _is_claim(content: bytes) -> bool:
+    """Return True if this is a `MADE_FOR`: names and values, all of them text."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+
+
+def _is_curve(content: bytes) -> bool:
+    """Return True if every line is a `Point`; the last one may be half written."""
+    try:
+        for line in content.split(b"\n")[:-1]:
+            Point(**json.loads(line))
+    except (ValueError, TypeError):
+        return False
+    return b"\n" in content or content[:1] in (b"", b"{")
+
+
+def _is_checkpoint(place: Path) -> bool:
+    """Return True if a folder holds files of a checkpoint alone, and its state unless partial."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    if not _CHECKPOINT.issuperset(each.name for each in place.iterdir()):
+        return False
+    if place.suffix == ".part":
+        return True
+    try:
+        Progress(**json.loads(files.read_own(place / "state.json") or b""))
+    except (UsageError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _remove_checkpoint(place: Path) -> None:
+    """Remove a checkpoint's files, and its folder if it holds nothing else."""
+    if place.is_symlink() or not place.is_dir():
+        return
+    for name in _CHECKPOINT:
+        (place / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        place.rmdir()
 
 
 def _remaining(stages: Sequence[Stage], done: int) -> Iterator[tuple[int, Stage]]:
@@ -201,7 +300,7 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: 
     """Write the checkpoint aside, move it into place, and only then drop its predecessors."""
     place = folder / f"step-{at.step:07d}"
     part = place.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
+    _remove_checkpoint(part)
     part.mkdir()
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     save_file(weights, part / "model.safetensors")
@@ -214,8 +313,8 @@ def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, at: 
     (part / "state.json").write_text(json.dumps(asdict(at)), encoding="utf-8")
     part.replace(place)
     for old in folder.glob("step-*"):
-        if old != place and _STEP.fullmatch(old.name) and old.is_dir():
-            shutil.rmtree(old)
+        if old != place and _STEP.fullmatch(old.name) and _is_checkpoint(old):
+            _remove_checkpoint(old)
 
 
 def _resume(
@@ -225,7 +324,7 @@ def _resume(
     place = latest_checkpoint(folder)
     if place is None:
         return Progress(0, 0, 0.0, plan, [])
-    at = Progress(**json.loads((place / "state.json").read_text(encoding="utf-8")))
+    at = Progress(**json.loads(files.read_text(place / "state.json", _MOST_BYTES)))
     if at.plan != plan:
         raise UsageError(
             f"{folder} holds another run: {at.plan}, wanted {plan}",
@@ -244,6 +343,6 @@ def _resume(
 def _read_curve(folder: Path, done: int) -> list[Point]:
     """The first `done` points; later ones, made before a kill, are cut off the file."""
     path = folder / CURVE
-    lines = path.read_text(encoding="utf-8").splitlines()[:done] if path.exists() else []
+    lines = files.read_text(path, _MOST_BYTES).splitlines()[:done] if path.exists() else []
     files.replace(path, "".join(f"{line}\n" for line in lines))
     return [Point(**json.loads(line)) for line in lines]

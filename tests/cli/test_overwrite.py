@@ -10,6 +10,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands._progress import RunProgress
+from specbench_cli.commands.training._shared import check_model, forget_work
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.execute import run as execute
@@ -201,6 +202,49 @@ def test_fresh_training_removes_a_training_alone(tmp_path, monkeypatch, cli):
     code, _, err = cli("train", "pair", "--smoke", "--fresh", "--out", "family")
     assert (code, "--fresh would remove them" in err) == (2, True)
     assert notes.read_text() == MINE
+
+
+@pytest.mark.parametrize("name", ["loss.jsonl", "step-0000001/mine", "step-0000001.part/mine"])
+@pytest.mark.parametrize("fresh", ["--fresh", "--resume"])
+def test_a_file_that_no_training_wrote_stays_whatever_its_name(
+    tmp_path, monkeypatch, cli, name, fresh
+):
+    monkeypatch.chdir(tmp_path)
+    mine = Path("family/training/embedded-7m") / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text(MINE)
+    code, _, err = cli("train", "pair", "--smoke", fresh, "--out", "family")
+    assert (code, "no training wrote it" in err) == (2, True)
+    assert mine.read_text() == MINE
+
+
+def test_fresh_training_leaves_other_files_beside_its_own(tmp_path):
+    work = tmp_path / "training/head"
+    for name, content in {
+        "made_for.json": '{"loss": "ce"}',
+        "loss.jsonl": '{"step": 1, "steps": 2, "loss": 0.5, "lr": 0.1, "tokens": 8}\n{"st',
+        "step-0000001/state.json": '{"step": 1, "tokens": 8, "seconds": 1, "plan": {},'
+        ' "sources": []}',
+        "step-0000001/model.safetensors": "",
+        "step-0000002.part/model.safetensors": "",
+        "notes.md": MINE,
+    }.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(content)
+    forget_work(tmp_path, "head")
+    assert [(each.name, each.read_text()) for each in work.iterdir()] == [("notes.md", MINE)]
+
+
+@pytest.mark.parametrize("name", ["", "loss.jsonl"])
+def test_an_empty_training_makes_no_model_specbench_s(tmp_path, name):
+    work, model = tmp_path / "training/head", tmp_path / "head/model.safetensors"
+    for folder in (work, model.parent):
+        folder.mkdir(parents=True)
+    if name:
+        (work / name).touch()
+    model.write_text(MINE)
+    with pytest.raises(UsageError, match="specbench did not train it"):
+        check_model(tmp_path, "head")
 
 
 def test_conversion_does_not_write_over_weights(tmp_path, monkeypatch, cli):

@@ -1,7 +1,6 @@
 """What the commands of `specbench train` share: options, recipes, progress bars and curves."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -172,12 +171,13 @@ def check_model(out: Path, name: str) -> None:
         out: the folder of `--out`.
         name: name of the model's folder inside `out`.
     """
+    from specbench_cli.training.loop import has_work
     from specbench_cli.training.trainer import WORK
 
     folder = out / name
     for file in (folder, folder / "model.safetensors", folder / "config.json"):
         files.refuse_link(file)
-    if not folder.exists() or (out / WORK / name).is_dir():
+    if not folder.exists() or has_work(out / WORK / name):
         return
     if folder.is_dir() and not any(folder.iterdir()):
         return
@@ -195,18 +195,13 @@ def forget_work(out: Path, name: str) -> None:
     Raises:
         UsageError: the folder contains other files.
     """
-    from specbench_cli.training.loop import is_training_folder
+    from specbench_cli.training.loop import forget
     from specbench_cli.training.trainer import WORK
 
     folder = out / WORK / name
-    if not folder.exists():
-        return
-    if folder.is_symlink() or not is_training_folder(folder):
-        raise UsageError(
-            f"{folder} contains files of no training, and --fresh would remove them",
-            "choose another --out, or move that folder away",
-        )
-    shutil.rmtree(folder, ignore_errors=True)
+    files.refuse_link(folder)
+    if folder.exists():
+        forget(folder)
 
 
 def _is_trained(config: bytes) -> bool:

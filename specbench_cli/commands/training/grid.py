@@ -1,13 +1,12 @@
 """`specbench train grid`: small drafts of several sizes, each on several numbers of tokens."""
 
-import shutil
 from collections.abc import Callable
 from itertools import product
 from typing import Annotated
 
 import typer
 
-from specbench_cli import output
+from specbench_cli import files, output
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.commands.training._shared import Data, Out, Resume, Smoke, Where
 from specbench_cli.config.numbers import number, short
@@ -71,7 +70,7 @@ def grid(
     not trained again; a training that was stopped goes on.
     """
     from specbench_cli.models import resolve
-    from specbench_cli.training.align import LENGTH, SEQUENCES, Aligner
+    from specbench_cli.training.align import LENGTH, RECORD, SEQUENCES, Aligner
     from specbench_cli.training.corpus import load_gsm8k
 
     sizes = _numbers("--tokens", tokens, number)
@@ -100,7 +99,7 @@ def grid(
             shared.check_model(out, name)
             if not resume:
                 shared.forget_work(out, name)
-                shutil.rmtree(out / name, ignore_errors=True)
+                files.remove_own(out / name / RECORD)  # without it the draft is trained again
             rows.append(trainer.grow(name, depth, updates, seed))
     output.rows(rows, COLUMNS)
     output.note(f"their law: specbench report --scaling {out}")

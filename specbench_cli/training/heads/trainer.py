@@ -78,7 +78,6 @@ KEPT_BACK = 100
 
 GREEDY_SEED, HELD_OUT_SEED = 4000, 5000
 """Added to the seed for the questions answered greedily, and for those that only measure."""
-MADE_FOR = "made_for.json"
 MEASURE_EVERY, ESTIMATES = 200, 4
 """Steps between two checkpoints, and at most between two estimates of MAT; how many of these a
 shorter training has."""
@@ -439,11 +438,14 @@ def _said(chat: Encoded) -> Iterator[int]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Note what a folder's work is for, or refuse to go on with work for something else."""
-    file = folder / MADE_FOR
+    file = folder / loop.MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
-    if not file.is_file():
+    if not file.exists():
         files.replace(file, json.dumps(facts) + "\n")
-    found = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(files.read_own(file) or b"")
+    except ValueError:
+        found = "something else"
     if found != facts:
         raise UsageError(
             f"{folder} holds another run: {found}, wanted {facts}", "use another --out, or --fresh"
