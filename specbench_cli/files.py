@@ -208,8 +208,7 @@ def write_own(
 
 def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
     """Raise UsageError if `write_own` would; call this before a long computation."""
-    if path.is_dir() and not path.is_symlink():
-        raise UsageError(f"{path} is a folder, not a file", "choose another --out")
+    _check_no_folder(path)
     if overwrite:
         return
     try:
@@ -217,6 +216,31 @@ def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | Non
     except UsageError:
         raise _foreign_file_error([path], overwrite) from None
     if content is not None and not own(content):
+        raise _foreign_file_error([path], overwrite)
+
+
+def _check_no_folder(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        raise UsageError(f"{path} is a folder, not a file", "choose another --out")
+
+
+def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = None) -> None:
+    """Write a file in one go and list it in `FILE_LIST` beside it, by the rules of `staging_folder`.
+
+    Raises:
+        UsageError: a file that specbench did not write, or that was changed since, is there.
+        OSError: it cannot be written.
+    """
+    check_listed(path, overwrite=overwrite)
+    with staging_folder(path.parent, overwrite=overwrite) as staging:
+        replace(staging / path.name, content)
+
+
+def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
+    """Raise UsageError if the file is not one that `write_listed` wrote; call this before work."""
+    _check_no_folder(path)
+    known = _read_file_list(path.parent).get(path.name, "") if path.parent.is_dir() else ""
+    if not _may_replace(path.parent, path.name, set(known.split()), overwrite):
         raise _foreign_file_error([path], overwrite)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench_cli import files, output, registry
-from specbench_cli.commands import OUTPUT
+from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.config import plugin_file
 from specbench_cli.errors import ExitCode, UsageError
 
@@ -74,6 +74,9 @@ def audit(
             rich_help_panel=AUDITED,
         ),
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Certificates as JSON lines.", rich_help_panel=OUTPUT)
     ] = False,
@@ -101,19 +104,19 @@ def audit(
     from specbench_cli.report.numbers.standing import CERTIFICATES
 
     folder = out or CERTIFICATES
-    for name in names:
-        files.check_own(_file(folder, name), _is_certificate)
     done = _reusable(names, folder) if resume else []
+    kept = {certificate.method for certificate in done}
+    due = [name for name in names if name not in kept]
+    for name in due:
+        files.check_listed(_file(folder, name), overwrite=overwrite)
     if done:
         output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
     for certificate in done if json else ():
         output.json_line(certificate.facts())
-    kept = {certificate.method for certificate in done}
-    due = [name for name in names if name not in kept]
     start = time.monotonic()
     for n, certificate in enumerate(audit_all(due, plugin or []), start=1):
         done.append(certificate)
-        _write(certificate, folder)
+        _write(certificate, folder, overwrite)
         left = (time.monotonic() - start) / n * (len(due) - n)
         progress = (
             f" ({len(done)} of {len(names)}, about {_duration(left)} left)" if n < len(due) else ""
@@ -171,25 +174,14 @@ def _file(folder: Path, method: str) -> Path:
     return folder / f"{method.replace(':', '-')}.json"
 
 
-def _write(certificate: Certificate, folder: Path) -> None:
+def _write(certificate: Certificate, folder: Path, overwrite: bool) -> None:
     import json
 
     try:
         text = json.dumps(certificate.facts(), indent=2) + "\n"
-        files.write_own(_file(folder, certificate.method), text, _is_certificate)
+        files.write_listed(_file(folder, certificate.method), text, overwrite=overwrite)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _is_certificate(content: bytes) -> bool:
-    """Return True if the content is a certificate of any version."""
-    import json
-
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"schema", "method", "sha256", "checks"} <= found.keys()
 
 
 def _show(certificates: list[Certificate]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -238,33 +238,16 @@ def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) ->
     places = {name: out / FILES[name] if several else out for name in formats}
     texts = {name: _rendered(found, name) for name in formats}
     try:
+        for file in places.values():
+            files.check_listed(file, overwrite=overwrite)
         for name, file in places.items():
-            files.check_own(file, _OWN[name], overwrite=overwrite)
-        for name, file in places.items():
-            files.write_own(file, texts[name], _OWN[name], overwrite=overwrite)
+            files.write_listed(file, texts[name], overwrite=overwrite)
     except OSError as error:
         raise UsageError(
             f"cannot write to {out}: {error.strerror}", f"{SIDES} --to {formats[0]} -o FILE"
         ) from error
     for file in places.values():
         output.data(str(file))
-
-
-def _is_document(content: bytes) -> bool:
-    """Return True if the content is a comparison that specbench wrote as JSON."""
-    try:
-        found = loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"passed", "headline", "counts", "rows"} <= found.keys()
-
-
-_OWN: dict[str, Callable[[bytes], bool]] = {
-    "markdown": lambda content: content.startswith(b"### specbench compare: "),
-    "junit": lambda content: b'<testsuites name="specbench compare"' in content[:200],
-    "json": _is_document,
-}
-"""For each format, a function that returns True if this command wrote the content of a file."""
 
 
 def _rendered(found: Comparison, name: str) -> str:

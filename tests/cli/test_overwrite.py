@@ -97,6 +97,19 @@ def test_file_of_a_comparison_is_replaced_by_a_later_one_and_a_user_s_is_not(run
     assert cli(*words, "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize("form", ["markdown", "junit", "json"])
+def test_comparison_that_the_user_edited_stays(run, cli, form):
+    words = ["compare", "run", "run", "--to", form, "--out", "file"]
+    assert cli(*words)[0] == 0
+    edited = Path("file").read_text() + " "
+    Path("file").write_text(edited)
+    code, _, err = cli(*words)
+    assert (code, "--overwrite" in err) == (2, True)
+    assert Path("file").read_text() == edited
+    assert cli(*words, "--overwrite")[0] == 0
+    assert cli(*words)[0] == 0
+
+
 @pytest.mark.parametrize("form", ["--inspect", "--lm-eval"])
 def test_user_s_file_in_place_of_an_export_stays(run, cli, form):
     assert cli("export", run, form, "--out", "out")[0] == 0
@@ -143,6 +156,21 @@ def test_certificate_is_not_written_over_another_file(tmp_path, monkeypatch, cli
     code, _, err = cli("audit", "sps", "--out", "certificates")
     assert (code, "certificates/sps.json" in err) == (2, True)
     assert Path("certificates/sps.json").read_text() == MINE
+
+
+def test_certificate_that_the_user_edited_stays(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    words = ["audit", "hf:vanilla", "--out", "certificates"]
+    file = Path("certificates/hf-vanilla.json")
+    for _ in range(2):
+        assert cli(*words)[0] == 0
+    edited = json.dumps(json.loads(file.read_text()) | {"note": MINE})
+    file.write_text(edited)
+    code, _, err = cli(*words)
+    assert (code, "--overwrite" in err) == (2, True)
+    assert file.read_text() == edited
+    assert cli(*words, "--overwrite")[0] == 0
+    assert json.loads(file.read_text()).keys() < json.loads(edited).keys()
 
 
 @pytest.mark.parametrize("content", [MINE, "{}", '{"schema": 9, "machine": {}}', ""])
