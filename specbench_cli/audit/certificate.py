@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
-from specbench_cli import __version__
+from specbench_cli import __version__, files
 from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import LOSSLESS, Subject, passed
 from specbench_cli.config import plugin_file
@@ -112,7 +112,7 @@ class Certificate:
 def reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
     """Return the certificate in a file if the method and the code are unchanged, else None."""
     try:
-        certificate = Certificate.of(json.loads(file.read_text(encoding="utf-8")))
+        certificate = Certificate.of(json.loads(files.read_text(file, 16 * files.MB)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = certificate.sha256 == _sha256(Path(inspect.getfile(method)))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli import registry
+from specbench_cli import files, registry
 from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import (
@@ -34,7 +34,7 @@ from specbench_cli.files import refuse_link
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.report.numbers.standing import broken
 from specbench_cli.store import matrix
-from specbench_cli.store.run_dir import COSTS, ORDER, RunDir, new_path
+from specbench_cli.store.run_dir import COSTS, MOST_BYTES, ORDER, RunDir, new_path
 from specbench_cli.store.schema import Record
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _same(run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], forc
 def _ordered(path: Path) -> RunConfig:
     """The configuration that a run was begun with. Raises UsageError."""
     try:
-        return RunConfig.model_validate_json((path / ORDER).read_text(encoding="utf-8"))
+        return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be resumed: its {ORDER} is missing or damaged",

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_cli import files
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks.source import cache_folder, made_once
 
@@ -72,7 +73,7 @@ def base_of(folder: Path) -> str:
     """
     if is_draft(folder):
         try:
-            target = json.loads((folder / RECORD).read_text(encoding="utf-8"))["target"]
+            target = json.loads(files.read_text(folder / RECORD, 16 * files.MB))["target"]
         except (OSError, ValueError, KeyError, TypeError):
             target = None
         if not isinstance(target, str) or Path(target) == folder:

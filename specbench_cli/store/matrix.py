@@ -18,6 +18,9 @@ MATRIX = "matrix.json"
 _ORDER = ".matrix.resume.json"
 """What was ordered, word for word, as a run has it; it goes once all runs are finished."""
 
+_MOST_BYTES = 16 * files.MB
+"""Bytes of either file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -41,7 +44,9 @@ def members(path: Path) -> list[Path]:
     """
     file = path / MATRIX
     try:
-        names = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        names = json.loads(files.read_text(file, _MOST_BYTES))["runs"]
+        if len(set(names)) < len(names):
+            raise ValueError("runs: it names a folder twice")
         if not names or not all(name and Path(name).name == name != ".." for name in names):
             raise ValueError("runs: no list of folders in this one")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -88,7 +93,7 @@ def order_file(path: Path) -> Path:
 def ordered(path: Path) -> Order | None:
     """What was asked for; None where all of it is done. Raises UsageError where it is damaged."""
     try:
-        told = json.loads((path / _ORDER).read_text(encoding="utf-8"))
+        told = json.loads(files.read_text(path / _ORDER, _MOST_BYTES))
         return Order(told["runs"], told["sources"])
     except FileNotFoundError:
         return None

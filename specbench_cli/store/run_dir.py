@@ -530,7 +530,7 @@ def remember(path: Path, root: Path = RUNS) -> None:
 
 def _elsewhere(root: Path) -> list[str]:
     try:
-        return (root / _ELSEWHERE).read_text(encoding="utf-8").splitlines()
+        return files.read_text(root / _ELSEWHERE, MOST_BYTES).splitlines()
     except (OSError, ValueError):
         return []
 

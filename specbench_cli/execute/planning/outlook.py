@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.execute.planning.plan import Plan
 from specbench_cli.stats.bootstrap import LEVEL
 from specbench_cli.stats.detectable import POWER, SPREAD, detectable
-from specbench_cli.store.run_dir import RUNS
+from specbench_cli.store.run_dir import MOST_BYTES, RUNS
 
 ASSUMED = "assumed"
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -45,9 +47,9 @@ def _seen(target: str, runs: Path) -> tuple[float, str] | None:
     """The spread of the newest finished run of a target, with the run's name."""
     for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names begin with the time
         try:
-            manifest = json.loads((file.parent / "manifest.json").read_text(encoding="utf-8"))
-            with file.open(newline="", encoding="utf-8") as lines:
-                rows = [row for row in csv.DictReader(lines) if row["family"] == "all"]
+            manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
+            lines = io.StringIO(files.read_text(file, MOST_BYTES))
+            rows = [row for row in csv.DictReader(lines) if row["family"] == "all"]
             if manifest["status"] != "finished" or manifest["models"]["target"]["label"] != target:
                 continue
             spreads = [_spread(row) for row in rows if row["speedup_low"] and row["speedup_high"]]

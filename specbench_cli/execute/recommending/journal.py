@@ -16,6 +16,7 @@ from specbench_cli.config.problems import first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
 from specbench_cli.execute.shown import without_folders
+from specbench_cli.store.run_dir import MOST_BYTES
 
 FILE = ".recommendation.resume.json"
 """What was ordered and how far it came, word for word: it may name folders of this machine, so it
@@ -79,7 +80,7 @@ class Journal(BaseModel):
         """What is kept in a folder. Raises UsageError where it is none of a recommendation."""
         file = folder / FILE
         try:
-            return cls.model_validate_json(file.read_text(encoding="utf-8"))
+            return cls.model_validate_json(files.read_text(file, MOST_BYTES))
         except FileNotFoundError as error:
             raise UsageError(
                 f"{folder} holds no recommendation: it has no {FILE}", "specbench recommend"
@@ -129,7 +130,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
     """The result that a folder holds; None where there is none yet. Raises UsageError where it
     cannot be read."""
     try:
-        found: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(files.read_text(folder / RESULT, MOST_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

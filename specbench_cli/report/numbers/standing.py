@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.errors import on_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import chance
@@ -24,6 +25,8 @@ from specbench_cli.store.schema import LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
 """Where reports look for the certificates of audits (`specbench audit --out`)."""
+_MOST_BYTES = 16 * files.MB
+"""Bytes of a certificate."""
 
 Output = tuple[str, int]
 """An output whichever pass it is of: prompt and turn."""
@@ -150,7 +153,7 @@ def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, A
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:
-            facts = json.loads(file.read_text(encoding="utf-8"))
+            facts = json.loads(files.read_text(file, _MOST_BYTES))
             written = file.stat().st_mtime
         except (OSError, ValueError):
             continue  # somebody else's file, or half of one: no certificate

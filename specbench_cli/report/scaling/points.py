@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.report.belonging import facts
 from specbench_cli.report.reading import read
@@ -69,7 +70,7 @@ def _drafts(path: Path) -> Iterator[Point]:
     """The drafts of a training folder; tables of them, which bear the same name, are none."""
     for file in sorted(path.rglob(RECORD)):
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = json.loads(files.read_text(file, 16 * files.MB))
             if isinstance(record, dict) and "alpha" in record:
                 yield _draft(file.parent.name, record)
         except (ValueError, TypeError, KeyError, OverflowError) as fault:

@@ -1,0 +1,70 @@
+"""A pipe in place of a file of a folder stops no reader."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from specbench_cli.audit.certificate import earlier
+from specbench_cli.errors import UsageError
+from specbench_cli.execute.planning.outlook import _seen
+from specbench_cli.execute.recommending.journal import Journal, finished
+from specbench_cli.execute.run import _ordered
+from specbench_cli.registry import load
+from specbench_cli.report.numbers.standing import certificates
+from specbench_cli.report.scaling.points import _drafts
+from specbench_cli.store import matrix
+from specbench_cli.store.run_dir import runs
+
+
+@pytest.fixture(autouse=True)
+def _limit():
+    def stop(*_):
+        pytest.fail("a reader waits for the pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(2)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (".resume.json", _ordered),
+        (".recommendation.resume.json", Journal.read),
+        ("recommendation.json", finished),
+        (".matrix.resume.json", matrix.ordered),
+        ("alignment.json", lambda folder: list(_drafts(folder))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, read):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match=name):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "found"),
+    [
+        (".elsewhere", runs, []),
+        ("sps.json", lambda folder: certificates("sps", folder), []),
+        ("sps.json", lambda folder: earlier(folder / "sps.json", load("sps")), None),
+        ("run/summary.csv", lambda folder: _seen("a", folder), None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_pipe_in_place_of_a_file_that_may_lack_is_passed_over(tmp_path, name, read, found):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.joinpath("manifest.json").write_text("{}")
+    os.mkfifo(tmp_path / name)
+    assert read(tmp_path) in (found, [tmp_path])
+
+
+def test_a_matrix_that_names_a_run_twice_is_refused(tmp_path):
+    (tmp_path / matrix.MATRIX).write_text(json.dumps({"runs": ["a", "b", "a"]}))
+    with pytest.raises(UsageError, match="names a folder twice"):
+        matrix.members(tmp_path)
