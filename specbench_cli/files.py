@@ -41,6 +41,8 @@ FILE_LIST = ".specbench.json"
 """Name of the file in an output folder that lists the files of specbench with their SHA-256."""
 
 _ABOUT = "files that specbench wrote in this folder"
+_MARK, _ABOUT_STAGING = "about", "temporary files of specbench, removed by its next command\n"
+"""The file that marks a temporary folder of `staging_folder`, and its content."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of the temporary files of `replace`. A killed process may leave one."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -267,7 +269,9 @@ def staging_folder(
     with tempfile.TemporaryDirectory(
         dir=folder, prefix=f"{_staging_prefix()}{os.getpid()}-"
     ) as name:
-        made = Path(name)
+        (Path(name) / _MARK).write_text(_ABOUT_STAGING, encoding="utf-8")
+        made = Path(name) / "files"
+        made.mkdir()
         yield made
         known, new = _read_file_list(folder), dict[str, str]()
         for file in sorted(made.rglob("*")):
@@ -310,8 +314,19 @@ def _remove_stale_staging(folder: Path) -> None:
     """Remove temporary folders of processes that were killed."""
     for left in folder.glob(f"{_staging_prefix()}*"):
         process = left.name.removeprefix(_staging_prefix()).partition("-")[0]
-        if process.isdecimal() and not left.is_symlink() and not _is_alive(int(process)):
+        if process.isdecimal() and _is_staging(left) and not _is_alive(int(process)):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_staging(folder: Path) -> bool:
+    """Return True if `staging_folder` made a folder and nothing was put beside its files."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        marked = read_own(folder / _MARK) == _ABOUT_STAGING.encode()
+    except UsageError:
+        return False
+    return marked and {each.name for each in folder.iterdir()} <= {_MARK, "files"}
 
 
 def _is_alive(process: int) -> bool:

@@ -183,6 +183,16 @@ def test_files_of_a_killed_process_are_removed_by_the_next_one(folder):
     assert names(folder) == sorted([other.name, files.FILE_LIST, "report.md"])
 
 
+def test_user_s_folder_with_the_name_of_a_temporary_one_is_kept(folder):
+    (child := os.fork()) or os._exit(0)
+    os.waitpid(child, 0)
+    mine = folder / f"{files._staging_prefix()}{child}-mine"
+    mine.mkdir()
+    (mine / "notes").write_text("precious")
+    deliver(folder)
+    assert (mine / "notes").read_text() == "precious"
+
+
 def killed_while_it_delivers(folder):
     with files.staging_folder(folder) as staging:
         (staging / "a").write_text("new")

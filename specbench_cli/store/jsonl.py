@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ except ImportError:  # a system without such locks
     fcntl = None  # type: ignore[assignment]
 
 _CHUNK = 1 << 16
+LOCK_WAIT_S = 60.0
+"""Seconds that another program may keep a file locked."""
+_LOCK_RETRY_S = 0.05
 
 
 def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int:
@@ -35,16 +39,15 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
 
     Raises:
         UsageError: the path is a link, a folder or a device.
-        ConcurrentWriteError: the file has another size, so another program changed it. Nothing
-            is written.
+        ConcurrentWriteError: the file has another size, so another program changed it, or it stays
+            locked. Nothing is written.
         OSError: the file cannot be written.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
     with naming(path):
         fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         with os.fdopen(fd, "rb+", buffering=0) as file:
-            if fcntl is not None:  # closing the file releases the lock
-                fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd, path)
             size = os.fstat(fd).st_size
             if expected not in (None, size):
                 raise ConcurrentWriteError(
@@ -57,6 +60,28 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
                 rest = rest[file.write(rest) :]
             os.fsync(fd)
             return os.fstat(fd).st_size
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Lock a file until it is closed.
+
+    Raises:
+        ConcurrentWriteError: another program keeps it locked for `LOCK_WAIT_S`.
+    """
+    end = time.monotonic() + LOCK_WAIT_S
+    while fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise ConcurrentWriteError(
+                    f"{path} is locked by another program for more than {LOCK_WAIT_S:g} s, so"
+                    " nothing can be written to it",
+                    hint="end that program",
+                ) from None
+            time.sleep(_LOCK_RETRY_S)
+        else:
+            return
 
 
 @contextmanager

@@ -40,6 +40,9 @@ _MANIFEST = "manifest.json"
 MOST_BYTES = 256 * files.MB
 """Maximum size of a manifest in bytes."""
 
+_HALF_OBJECT = re.compile(rb'\{\s*"(?!.*\}\s*\Z)', re.DOTALL)
+"""The beginning of a JSON object without its end, as a kill may leave it."""
+
 ORDER = ".resume.json"
 COSTS = "costs-{}.json"
 """What was probed between the prompts of a pass, by its number."""
@@ -466,7 +469,25 @@ def _is_left_behind(file: Path) -> bool:
 
 def _is_temporary(file: Path) -> bool:
     """Return True if the file is an unfinished manifest or order of a killed process."""
-    return file.name.startswith((f".{_MANIFEST}.", f"{ORDER}.")) and files.is_temporary(file)
+    manifest = file.name.startswith(f".{_MANIFEST}.")
+    if not (manifest or file.name.startswith(f"{ORDER}.")) or not files.is_temporary(file):
+        return False
+    try:
+        content = files.read_own(file)
+    except (OSError, UsageError):
+        return False
+    if not content or _HALF_OBJECT.match(content):
+        return True
+    return _is_manifest(content) if manifest else _is_order(content)
+
+
+def _is_manifest(content: bytes) -> bool:
+    """Return True if this is the manifest of a run."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "status" in found
 
 
 def _is_order(content: bytes) -> bool:
