@@ -300,18 +300,22 @@ class Costs(_Frozen):
             "noisy": self.quietness.noisy,
         }
 
-    def save(self, path: Path, *, overwrite: bool = False) -> None:
+    def save(self, path: Path, *, overwrite: bool = False, listed: bool = False) -> None:
         """Write the file whole or not at all.
 
         Args:
-            overwrite: True replaces a file that contains no costs.
+            overwrite: True replaces a file that specbench did not write.
+            listed: True lists the file's hash, so that a changed file is not replaced later.
 
         Raises:
             UsageError: the file cannot be written, or contains no costs.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
         with _written(path):
-            files.write_own(path, text + "\n", _is_costs, overwrite=overwrite)
+            if listed:
+                files.write_listed(path, text + "\n", overwrite=overwrite)
+            else:
+                files.write_own(path, text + "\n", _is_costs, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -395,7 +399,7 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         tempfile.TemporaryFile(dir=path.parent).close()
-        files.check_own(path, _is_costs, overwrite=overwrite)
+        files.check_listed(path, overwrite=overwrite)
 
 
 class Difference(_Frozen):

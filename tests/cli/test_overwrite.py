@@ -14,6 +14,7 @@ from specbench_cli.commands.training._shared import check_model, forget_work
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.execute import run as execute
+from specbench_cli.files import write_listed
 from specbench_cli.measure.costs import check_writable
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.store.run_dir import RunDir
@@ -181,6 +182,17 @@ def test_costs_are_not_written_over_another_file(tmp_path, content):
         check_writable(file)
     assert file.read_text() == content
     check_writable(file, overwrite=True)
+
+
+def test_costs_that_the_user_edited_stay(tmp_path):
+    file = tmp_path / "costs.json"
+    ours = json.dumps({"schema": 1, "machine": {}, "curves": {}})
+    write_listed(file, ours)
+    check_writable(file)
+    file.write_text(ours + " ")
+    with pytest.raises(UsageError, match="changed since") as caught:
+        check_writable(file)
+    assert "--overwrite" in caught.value.hint
 
 
 def test_baseline_is_not_written_over_another_file(run, cli):

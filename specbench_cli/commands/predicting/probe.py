@@ -85,7 +85,7 @@ def probe(
             "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
         )
     costs = costs_of(found, bench, plan, machine)
-    costs.save(file, overwrite=overwrite)
+    costs.save(file, overwrite=overwrite, listed=True)
     if json:
         facts = costs.model_dump(mode="json", by_alias=True)
         output.json_line({"event": "done", "file": file, "costs": facts})
