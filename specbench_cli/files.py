@@ -227,7 +227,7 @@ def _check_no_folder(path: Path) -> None:
 
 
 def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = None) -> None:
-    """Write a file in one go and list it in `FILE_LIST` beside it, by the rules of `staging_folder`.
+    """Write a file in one go and list it in `FILE_LIST`, by the rules of `staging_folder`.
 
     Raises:
         UsageError: a file that specbench did not write, or that was changed since, is there.

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from specbench_cli.audit.certificate import earlier
+from specbench_cli.audit.certificate import reusable_certificate
 from specbench_cli.errors import UsageError
 from specbench_cli.execute.planning.outlook import _seen
 from specbench_cli.execute.recommending.journal import Journal, finished
@@ -52,7 +52,7 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
     [
         (".elsewhere", runs, []),
         ("sps.json", lambda folder: certificates("sps", folder), []),
-        ("sps.json", lambda folder: earlier(folder / "sps.json", load("sps")), None),
+        ("sps.json", lambda folder: reusable_certificate(folder / "sps.json", load("sps")), None),
         ("run/summary.csv", lambda folder: _seen("a", folder), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -59,12 +59,12 @@ def publish(reading: Reading, folder: Path, *, overwrite: bool = False) -> Publi
         there = next((name for name, each in known.items() if each.identity == own.identity), None)
         name = there or _free(own.name, folder / _RUNS)
         known[name] = own
-        with files.delivery(folder, overwrite=overwrite) as room:
-            made = room / _RUNS / name
+        with files.staging_folder(folder, overwrite=overwrite) as staging:
+            made = staging / _RUNS / name
             made.mkdir(parents=True)
             _write(reading, own, made)
             page = index_page([Place(each, link(at)) for at, each in known.items()])
-            (room / INDEX).write_text(page, encoding="utf-8")
+            (staging / INDEX).write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}", hint="give another --to"
