@@ -88,14 +88,19 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the table row of a method in docs/catalogue.md."""
-    return {
+    """Return the table row of a method in docs/catalogue.md, as Markdown."""
+    row = {
         "method": f"`{facts['name']}`",
         "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
         "needs": ", ".join(facts["needs"]),
         "idea": facts["summary"].rstrip("."),
         "source": facts["source"],
     }
+    if facts["name"] in registry.ours():
+        return row
+    from specbench_cli.report.markdown_table import inline
+
+    return row | {key: inline(row[key]) for key in ("needs", "idea", "source")}
 
 
 def family_rows() -> list[dict[str, str]]:

@@ -90,9 +90,10 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows that have the same keys, as a table."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    """Return rows that have the same keys and hold Markdown as a table."""
+    from specbench_cli.report.markdown_table import table
+
+    return table(list(rows[0]), ([*row.values()] for row in rows), escaped=True)
 
 
 def _is_table(value: object) -> bool:

@@ -9,10 +9,38 @@ from specbench_cli import output
 from specbench_cli.report.terminal import text
 
 _MEANT = re.compile(
-    r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|[`$]|\\(?=[!-/:-@\[-`{-~])"
+    r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"
+    r"|\\(?=[!-/:-@\[-`{-~]|$)"
 )
-"""Characters that Markdown would read as a tag, entity, link, style, code or formula."""
+"""Characters that Markdown would read as a tag, entity, style, code or formula."""
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
+_LIVE = re.compile(
+    r"""
+    @(?=\S) | \#(?=\w) | // | (?i:www\.)      # mentions, e-mail addresses, issues and URLs
+    | (?i:\w\.(?:[a-z]{2}|com|org|net|edu|gov|biz|info|pro|web|xxx|aero|asia|coop|museum|name
+        |shop)(?!\w))                          # host names, which some renderers link
+    | \b(?:(?i:(?:GH|GL|CVE)-\d|GHSA-\w)|[A-Z][A-Z0-9_]+-\d)  # GH-1, CVE-2024-1, JIRA-1
+    | (?<!\d\.)\b[0-9A-Fa-f]{7,64}\b           # commits
+    | [!&$](?=\d) | [~%](?=[\w"]) | \*iteration:  # GitLab: merge requests, epics, labels
+    | \[(?:\[|\w+:)                            # GitLab: [[page]], [vulnerability:1]
+    | :[\w+-]*[a-z+-][\w+-]*:                  # emoji
+    """,
+    re.VERBOSE,
+)
+"""Text that GitHub, GitLab or a Markdown renderer turns into a link, a mention or a picture.
+
+GitHub looks for mentions and e-mail addresses after it has decoded escapes and entities, so only
+code protects them.
+"""
+_OPENS = re.compile(
+    r"^(?P<number>\d{1,9}(?=[.)]\s))?"
+    r"(?P<mark>(?(number)[.)]|"
+    r"(?:#+(?=\s|$)|>|[-+](?=\s)|-(?=[\s-]*-$)|\[(?=.*\]:|[ xX]\](?:\s|$)|\^))))"
+)
+"""The beginning of a heading, a quote, a list, a line, a link's definition or a footnote."""
+_WORDS = re.compile(r"\]\(|(?:(?!\]\()[^\s|])+")
+"""The middle of a link, or a word, which ends before one and before a bar: in code, neither could
+be escaped."""
 
 
 def table(
@@ -38,14 +66,38 @@ def _field(value: object, escaped: bool) -> str:
 
 
 def inline(value: object) -> str:
-    """Return a text escaped for Markdown, on one line."""
-    said = output.plain(" ".join(str(value).split()))
-    return _MEANT.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), said)
+    """Return a text as Markdown that shows it as it is, on one line.
+
+    Words that a renderer would link become code: neither GitHub, GitLab nor CommonMark looks for
+    links, mentions and references there.
+    """
+    said = _WORDS.sub(_shown, output.plain(" ".join(str(value).split())))
+    return _OPENS.sub(r"\g<number>\\\g<mark>", said)
+
+
+def _shown(found: re.Match[str]) -> str:
+    word = found[0]
+    if word == "](":
+        return "]\\("
+    if _LIVE.search(word):
+        return _code(word)
+    return _MEANT.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), word)
+
+
+def _code(word: str) -> str:
+    """Return a word as a code span, which no backtick in it closes."""
+    fence = "`" * (_longest_run(word) + 1)
+    pad = " " * (word.startswith("`") or word.endswith("`"))
+    return f"{fence}{pad}{word}{pad}{fence}"
+
+
+def _longest_run(text: str) -> int:
+    """Return the length of the longest run of backticks."""
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def fenced(text: str) -> str:
     """Return a Markdown code block whose fence is longer than any in the text."""
     text = output.plain(text)
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}\n{text}\n{fence}"

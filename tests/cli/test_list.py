@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app, registry
+from specbench_cli.commands._card import brief, catalogue_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,3 +124,9 @@ def test_shapes_and_hardware_are_listed_with_their_sources(listed):
     assert heading[:4] == ["name", "device", "memory", "bandwidth"]
     assert all(row[-1].startswith("https://") for row in rows)
     assert "read" in json.loads(listed("hardware", "h100", "--json"))
+
+
+def test_markdown_of_a_plug_in_holds_no_live_link_or_mention():
+    facts = brief("sps") | {"name": "theirs", "summary": "[x](y) @torvalds", "source": "www.e.com"}
+    row = catalogue_row(facts)
+    assert (row["idea"], row["source"]) == ("[x]\\(y) `@torvalds`", "`www.e.com`")

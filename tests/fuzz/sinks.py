@@ -78,7 +78,7 @@ class Sinks(Subject):
             "a Markdown cell": table([text], [[text]]),
             "a line of Markdown": inline(text),
             "a code block": fenced(text),
-            "a comparison": markdown.escape(text) + markdown.code(text),
+            "a comparison": markdown.code(text),
             "LaTeX": str(escape(text)),
             "a page's data": str(embedded({text: text})),
             "JUnit": junit._legal(text),

@@ -8,9 +8,12 @@ import io
 import json
 import re
 import unicodedata
+from html import escape as escape_html
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
+from markdown_it import MarkdownIt
 
 from specbench_cli import app, output
 from specbench_cli.comparison.pages import junit
@@ -42,6 +45,8 @@ HOSTILE = {
     "HTML": "<script>alert(1)</script><img src=x onerror=alert(1)>",
     "Markdown": "[click](http://evil.example) ![x](http://evil.example) `x` **b** $x$ \\*",
     "fence": "```\n# Forged heading\n<script>alert(2)</script>",
+    "live words": "see https://evil.example/x www.evil.example a@b.example @torvalds #123 GH-1"
+    " octo/repo#1 octo/repo@0123abcd evil.com [issue:1] !7 ~bug :smile:",
     "LaTeX": "\\input{/etc/passwd} \\end{document} %$&#_^~",
     "formula": "=cmd|' /C calc'!A0",
     "log command": "\n::add-mask::1\n::error file=a::b ##[set-output name=x]y",
@@ -226,7 +231,7 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
         assert not hidden(page)
     assert not hidden(str(harmless(words)))
     assert not hidden(str(embedded({words: words})))
-    assert not hidden(comparison_page.escape(words) + comparison_page.code(words))
+    assert not hidden(comparison_page.code(words))
     assert not hidden(junit._legal(words))
     ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
 
@@ -261,7 +266,7 @@ def test_json_in_a_github_log_holds_no_command_and_reads_the_same(capsys):
     ("word", "shown"),
     [
         ("<b>x", "&lt;b>x"),
-        ("[x](http://y)", "[x]\\(http://y)"),
+        ("[x](y) [x](http://y)", "[x]\\(y) [x]\\(`http://y)`"),
         ("*x* **y**", "\\*x\\* \\*\\*y\\*\\*"),
         ("a|b", "a\\|b"),
         ("__x__ but multi_turn", "\\_\\_x\\_\\_ but multi_turn"),
@@ -271,10 +276,78 @@ def test_json_in_a_github_log_holds_no_command_and_reads_the_same(capsys):
         ("`x` $y$", "\\`x\\` \\$y\\$"),
         ("\\*x\\*", "\\\\\\*x\\\\\\*"),
         ("[1.01, 1.46] at p < 1e-5", "[1.01, 1.46] at p < 1e-5"),
+        ("sps @b a|@c", "sps `@b` a\\|`@c`"),
+        ("a`@b` `@c", "`` a`@b` `` `` `@c ``"),
+        ("\\", "\\\\"),
     ],
 )
 def test_a_markdown_cell_is_shown_as_it_is(word, shown):
     assert table(["a"], [[word]]).splitlines()[-1] == f"| {shown} |"
+
+
+LIVE = (
+    *("https://evil.example/x", "www.evil.example", "WWW.evil.example", "ftp://e", "//evil.com"),
+    *(
+        "a@b.example",
+        "mailto:a@b.example",
+        "xmpp:a@b.example",
+        "@torvalds",
+        "@octo/team",
+        "evil.com",
+    ),
+    *("#123", "GH-1", "gh-1", "octo/repo#1", "o/r@0123abcd", "0123abcd", "1234567", "0123ABC...f"),
+    *("CVE-2024-1", "GHSA-abcd-efgh-ijkl", "JIRA-1", "!7", "o/r!7", "&7", "$7", "~bug", '~"a b"'),
+    *("%v1", '%"v x"', "^alert#1", "[vulnerability:1]", "[[page]]", "*iteration:1", ":smile:"),
+    *("(https://evil.example)", "<https://evil.example>", "[x](https://evil.example)", ":+1:"),
+)
+
+
+@pytest.mark.parametrize("word", LIVE)
+@pytest.mark.parametrize("frame", ["{}", "see {} there", "{}|{}", "`{}", "\\{}", "**{}**"])
+def test_words_that_a_renderer_links_are_code(word, frame):
+    words = frame.format(*[word] * frame.count("{}"))
+    for page, end in ((f"# {inline(words)}\n", "h1"), (table(["a"], [[words]]), "td")):
+        html = MarkdownIt("commonmark").enable("table").render(page)
+        shown = html.rpartition(f"<{end}>")[2].partition(f"</{end}>")[0]
+        assert unescape(re.sub(r"</?code>", "", shown)) == words
+        bare = re.sub(r"<code>.*?</code>", "", shown)
+        assert not re.search(r"[a-z]{4}|\d", bare.replace("there", "").replace("&quot;", "")), bare
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("# a", "> a", "- a", "+ a", "1. a", "2) a", "---", "- - -", "[ ] a", "[a]: b", "[^1]: a"),
+        "[a|b]: c",
+    ],
+)
+def test_no_text_begins_a_block_or_defines_a_link(words):
+    found = MarkdownIt("commonmark").render(f"- {inline(words)}\n\n[a] [a|b]\n")
+    assert found == f"<ul>\n<li>{escape_html(words)}</li>\n</ul>\n<p>[a] [a|b]</p>\n"
+
+
+def test_words_that_nobody_links_are_not_code():
+    words = "1.05x [1.01, 1.46] 8% 0.1234567 a: b, multi-turn C# @ 1,204 (2 of 3) v2.4.1 E = mc"
+    assert inline(words) == words
+
+
+def bare(page):
+    """The text that a page of Markdown shows outside of code, as HTML."""
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(page)
+    return re.sub(r"<(code|pre)>.*?</\1>", "", html, flags=re.DOTALL)
+
+
+def test_no_page_of_markdown_holds_a_live_link_mention_or_reference(hostile, tmp_path):
+    base, new = hostile("base"), hostile("new")
+    app._run(["report", str(base.path), "--to", "md", "--out", str(tmp_path)])
+    both = [str(base.path), str(new.path)]
+    app._run(["compare", *both, "--to", "markdown", "-o", str(tmp_path / "compare.md")])
+    for file in ("report.md", "compare.md"):
+        page = (tmp_path / file).read_text(encoding="utf-8")
+        assert "torvalds" in page
+        found = bare(page)
+        assert "<a " not in found
+        assert not re.search(r"@\w|#\w|//|www\.|GH-1|evil\.com|!7|~bug|:smile:", found), file
 
 
 def test_a_code_block_is_closed_by_no_line_of_its_text():

@@ -157,7 +157,7 @@ def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
     assert reading.where.endswith("--force")
     write(reading, tmp_path, ("csv", "json"))
     write_markdown(reading, tmp_path, ())
-    assert "| sps @b |" in (tmp_path / "report.md").read_text()
+    assert "| sps `@b` |" in (tmp_path / "report.md").read_text()
 
 
 def test_force_without_need_changes_nothing(make_run, synthetic):
@@ -291,7 +291,7 @@ def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp
     write_markdown(reading, tmp_path, ())
     page = (tmp_path / "report.md").read_text()
     assert "| speedup | a | b |" in page
-    assert re.search(r"\| sps @y \| \d\.\d\dx \| - \|", page)
+    assert re.search(r"\| sps `@y` \| \d\.\d\dx \| - \|", page)
     assert "Targets were a | b, the draft x | y" in page
 
 

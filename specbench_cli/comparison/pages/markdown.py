@@ -9,16 +9,11 @@ from specbench_cli import output
 from specbench_cli.comparison.outcome import Comparison, RowOutcome
 from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.pages.columns import Column
-from specbench_cli.report.markdown_table import table
+from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.terminal import text
 
-_BREAK = "\N{ZERO WIDTH SPACE}"
-"""Character that is inserted to break mentions and links."""
-_ENTITIES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "&#92;", "`": "&#96;", _BREAK: "&#8203;"}
-)
-_MARKS = re.compile(r"([*_\[\]~$])")
-_LINKS = re.compile(r"([@#])(?=\w)")
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+"""A commit, which GitHub and GitLab link."""
 
 
 def render(comparison: Comparison) -> str:
@@ -28,7 +23,7 @@ def render(comparison: Comparison) -> str:
     verdict, _, why = words.headline(comparison).partition(": ")
     parts = [
         f"### specbench compare: {verdict}",
-        f"{escape(why)}.",
+        f"{inline(why)}.",
         f"New {new} against base {base}.",
     ]
     if changed:
@@ -42,16 +37,8 @@ def render(comparison: Comparison) -> str:
     if same:
         title = f"{words.of_rows(len(same))} the same"
         parts += _folded(title, _table(columns.SAME, same, comparison))
-    parts += _folded("How it was compared", "\n".join(f"- {escape(s)}" for s in _how(comparison)))
+    parts += _folded("How it was compared", "\n".join(f"- {inline(s)}" for s in _how(comparison)))
     return "\n\n".join(parts) + "\n"
-
-
-def escape(value: object) -> str:
-    """Text that Markdown shows as it is, and that mentions and links to nobody; in a table `table`
-    sees to its bars."""
-    said = output.plain(" ".join(str(value).split()))
-    line = _LINKS.sub(rf"\1{_BREAK}", said).translate(_ENTITIES)
-    return _MARKS.sub(r"\\\1", line)
 
 
 def code(value: object) -> str:
@@ -60,7 +47,8 @@ def code(value: object) -> str:
 
 
 def _side(name: str, commit: str) -> str:
-    return f"`{code(name)}`" + (f" (commit {escape(commit)})" if commit else "")
+    known = commit if _COMMIT.fullmatch(commit) else inline(commit)
+    return f"`{code(name)}`" + (f" (commit {known})" if commit else "")
 
 
 def _table(shown: Sequence[Column], rows: Sequence[RowOutcome], comparison: Comparison) -> str:
@@ -70,15 +58,13 @@ def _table(shown: Sequence[Column], rows: Sequence[RowOutcome], comparison: Comp
 
 def _cell(column: Column, row: RowOutcome, comparison: Comparison) -> str:
     """A cell of a row; the outcome that closes the gate is bold."""
-    said = "<br>".join(map(escape, column.shown(row, comparison))) or text.NONE
+    said = "<br>".join(map(inline, column.shown(row, comparison))) or text.NONE
     return f"**{said}**" if column is columns.OUTCOME and row in comparison.failed else said
 
 
 def _not_compared(comparison: Comparison) -> list[str]:
-    sentences = [escape(sentence) for sentence in comparison.not_compared]
-    sentences += [
-        f"{escape(words.name(row))}: {escape(row.why)}" for row in words.left_out(comparison)
-    ]
+    sentences = [inline(sentence) for sentence in comparison.not_compared]
+    sentences += [inline(f"{words.name(row)}: {row.why}") for row in words.left_out(comparison)]
     return ["**Not compared:**", "\n".join(f"- {s}" for s in sentences)] if sentences else []
 
 

@@ -114,8 +114,7 @@ def write(
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
     words = "\n".join(
-        f"- {markdown_table.inline(name)}: {markdown_table.inline(what)}"
-        for name, what in _words(laws)
+        f"- {markdown_table.inline(f'{name}: {what}')}" for name, what in _words(laws)
     )
     parts = [f"# {TITLE}", NOTE, words]
     parts.append(_table([cells(law) for law in laws]))
