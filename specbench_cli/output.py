@@ -45,14 +45,15 @@ _HIDDEN = re.compile(
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: ESC, CR, DEL, the C1 set
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
     "\u2028\u2029"  # line and paragraph separators
-    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0"
-    "\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff"  # characters without width
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u3164"
+    "\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point and categories Cf
+    "\u2800\U00016fe4\U0001d159"  # blanks that Unicode counts among symbols and marks
     "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
     "]"
 )
 """Control characters, characters that change the writing direction, and invisible characters.
-U+200C and U+200D are not included, because Persian, Hindi and emoji need them."""
+U+200C, U+200D and U+FE0F are not included, because Persian, Hindi and emoji need them."""
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
 """Start of a line that GitHub Actions reads as a command."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -213,7 +214,7 @@ def harmless(value: object) -> object:
     text = value.lstrip()
     blank = value[: len(value) - len(text)]
     lead = "'" if text.startswith(_FORMULA) or blank.startswith(_SPLITS) else ""
-    return plain(lead + blank + _SPLIT_OFF.sub(r"\g<0>'", text))
+    return plain(lead + _SPLIT_OFF.sub(r"\g<0>'", value))
 
 
 def escaped_json(document: str) -> str:

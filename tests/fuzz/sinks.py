@@ -122,8 +122,14 @@ def _hidden(text: str) -> set[str]:
     return {
         each
         for each in set(text) - set("\n\t\u200c\u200d")
-        if unicodedata.category(each) in KINDS and not _visible_format(each)
+        if (unicodedata.category(each) in KINDS and not _visible_format(each)) or _blank(each)
     }
+
+
+def _blank(each: str) -> bool:
+    """Return True for a variation selector or a Braille pattern without dots; emoji need U+FE0F."""
+    name = unicodedata.name(each, "")
+    return each != "\ufe0f" and ("VARIATION SELECTOR" in name or name == "BRAILLE PATTERN BLANK")
 
 
 def _visible_format(each: str) -> bool:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import sys
 import unicodedata
 from html import escape as escape_html
 from html import unescape
@@ -40,6 +41,8 @@ HOSTILE = {
     "line separators": "one\u2028two\u2029three",
     "no width": "va\u200bni\u2060ll\ufeffa\u00ad",
     "tags": "\U000e0001\U000e0041",
+    "variants": "va\u180bni\u180c\u180d\u180flla\ufe00\ufe0e",
+    "blanks": "sps\u2800\u3164\U00016fe4\U0001d159",
     "half a character": "\ud800",
     "rich markup": "[bold red]x[/] [link=http://evil.example]y[/link]",
     "HTML": "<script>alert(1)</script><img src=x onerror=alert(1)>",
@@ -59,14 +62,30 @@ AS_NAME = " ".join(
     for words in HOSTILE.values()
 )
 """Hostile texts that a label may contain."""
-JOINERS = "\u200c\u200d"
+JOINERS = "\u200c\u200d\ufe0f"
+BLANK = {"\u2800", "\U00016fe4", "\U0001d159"}
+"""Symbols and marks that are drawn as nothing: a Braille pattern, a filler, a note's head."""
+
+
+def _ignorable():
+    """Unicode's Default_Ignorable_Code_Point of DerivedCoreProperties.txt."""
+    ranges = """00AD 034F 061C 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164
+        FE00-FE0F FEFF FFA0 FFF0-FFF8 1BCA0-1BCA3 1D173-1D17A E0000-E0FFF"""
+    for each in ranges.split():
+        first, _, last = each.partition("-")
+        yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
+
+
+IGNORABLE = frozenset(_ignorable())
 
 
 def hidden(text: str) -> set[str]:
-    """Return the control and invisible characters in a printed text, by Unicode category."""
+    """Return the control and invisible characters in a printed text, by Unicode properties."""
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return {
-        each for each in set(text) - set(f"\n\t{JOINERS}") if unicodedata.category(each) in kinds
+        each
+        for each in set(text) - set(f"\n\t{JOINERS}")
+        if unicodedata.category(each) in kinds or each in IGNORABLE or each in BLANK
     }
 
 
@@ -234,6 +253,14 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     assert not hidden(comparison_page.code(words))
     assert not hidden(junit._legal(words))
     ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
+
+
+def test_every_hidden_character_of_unicode_is_spelled_out():
+    drawn = ("ARABIC", "SYRIAC", "KAITHI")  # format characters that are signs around numbers
+    every = hidden("".join(map(chr, range(sys.maxunicode + 1))))
+    signs = {each for each in every if unicodedata.name(each, "?").startswith(drawn)} - {"\u061c"}
+    assert {each for each in every - signs if output.plain(each) == each} == set()
+    assert {each for each in signs if output.plain(each) != each} == set()
 
 
 def test_text_that_people_write_is_left_alone():
