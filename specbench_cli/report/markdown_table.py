@@ -23,7 +23,7 @@ _LIVE = re.compile(
     | (?<!\d\.)\b[0-9A-Fa-f]{7,64}\b           # commits
     | [!&$](?=\d) | [~%](?=[\w"]) | \*iteration:  # GitLab: merge requests, epics, labels
     | \[(?:\[|\w+:)                            # GitLab: [[page]], [vulnerability:1]
-    | :[\w+-]*[a-z+-][\w+-]*:                  # emoji
+    | :(?!\d\d?:)[\w+-]+:                      # emoji, but no time of day
     """,
     re.VERBOSE,
 )

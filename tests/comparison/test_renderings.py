@@ -110,6 +110,12 @@ def test_markdown_shows_hostile_text_as_it_is(failing):
     assert " ".join(HOSTILE.split()) in unescape(re.sub(r"</?[a-z][^>]*>", "", page))
 
 
+def test_a_row_and_its_reason_define_no_link_together(failing):
+    odd = row("y]", task="[x", rule="nothing", why="z", pairs=0)
+    shown = row("sps", "mat", "[x y] changed")
+    assert "<a " not in rendered(dataclasses.replace(failing, rows=(odd, shown)))
+
+
 def test_wrong_outputs_are_never_offered_to_be_accepted(failing, capsys):
     broken = dataclasses.replace(failing, rows=(failing.rows[3],))
     text.show(broken)

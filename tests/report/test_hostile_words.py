@@ -8,6 +8,7 @@ import io
 import json
 import re
 import sys
+import time
 import unicodedata
 from html import escape as escape_html
 from html import unescape
@@ -354,8 +355,16 @@ def test_no_text_begins_a_block_or_defines_a_link(words):
 
 
 def test_words_that_nobody_links_are_not_code():
-    words = "1.05x [1.01, 1.46] 8% 0.1234567 a: b, multi-turn C# @ 1,204 (2 of 3) v2.4.1 E = mc"
+    words = "1.05x [1.01, 1.46] 8% 0.1234567 a: b, multi-turn C# @ 1,204 (2 of 3) v2.4.1 12:30:45"
     assert inline(words) == words
+
+
+@pytest.mark.parametrize("word", [":a", "a", "a.", "[a", "](", "`", "A-", "<", "1:", "~", "*"])
+def test_long_text_takes_time_in_proportion(word):
+    begun = time.process_time()
+    inline(f":{word * 50_000}")
+    inline(":[" + word * 50_000 + "]")
+    assert time.process_time() - begun < 2
 
 
 def bare(page):
