@@ -202,7 +202,7 @@ def test_comparisons_hold_nothing_hostile(hostile, tmp_path, capsys):
     said = capsys.readouterr()
     assert not hidden(said.out + said.err)
     files = pages(out)
-    assert len(files) == 3
+    assert len(files) == 4  # .specbench.json is among them
     for file in files:
         assert not hidden(file.read_text(encoding="utf-8")), file.name
 
@@ -393,7 +393,7 @@ def test_a_code_block_is_closed_by_no_line_of_its_text():
 @pytest.mark.parametrize(
     "word",
     [
-        *("=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "  =1+1"),
+        *("=1+1", "+1", "-x", "@SUM(A1)", "  =1+1"),
         *("=cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "\uff1d1+1", "\uff20SUM(A1)"),
     ],
 )
@@ -405,9 +405,16 @@ def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
     assert written.getvalue().strip() == "-1.5,sps"
 
 
-@pytest.mark.parametrize("word", ["a;=1+1", "a\t=1+1", "a\n@SUM(A1)", "a; +cmd"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("a;=1+1", "a\t=1+1", "a\n@SUM(A1)", "a; +cmd", "\t=1", "\r=1", "\n=1", "\x0c\n+true"),
+    ],
+)
 def test_no_part_of_a_csv_cell_that_a_spreadsheet_splits_off_is_a_formula(word):
-    assert not re.search(r"[;\t\n]\s*[=+@-]", str(harmless(word)))
+    found = str(harmless(word))
+    assert not re.search(r"[;\t\r\n]\s*[=+@-]", found)
+    assert not found.lstrip().startswith(tuple("=+@-"))
 
 
 def test_tab_separated_lines_hold_no_formula_and_figures_as_they_are(capsys):
