@@ -41,8 +41,10 @@ FILE_LIST = ".specbench.json"
 """Name of the file in an output folder that lists the files of specbench with their SHA-256."""
 
 _ABOUT = "files that specbench wrote in this folder"
-_MARK, _ABOUT_STAGING = "about", "temporary files of specbench, removed by its next command\n"
-"""The file that marks a temporary folder of `staging_folder`, and its content."""
+_MARK, _FILES, _LIST = "about", "files", "list"
+"""Names in a temporary folder of `staging_folder`: its mark, the new files, the new `FILE_LIST`."""
+_ABOUT_STAGING = "temporary files of specbench, removed by its next command\n"
+"""Content of the file that marks a temporary folder."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of the temporary files of `replace`. A killed process may leave one."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -50,8 +52,8 @@ _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
-_MOST_READ = 1 << 24
-"""Maximum number of bytes that are read to recognise a file of specbench. They are smaller."""
+_MOST_READ = 1 << 28
+"""Maximum number of bytes that are read to recognise a file of specbench: baselines may be as large."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
@@ -270,7 +272,7 @@ def staging_folder(
         dir=folder, prefix=f"{_staging_prefix()}{os.getpid()}-"
     ) as name:
         (Path(name) / _MARK).write_text(_ABOUT_STAGING, encoding="utf-8")
-        made = Path(name) / "files"
+        made = Path(name) / _FILES
         made.mkdir()
         yield made
         known, new = _read_file_list(folder), dict[str, str]()
@@ -289,20 +291,24 @@ def staging_folder(
         moved = {place: value for place, value in new.items() if place not in wrong}
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
-        _write_file_list(folder, known | both)
+        _write_file_list(Path(name), folder, known | both)
         for place in moved:
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (made / place).replace(folder / place)
-        _write_file_list(folder, known | moved)
+        _write_file_list(Path(name), folder, known | moved)
         if kept is not None:
             kept += [folder / place for place in new if place in wrong]
 
 
-def _write_file_list(folder: Path, written: dict[str, str]) -> None:
-    """Store the list of files that specbench wrote in a folder, with their SHA-256."""
+def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> None:
+    """Store the list of files that specbench wrote in a folder, with their SHA-256.
+
+    It is written in the temporary folder first: a killed process leaves nothing beside it.
+    """
     if written:
         listed = {"about": _ABOUT, "files": written}
-        replace(folder / FILE_LIST, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+        replace(staging / _LIST, json.dumps(listed, indent=1, sort_keys=True) + "\n")
+        (staging / _LIST).replace(folder / FILE_LIST)
 
 
 def _staging_prefix() -> str:
@@ -322,11 +328,13 @@ def _is_staging(folder: Path) -> bool:
     """Return True if `staging_folder` made a folder and nothing was put beside its files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
+    names = {each.name for each in folder.iterdir()}
     try:
-        marked = read_own(folder / _MARK) == _ABOUT_STAGING.encode()
+        marked = read_own(folder / _MARK) in (_ABOUT_STAGING.encode(), b"")
     except UsageError:
         return False
-    return marked and {each.name for each in folder.iterdir()} <= {_MARK, "files"}
+    others = {name for name in names - {_MARK, _FILES, _LIST} if not _TEMPORARY.fullmatch(name)}
+    return not names or (marked and not others)
 
 
 def _is_alive(process: int) -> bool:

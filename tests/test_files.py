@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,33 @@ def test_a_pipe_that_stays_silent_is_not_waited_for_without_end(tmp_path, monkey
 def test_a_pipe_without_a_writer_is_empty(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert files.read_bytes(tmp_path / "pipe", files.MB) == b""
+
+
+def dead_staging(folder):
+    """Return a temporary folder of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left = folder / f"{files._staging_prefix()}{process.pid}-x"
+    left.mkdir()
+    return left
+
+
+@pytest.mark.parametrize("names", [[], ["about"], ["about", "files"], ["about", "list"]])
+def test_a_killed_process_leaves_nothing_for_longer_than_the_next_command(folder, names):
+    left = dead_staging(folder)
+    for name in names:
+        (left / name).mkdir() if name == "files" else (left / name).touch()
+    deliver(folder)
+    assert sorted(each.name for each in folder.glob(".*")) == [files.FILE_LIST]
+
+
+def test_a_list_of_files_is_never_half_written_beside_them(folder, monkeypatch):
+    seen = []
+
+    def watched(path, content, write=files.replace):
+        write(path, content)
+        seen.append(path.parent)
+
+    monkeypatch.setattr(files, "replace", watched)
+    deliver(folder)
+    assert folder not in seen
