@@ -53,7 +53,7 @@ _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
 _MOST_READ = 1 << 28
-"""Maximum number of bytes that are read to recognise a file of specbench: baselines may be as large."""
+"""Most bytes that are read to recognise a file of specbench; baselines are the largest."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
