@@ -335,19 +335,28 @@ def _bound(program: str) -> dict[str, str]:
     bound: dict[str, str] = {}
     tree = _parsed(program)
     for line in tree.body if tree else ():
+        text = _unparsed(line)
         defines = isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         for node in [line] if defines else ast.walk(line):
             match node:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                    bound[node.name] = ast.unparse(line)
+                    bound[node.name] = text
                 case ast.Name(ctx=ast.Store()):
-                    bound[node.id] = ast.unparse(line)
+                    bound[node.id] = text
                 case ast.Import() | ast.ImportFrom():
                     for each in node.names:
                         alone = copy(node)
                         alone.names = [each]
                         bound[each.asname or each.name.partition(".")[0]] = ast.unparse(alone)
     return bound
+
+
+def _unparsed(line: ast.stmt) -> str:
+    """Return the source of a line; "" if it is nested too deeply or holds too large a number."""
+    try:
+        return ast.unparse(line)
+    except (ValueError, RecursionError):
+        return ""
 
 
 def _passes(job: dict[str, str | list[str]], *, uncontained: bool) -> bool:

@@ -87,9 +87,8 @@ class Lock:
             found = os.pread(fd, _MOST, 0)
             if os.fstat(fd).st_ino == self._path.stat().st_ino and (found == own or _is_own(found)):
                 if found != own:
-                    os.ftruncate(fd, 0)
-                    with suppress(OSError):
-                        os.pwrite(fd, own, 0)
+                    with suppress(OSError):  # blanks: the file is never empty, even after a kill
+                        os.pwrite(fd, own.ljust(len(found)), 0)
                 return fd
         except (BlockingIOError, FileNotFoundError):
             pass
@@ -133,8 +132,12 @@ def is_lock(path: Path) -> bool:
 
 
 def _is_own(content: bytes) -> bool:
-    """Return True if specbench wrote the content of the lock file."""
-    return _owner(content).keys() == {"pid", "host"}
+    """Return True if specbench wrote the content of the lock file.
+
+    A full disk, or a kill, may leave the beginning of the content.
+    """
+    half = content.startswith(b'{"pid": ') and not content.rstrip().endswith(b"}")
+    return half or _owner(content).keys() == {"pid", "host"}
 
 
 def _owner(content: bytes) -> dict[str, Any]:

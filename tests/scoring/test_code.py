@@ -402,3 +402,10 @@ def test_number_that_is_none_equals_nothing():
 
 def test_odd_escapes_warn_nobody():
     assert ran("x = '\\d'", True)
+
+
+@pytest.mark.parametrize("line", ["x = 0x" + "f" * 5000, "x = " + "+".join(["1"] * 400)])
+def test_a_line_that_cannot_be_written_out_fails_no_scoring(line):
+    answer = f"{line}\ndef f(x):\n    return 2\n"
+    assert not code.tested(answer, "", "assert f(1) == 3\n", uncontained=False)
+    assert code.tested(answer, "", "assert f(1) == 2\n", uncontained=False)

@@ -13,6 +13,7 @@ import pytest
 
 from specbench_cli.errors import ConcurrentWriteError, ExitCode, UsageError
 from specbench_cli.store import jsonl, matrix
+from specbench_cli.store.lock import LOCK, Lock
 from specbench_cli.store.run_dir import Prompt, RunDir, remember
 
 ORDER = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
@@ -359,3 +360,12 @@ def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
     (run.path / ".lock").unlink()
     with pytest.raises(ConcurrentWriteError):
         trial.append([make_record(turn=2)])
+
+
+@pytest.mark.parametrize("content", [b'{"pid": 12', b'{"pid": 12, "host": "a'])
+def test_lock_that_a_killed_process_left_half_written_is_taken(tmp_path, content):
+    (tmp_path / LOCK).write_bytes(content)
+    lock = Lock(tmp_path)
+    lock.check()
+    lock.release()
+    assert not (tmp_path / LOCK).exists()

@@ -33,7 +33,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -44,6 +43,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from specbench_cli.engine.models.attention import FEW
+from specbench_cli.engine.models.compiler import numba
 
 CONFIG: Any = numba.config
 CONFIG.THREADING_LAYER = "omp"  # the threads are torch's own then: its OpenMP is loaded for all

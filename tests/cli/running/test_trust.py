@@ -484,3 +484,12 @@ def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, 
 def test_command_that_reads_a_run_imports_none_of_its_plug_ins(foreign_run, cli, words):
     cli(*(str(foreign_run) if word == "RUN" else word for word in words))
     assert ran(foreign_run) == ""
+
+
+def test_a_config_file_that_nobody_named_sends_no_prompts_to_a_server(tmp_path, cli):
+    (tmp_path / "questions.txt").write_text("private\n")
+    (tmp_path / "specbench.yaml").write_text(
+        f"tasks: [questions.txt]\nmethods: [{{name: 'engine:http', params: {{url: '{URL}'}}}}]\n"
+    )
+    code, _, err = cli("run", "--dry-run")
+    assert (code, f"prompts to be sent to {URL}" in err) == (2, True), err

@@ -84,3 +84,13 @@ def elsewhere(folder, monkeypatch):
     """This process works in that folder, and its own modules are not looked for there."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+
+
+def test_settings_of_numba_in_the_working_folder_are_refused(folder):
+    """They could name a cache of pickles."""
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / ".numba_config.yaml").write_text("cache_dir: nb\n")
+    done = call(folder, "run", "-m", "pld", "--limit", "1", "--max-new-tokens", "4", "--out", "o")
+    assert done.returncode == 2
+    assert ".numba_config.yaml in this folder configures numba" in done.stderr

@@ -1,0 +1,26 @@
+"""numba, imported without the settings of the working folder.
+
+numba reads `.numba_config.yaml` in the working folder. That file can name a cache of compiled
+functions, which numba unpickles, so that the folder of another person could run any code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbench_cli.errors import UsageError
+
+_CONFIG = Path(".numba_config.yaml")
+
+if _CONFIG.exists() or _CONFIG.is_symlink():
+    raise UsageError(
+        f"{_CONFIG} in this folder configures numba, which could run code of that folder",
+        "run specbench from another folder, or remove the file: variables NUMBA_* configure it too",
+    )
+
+import numba  # noqa: E402
+import numba.core.config  # noqa: E402
+
+numba.core.config._config_fname = ""  # numba reads it again at each compilation
+
+__all__ = ["numba"]
