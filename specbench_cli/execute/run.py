@@ -130,6 +130,8 @@ def reopen(
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
+        if not part:
+            run_dir.remove_dead_lock()
         return None, run_dir
     if part:
         run_dir.share_parent_lock()

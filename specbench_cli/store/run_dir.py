@@ -207,6 +207,12 @@ class RunDir:
             if _is_temporary(file):  # a killed process left it
                 file.unlink(missing_ok=True)
 
+    def remove_dead_lock(self) -> None:
+        """Remove the lock of a process that was killed before it released the finished run."""
+        if (self.path / LOCK).exists():
+            with contextlib.suppress(UsageError):  # it is alive, or the file is not ours
+                Lock(self.path).release()
+
     def share_parent_lock(self) -> None:
         """Allow writes only while the parent process has the lock of the folder.
 

@@ -152,3 +152,14 @@ def test_tuning_in_a_folder_that_is_a_link_is_refused(specbench, tmp_path):
     with pytest.raises(Exception, match="is a link"):
         specbench(resume=specbench.path(1))
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_lock_that_a_killed_process_left_in_a_finished_run_goes_with_a_resumption(specbench):
+    run = specbench("pld", limit=1).path
+    lock = run / ".lock"
+    lock.write_text('{"pid": 1, "host": "vm"}')
+    assert execute.reopen(run, specbench.log())[0] is None
+    assert not lock.exists()
+    lock.write_text("mine")
+    execute.reopen(run, specbench.log())
+    assert lock.read_text() == "mine"
