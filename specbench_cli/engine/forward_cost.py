@@ -21,7 +21,7 @@ class Rows(NamedTuple):
 
 @dataclass(slots=True)
 class ForwardWork:
-    """What a forward computes, as far as its cost depends on it.
+    """Properties of a forward that its cost depends on.
 
     model: "target", "draft", or the kind of a head. rows: Rows of each sequence.
     tree: The forward verifies a tree, not a chain.

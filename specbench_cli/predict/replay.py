@@ -56,7 +56,7 @@ forward, send a message or read one."""
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a trace says of an output, in the recorded order.
+    """The forwards of one output, in the recorded order.
 
     since: The time in ns at which decoding began.
     """
