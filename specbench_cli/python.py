@@ -27,7 +27,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     import pandas
 
-    from specbench_cli.comparison.outcome import Comparison
+    from specbench_cli.compare.outcome import Comparison
     from specbench_cli.report.reading import Reading
 
 Named = str | os.PathLike[str]
@@ -76,7 +76,7 @@ def run(
     from specbench_cli.config import permission
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
-    from specbench_cli.execute.isolation.rooms import vet
+    from specbench_cli.measure.isolation.rooms import vet
 
     folder, file = (
         None if value is None else Path(_named(f"run(): {word}", value))
@@ -95,8 +95,8 @@ def run(
         check=permission.permit_all if trust else permission.check,
     )
     # From here on torch is needed, which takes a second: what could be refused before was.
-    from specbench_cli.execute import run as execute
-    from specbench_cli.execute.planning.matrix import is_matrix
+    from specbench_cli.measure import run as execute
+    from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, remember
 
@@ -158,9 +158,9 @@ def compare(
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
     from specbench_cli.commands.compare import GATE, TOLERANCE, as_share
-    from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.outcome import gate
-    from specbench_cli.comparison.reading import side
+    from specbench_cli.compare.compare import compare as put_together
+    from specbench_cli.compare.outcome import gate
+    from specbench_cli.compare.reading import side
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
@@ -233,7 +233,7 @@ class Run:
         rows that share one of the `letters` do not differ significantly. Other columns: the figures
         of `summary.csv` (docs/glossary.md).
         """
-        from specbench_cli.report.numbers.summary import ALL
+        from specbench_cli.summary.summary import ALL
 
         rows = self._rows()
         return rows[rows["family"] == ALL].drop(columns="family").set_index("label")
@@ -241,7 +241,7 @@ class Run:
     @cached_property
     def families(self) -> pandas.DataFrame:
         """The same by task family: a row a family and method."""
-        from specbench_cli.report.numbers.summary import ALL
+        from specbench_cli.summary.summary import ALL
 
         rows = self._rows()
         return rows[rows["family"] != ALL].set_index(["family", "label"])
@@ -250,7 +250,7 @@ class Run:
     def exit_code(self) -> ExitCode:
         """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
         void or a method could not run here."""
-        from specbench_cli.execute.run import exit_code
+        from specbench_cli.measure.run import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 
@@ -265,7 +265,7 @@ class Run:
         import pandas
 
         from specbench_cli.report.export import row_dicts
-        from specbench_cli.report.numbers.row import Row
+        from specbench_cli.summary.row import Row
 
         figures = {f.name: float for f in fields(Row) if f.type in ("float | None", "int | None")}
         return pandas.DataFrame(row_dicts(self._reading.summary)).astype(figures)
@@ -294,12 +294,12 @@ class Compared:
 
     def __str__(self) -> str:
         """The verdict in a line."""
-        from specbench_cli.comparison.pages.words import headline
+        from specbench_cli.compare.pages.words import headline
 
         return output.plain(headline(self._comparison))
 
     def _repr_markdown_(self) -> str:
-        from specbench_cli.comparison.pages.markdown import render
+        from specbench_cli.compare.pages.markdown import render
 
         return render(self._comparison)
 
@@ -315,7 +315,7 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.comparison.pages.columns import flat
+        from specbench_cli.compare.pages.columns import flat
 
         rows = [flat(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
@@ -323,7 +323,7 @@ class Compared:
 
     def show(self) -> None:
         """Show what changed: rendered in a notebook, elsewhere as the command prints it."""
-        from specbench_cli.comparison.pages import text
+        from specbench_cli.compare.pages import text
 
         if _in_notebook():
             _display({"text/markdown": self._repr_markdown_(), "text/plain": str(self)})

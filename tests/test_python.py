@@ -18,8 +18,8 @@ from specbench_cli import app, registry
 from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
-from specbench_cli.report.numbers.row import Row
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.row import Row
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -73,7 +73,7 @@ def test_importing_the_package_imports_nothing_heavy_and_still_names_all_of_it()
 def test_names_stay_what_they_are_once_the_rooms_are_imported():
     """A submodule of the same name would take an attribute's place."""
     importlib.import_module("specbench_cli.app")
-    importlib.import_module("specbench_cli.comparison.compare")
+    importlib.import_module("specbench_cli.compare.compare")
     assert all(inspect.isroutine(getattr(sb, name)) for name in ("run", "load", "compare"))
     assert not [name for name in sb.__all__ if (ROOT / "specbench_cli" / name).exists()]
 
@@ -231,7 +231,7 @@ def test_a_wrong_setting_is_an_error_and_leaves_nothing(settings, says, tmp_path
 
 
 def test_void_times_are_warned_of_and_kept(run, monkeypatch):
-    from specbench_cli.execute import run as execute
+    from specbench_cli.measure import run as execute
 
     monkeypatch.setattr(execute, "start", lambda *_: (None, SimpleNamespace(path=run.path)))
     monkeypatch.setattr(
@@ -243,7 +243,7 @@ def test_void_times_are_warned_of_and_kept(run, monkeypatch):
 
 
 def test_a_run_leaves_torch_s_threads_as_they_were(monkeypatch):
-    from specbench_cli.execute import run as execute
+    from specbench_cli.measure import run as execute
 
     def failing(*_, **__):
         torch.set_num_threads(before + 1)

@@ -32,8 +32,8 @@ import psutil
 import torch
 
 from specbench_cli import app
-from specbench_cli.execute.isolation import rooms
 from specbench_cli.measure import quiet
+from specbench_cli.measure.isolation import rooms
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 

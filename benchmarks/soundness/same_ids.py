@@ -17,8 +17,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.planning.plan import make_plan
+from specbench_cli.measure.bench import Bench
+from specbench_cli.plan.plan import make_plan
 
 Decoded = tuple[list[int], tuple[tuple[int, int], ...]]
 

@@ -18,12 +18,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.verdict import LEAST
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.types import Tokens
-from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.planning.plan import make_plan
+from specbench_cli.judge.verdict import LEAST
+from specbench_cli.measure.bench import Bench
+from specbench_cli.plan.plan import make_plan
 from specbench_cli.stats.martingale import LEVEL, TILTS
 
 LEVELS, TOKENS = 5, 96

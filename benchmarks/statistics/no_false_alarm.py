@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from specbench_cli import registry
-from specbench_cli.report.numbers.standing import broken, near_ties, surprise
+from specbench_cli.judge.broken import broken, near_ties, surprise
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 

@@ -35,14 +35,14 @@ from specbench_cli.models import resolve
 from specbench_cli.report.figures import frontier
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown_table import table
-from specbench_cli.report.numbers.evidence import score_over
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.reading import read
-from specbench_cli.report.terminal import text
 from specbench_cli.stats.difference import Difference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
+from specbench_cli.summary import text
+from specbench_cli.summary.evidence import score_over
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 TASKS = {"steps": "chains"}
 """The task of rules, if it is not `mini`."""

@@ -44,11 +44,11 @@ from specbench_cli.engine.drafting.goodput import emitted, synergy
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.planning.plan import Arm, make_plan
-from specbench_cli.execute.window import Windows
+from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.step_costs import StepCosts, quick
+from specbench_cli.measure.window import Windows
+from specbench_cli.plan.plan import Arm, make_plan
 
 SIZES = (1, 2, 4, 8)
 ID_SIZES = (*SIZES, 16)

@@ -73,7 +73,7 @@ def card(name: str) -> dict[str, Any]:
 
 def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
     """What the newest certificate says of a method, if it is of this very file."""
-    from specbench_cli.report.numbers.standing import certificates
+    from specbench_cli.judge.broken import certificates
 
     found = certificates(name, folder)
     if not found:

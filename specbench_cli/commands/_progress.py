@@ -18,12 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.execute.apart import TUNING
-from specbench_cli.execute.planning.pace import report_seconds
-from specbench_cli.execute.window import VOID
+from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.repeats import TUNING
+from specbench_cli.measure.window import VOID
 
 if TYPE_CHECKING:
-    from specbench_cli.execute.view import Progress as HowFar
+    from specbench_cli.measure.view import Progress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"

@@ -101,7 +101,7 @@ def audit(
         return _self_test(json)
     names = _names(methods or [], every, plugin or [])
     from specbench_cli.audit.audit import audit_all
-    from specbench_cli.report.numbers.standing import CERTIFICATES
+    from specbench_cli.judge.broken import CERTIFICATES
 
     folder = out or CERTIFICATES
     done = _reusable(names, folder) if resume else []

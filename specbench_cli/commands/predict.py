@@ -337,9 +337,9 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
-    from specbench_cli.report.numbers.facts import Facts
     from specbench_cli.report.terminal.prediction_table import print_prediction
     from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.summary.facts import Facts
 
     run = RunDir.open(folder(name))
     probes = [fitting(Costs.load(file), run) for file in files] or own(run)
@@ -382,7 +382,7 @@ def _drift(first: Costs, then: Costs) -> str:
     from statistics import median
 
     from specbench_cli.measure.costs import differences
-    from specbench_cli.report.terminal.text import percent
+    from specbench_cli.summary.text import percent
 
     found = differences(first, then)
     moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)

@@ -20,8 +20,8 @@ from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 if TYPE_CHECKING:
     from specbench_cli.config.recommend import RecommendInvocation
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute.recommending.journal import Journal
-    from specbench_cli.execute.view import RunView
+    from specbench_cli.measure.view import RunView
+    from specbench_cli.predict.recommend.journal import Journal
 
 EXAMPLES = (
     "specbench recommend",
@@ -115,8 +115,8 @@ def _recommended(
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
-    from specbench_cli.execute.recommending import journal as kept
-    from specbench_cli.execute.recommending.search import prepare
+    from specbench_cli.predict.recommend import journal as kept
+    from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
 
     if how.resume is not None and kept.finished(how.resume) is None:
@@ -150,17 +150,17 @@ def _measured(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
-    from specbench_cli.execute import apart
-    from specbench_cli.execute.recommending import journal as kept
-    from specbench_cli.execute.recommending.advice import advise
-    from specbench_cli.execute.recommending.search import recommend as search
+    from specbench_cli.measure import repeats
+    from specbench_cli.predict.recommend import journal as kept
+    from specbench_cli.predict.recommend.advice import advise
+    from specbench_cli.predict.recommend.search import recommend as search
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir, remember
 
     begun = time.monotonic()
     try:
         outcome = search(journal, place, view, how.force)
-    except apart.Unfinished as fault:
+    except repeats.Unfinished as fault:
         if fault.told:
             raise typer.Exit(fault.exit_code) from fault
         raise
@@ -173,7 +173,12 @@ def _measured(
         view.stage("writing the confirmation's report")
         reading = outputs.write_outputs(RunDir.open(outcome.run))
     result = advise(
-        journal, outcome, reading, sizes=how.batches, costs=how.costs, others=how.against
+        journal,
+        outcome,
+        reading.summary if reading is not None else None,
+        sizes=how.batches,
+        costs=how.costs,
+        others=how.against,
     )
     result["header"] = _header(journal, reading)
     result["wall_s"] = round(time.monotonic() - begun, 1)
@@ -202,7 +207,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
-    from specbench_cli.execute.isolation.rooms import vet
+    from specbench_cli.measure.isolation.rooms import vet
 
     asked, sources = load(
         {"methods": registry.lossless()}

@@ -18,7 +18,7 @@ from specbench_cli.commands._formats import formats
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.report.source import Source
+    from specbench_cli.summary.source import Source
 
 SPEC_BENCH = "spec-bench"
 EXAMPLES = (
@@ -245,12 +245,12 @@ def _compare(
     run: str, prompt: str, method: str | None, json: bool, out: Path | None, overwrite: bool
 ) -> ExitCode:
     """Show the outputs on one prompt, or write who computed when."""
-    from specbench_cli.report.numbers.comparison import compare
-    from specbench_cli.report.numbers.facts import Facts
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.terminal.tokens import decoder_of
     from specbench_cli.report.timeline.files import write_lanes
     from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.summary.comparison import compare
+    from specbench_cli.summary.facts import Facts
 
     run_dir = RunDir.open(folder(run))
     target = Facts.of(run_dir.manifest).target

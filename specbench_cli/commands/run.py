@@ -19,14 +19,14 @@ from specbench_cli.config import options
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import BLOCKS, option
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.execute import apart
+from specbench_cli.measure import repeats
 from specbench_cli.store.recorded import chance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
     from specbench_cli.config.run import RunConfig, RunInvocation
-    from specbench_cli.execute.planning.plan import Plan
-    from specbench_cli.execute.run import Result
+    from specbench_cli.measure.run import Result
+    from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
 
 EXAMPLES = (
@@ -72,7 +72,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
     if how.parent is not None:
-        apart.begin_apart(how.parent)
+        repeats.begin_apart(how.parent)
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 
@@ -122,9 +122,9 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
 
 def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.execute import run as execute
-    from specbench_cli.execute.planning.matrix import is_matrix, pairs
-    from specbench_cli.execute.planning.outlook import outlook
+    from specbench_cli.measure import run as execute
+    from specbench_cli.plan.matrix import is_matrix, pairs
+    from specbench_cli.plan.power import outlook
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
         first, facts = execute.dry(each)
@@ -140,8 +140,8 @@ def _measure(
     Raises:
         typer.Exit: this process measured one repeat; the parent process reads the exit code.
     """
-    from specbench_cli.execute import run as execute
-    from specbench_cli.execute.planning.matrix import is_matrix
+    from specbench_cli.measure import run as execute
+    from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import folder
 
@@ -172,7 +172,7 @@ def _measure(
             fresh=settings is not None,
         )
     if part:
-        raise typer.Exit(apart.DONE + made.exit_code)
+        raise typer.Exit(repeats.DONE + made.exit_code)
     with told_how_to_go_on(place, view, part=False):
         return place, [made], written(place, view)
 
@@ -206,7 +206,7 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
 
 def _vet(plugin: str) -> None:
     """Have a plug-in imported in a process of its own first. Raises UsageError."""
-    from specbench_cli.execute.isolation.rooms import vet
+    from specbench_cli.measure.isolation.rooms import vet
 
     vet(plugin)
 
@@ -214,8 +214,8 @@ def _vet(plugin: str) -> None:
 def _show(reading: Reading, folder: Path, form: output.Format) -> None:
     """Show a run's result."""
     from specbench_cli.report.export import row_dicts
-    from specbench_cli.report.load import as_dict, load_rows, saturation
     from specbench_cli.report.terminal import table
+    from specbench_cli.summary.load import as_dict, load_rows, saturation
 
     if form == "json":
         manifest = reading.run.manifest

@@ -1,1 +1,1 @@
-"""What was measured on, how quiet it was, and how much memory it took."""
+"""The measurement of a run: loading models, decoding prompts, quiet windows, machine facts."""

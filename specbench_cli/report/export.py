@@ -10,9 +10,9 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.output import harmless
-from specbench_cli.report.numbers.summary import ALL, Summary
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal import claims
+from specbench_cli.summary.summary import ALL, Summary
 
 
 def row_dicts(summary: Summary) -> list[dict[str, Any]]:

@@ -10,25 +10,25 @@ from typing import Any, TypeVar
 
 from specbench_cli import output
 from specbench_cli.predict import parallel
-from specbench_cli.report import columns, load
-from specbench_cli.report.columns import Column
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown_sweep import sweep_part, tuning_part
 from specbench_cli.report.markdown_table import fenced, inline, table
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.forced import ByTarget, by_target
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.pareto import Sweep, sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
-from specbench_cli.report.terminal import claims, text
+from specbench_cli.report.terminal import claims
 from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.manifest import truncate_texts
+from specbench_cli.summary import columns, load, text
+from specbench_cli.summary.columns import Column
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.forced import ByTarget, by_target
+from specbench_cli.summary.pareto import Sweep, sweep_of
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 T = TypeVar("T")
 _LISTED = 50

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.report.columns import swept
 from specbench_cli.report.markdown_table import inline, table
-from specbench_cli.report.pareto import Sweep
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import grid
+from specbench_cli.summary import text
+from specbench_cli.summary.columns import swept
+from specbench_cli.summary.pareto import Sweep
 
 
 def sweep_part(sweep: Sweep, figures: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from specbench_cli import output
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
 
 _MEANT = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"

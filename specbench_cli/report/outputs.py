@@ -9,14 +9,14 @@ from specbench_cli import files, output
 from specbench_cli.report.export import write_csv, write_json
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.load import load_rows, write_loads
 from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.paper.latex import write_latex
-from specbench_cli.report.pareto import sweep_of, write_points
 from specbench_cli.report.reading import Reading, read
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.load import load_rows, write_loads
+from specbench_cli.summary.pareto import sweep_of, write_points
 
 Figures = Sequence[Path]
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.belonging import Difference, differences, short_names
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.forced import beside
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import Summary, summarise
-from specbench_cli.report.source import Source, light
 from specbench_cli.report.spec_bench.files import Imported
 from specbench_cli.report.terminal.incidents import Incidents
-from specbench_cli.report.together import join
 from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.matrix import members
 from specbench_cli.store.recorded import no_output
 from specbench_cli.store.run_dir import RunDir, latest, runs
 from specbench_cli.store.schema import Record
+from specbench_cli.summary.compatibility import Difference, differences, short_names
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.forced import beside
+from specbench_cli.summary.source import Source, light
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import Summary, summarise
+from specbench_cli.summary.together import join
 
 if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench

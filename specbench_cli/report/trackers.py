@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 from specbench_cli.config.problems import shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
-from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.row import Row
 
 ANSWER_S = 5.0
 """Timeout in seconds to connect to a server."""

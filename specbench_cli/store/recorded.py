@@ -1,12 +1,14 @@
-"""Acceptance rate from a run's records (for runs of shapes), and the error for missing records."""
+"""Acceptance rate and decodable prompts of a run's records; the error for missing records."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import Record
 
 
 def chance(asked: str) -> str:
@@ -61,3 +63,15 @@ def no_output(path: Path) -> UsageError:
         f"{path} holds no output: it has no records.jsonl, or an empty one{kept}",
         "name a run with records (specbench list runs), or start a new one: specbench run",
     )
+
+
+def without_prompt_errors(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
+    """Return the records of prompts that the model can decode.
+
+    The other prompts fail for every method, so they do not count as failures of a method. The
+    records of the baseline decide, because another method could fake this error.
+    """
+    unasked = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.unasked}
+    if not unasked:
+        return list(records)
+    return [r for r in records if (r.prompt_id, r.turn, r.pass_) not in unasked]

@@ -12,8 +12,8 @@ from specbench_cli.audit.checks import law as checks_law
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config.run import RunConfig
-from specbench_cli.execute import passes
-from specbench_cli.execute import run as execute
+from specbench_cli.measure import passes
+from specbench_cli.measure import run as execute
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import RunDir
 

@@ -8,10 +8,10 @@ import pytest
 from specbench_cli.audit.audit import audit
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import run as execute
+from specbench_cli.measure import run as execute
 from specbench_cli.report.reading import read
-from specbench_cli.report.terminal import text
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary import text
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 

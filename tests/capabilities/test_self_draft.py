@@ -27,12 +27,12 @@ from specbench_cli.engine.types import Draft, Hidden, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-from specbench_cli.execute import run as execute
+from specbench_cli.measure import run as execute
 from specbench_cli.models.resolve import resolve
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.summary import summarise
 
 FILE = Path(__file__).parent / "plugins" / "self_draft.py"
 RULES = {"greedy": Sampling(), "coupled": Sampling("coupled", 0.8, seed=3)}

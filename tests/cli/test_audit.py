@@ -8,7 +8,7 @@ import pytest
 
 from specbench_cli import app, registry
 from specbench_cli.audit import audit
-from specbench_cli.report.numbers.standing import failed_certificate
+from specbench_cli.judge.broken import failed_certificate
 
 PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specbench_cli import app
-from specbench_cli.execute import bench
+from specbench_cli.measure import bench
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.models import resolve
 from specbench_cli.store import jsonl

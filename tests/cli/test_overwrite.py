@@ -13,8 +13,8 @@ from specbench_cli.commands._progress import RunProgress
 from specbench_cli.commands.training._shared import check_model, forget_work
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import run as execute
 from specbench_cli.files import write_listed
+from specbench_cli.measure import run as execute
 from specbench_cli.measure.costs import check_writable
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.store.run_dir import RunDir

@@ -6,9 +6,9 @@ import yaml
 from specbench_cli import registry
 from specbench_cli.config.load import load
 from specbench_cli.config.profile import FOLDER, PROFILES
-from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE, aliases
+from specbench_cli.plan.plan import make_plan
 
 
 def config_of(name, tmp_path, **flags):

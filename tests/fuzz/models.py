@@ -21,7 +21,7 @@ from specbench_cli import registry
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
-from specbench_cli.execute.bench import check_memory, readable
+from specbench_cli.measure.bench import check_memory, readable
 from specbench_cli.models.gguf import converted
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 from mutate import bytes_changed, changed, line
 
-from specbench_cli.comparison.baselines import baseline
-from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.compare import compare
+from specbench_cli.compare.baselines import baseline
+from specbench_cli.compare.baselines.from_run import read_run
+from specbench_cli.compare.compare import compare
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report import outputs
-from specbench_cli.report.numbers import summary
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "results/reference/default-2cores"

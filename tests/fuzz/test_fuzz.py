@@ -16,7 +16,7 @@ INPUTS |= {"configs": 60, "tasks": 40, "questions": 100, "costs": 60, "arguments
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr("specbench_cli.report.numbers.summary.RESAMPLES", 19)
+    monkeypatch.setattr("specbench_cli.summary.summary.RESAMPLES", 19)
 
 
 @pytest.mark.parametrize("name", INPUTS)

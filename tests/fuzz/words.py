@@ -18,8 +18,8 @@ from subjects import PARALLEL, REFERENCE, ROOT, Subject
 from specbench_cli import app, registry
 from specbench_cli.config.load import load
 from specbench_cli.config.run import RunConfig
-from specbench_cli.execute.planning.plan import make_plan
 from specbench_cli.measure.costs import Costs
+from specbench_cli.plan.plan import make_plan
 from specbench_cli.tasks.load import load_task
 from specbench_cli.tasks.sample import sample
 

@@ -12,11 +12,11 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import UsageError
-from specbench_cli.execute.bench import Bench
-from specbench_cli.execute.planning.memory import Room, within
-from specbench_cli.execute.planning.plan import make_plan
+from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.footprint import expected
 from specbench_cli.measure.memory import Ledger
+from specbench_cli.measure.memory_budget import Room, within
+from specbench_cli.plan.plan import make_plan
 
 
 def config(*methods, **given):

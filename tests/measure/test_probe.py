@@ -22,11 +22,11 @@ from specbench_cli.engine.types import Draft, Features, Out
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.execute.window import Windows
 from specbench_cli.measure import rounds as module
 from specbench_cli.measure.costs import HostPoint
 from specbench_cli.measure.probe import FULL, Chain, Probe, _beyond, _typical
 from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.window import Windows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""

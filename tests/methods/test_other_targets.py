@@ -15,7 +15,6 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
 from methods.sps import Sps
 from methods.vanilla import Vanilla
-from specbench_cli.audit.oracle import Oracle
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.sequence import StopRule
@@ -23,6 +22,7 @@ from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Source, Step
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
+from specbench_cli.judge.oracle import Oracle
 
 Maker = Callable[..., Path]
 BUDGET = 24

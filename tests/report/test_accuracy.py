@@ -6,11 +6,11 @@ import io
 import pytest
 
 from specbench_cli.report.export import row_dicts
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.reading import Incidents, Reading
 from specbench_cli.report.terminal.table import print_runs
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ import pytest
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
-from specbench_cli.report.load import (
+from specbench_cli.report.markdown import report
+from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.store.schema import PASSES_APART, Batch
+from specbench_cli.summary.load import (
     as_dict,
     errors,
     knee,
@@ -21,10 +24,7 @@ from specbench_cli.report.load import (
     saturation,
     write_loads,
 )
-from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.summary import summarise
-from specbench_cli.report.terminal.incidents import Incidents
-from specbench_cli.store.schema import PASSES_APART, Batch
+from specbench_cli.summary.summary import summarise
 
 SECOND = 1_000_000_000
 

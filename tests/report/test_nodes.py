@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture

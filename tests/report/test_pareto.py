@@ -7,9 +7,9 @@ import csv
 import pytest
 
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.summary import summarise
-from specbench_cli.report.pareto import sweep_of, write_points
 from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.summary.pareto import sweep_of, write_points
+from specbench_cli.summary.summary import summarise
 
 LENGTHS = (1, 3, 5, "heuristic")
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.columns import SPEED
 from specbench_cli.report.export import row_dicts
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.comparison import compare
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Params, Steps
+from specbench_cli.summary import text
+from specbench_cli.summary.columns import SPEED
+from specbench_cli.summary.comparison import compare
+from specbench_cli.summary.summary import summarise
 
 RULES = {"lax": "typical(epsilon=0.09, delta=0.3)", "coin": "random(rate=0.5)"}
 
@@ -104,7 +104,7 @@ def test_a_rule_of_ones_own_is_told_its_control_in_words(made):
 
 
 def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, manifest):
-    from specbench_cli.report.numbers.facts import Facts
+    from specbench_cli.summary.facts import Facts
 
     summary, own, _ = made("lax", "coin")
     shown = run_text(summary, Facts.of(own)).splitlines()

@@ -4,13 +4,13 @@ import pytest
 
 from specbench_cli.report.html import tables
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import WIDTH, run_text
+from specbench_cli.summary import text
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.belonging import differences, short_names
 from specbench_cli.report.figures import targets
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import write_markdown
-from specbench_cli.report.numbers.forced import by_target
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.terminal.table import footer, print_runs
+from specbench_cli.summary.compatibility import differences, short_names
+from specbench_cli.summary.forced import by_target
 
 
 def setting(**values):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.config.run import RunConfig
-from specbench_cli.execute.planning.plan import make_plan
+from specbench_cli.plan.plan import make_plan
 
 BOUND_S = 4.0
 """Of processor time, for 480 prompts x 45 rows: twice what is promised of a quiet machine, where it

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.source import light
 from specbench_cli.store import pieces
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.source import light
 
 PIECE = 20_000
 

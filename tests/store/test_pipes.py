@@ -8,11 +8,11 @@ import pytest
 
 from specbench_cli.audit.certificate import reusable_certificate
 from specbench_cli.errors import UsageError
-from specbench_cli.execute.planning.outlook import _seen
-from specbench_cli.execute.recommending.journal import Journal, finished
-from specbench_cli.execute.run import _ordered
+from specbench_cli.judge.broken import certificates
+from specbench_cli.measure.run import _ordered
+from specbench_cli.plan.power import _seen
+from specbench_cli.predict.recommend.journal import Journal, finished
 from specbench_cli.registry import load
-from specbench_cli.report.numbers.standing import certificates
 from specbench_cli.report.scaling.points import _drafts
 from specbench_cli.store import matrix
 from specbench_cli.store.run_dir import runs

@@ -21,11 +21,11 @@ from specbench_cli.audit.checks.sampled import ALARM
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
 from specbench_cli.audit.models.tiny import warpers
-from specbench_cli.audit.oracle import Oracle
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.judge.oracle import Oracle
 
 SAMPLING = Sampling("rejection", 0.9, top_k=200, top_p=0.95, seed=11)
 TOKENS = 800

@@ -43,17 +43,19 @@ def probe(
     """
     asked = _asked(given, methods, sets, check)
     # From here on torch is needed, which takes a second: what could be refused before was.
-    from specbench_cli.execute.bench import Bench
-    from specbench_cli.execute.costs import costs_of, models_of, sessions, sizes, together
-    from specbench_cli.execute.planning.plan import make_plan
-    from specbench_cli.execute.window import Windows
+    from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.costs import Setup, check_writable
+    from specbench_cli.measure.isolation.rooms import check_plugins
     from specbench_cli.measure.kept import kept_at
     from specbench_cli.measure.machine import fingerprint
+    from specbench_cli.measure.method_costs import costs_of, models_of, sessions, sizes, together
     from specbench_cli.measure.probe import ROUNDS, Probe
     from specbench_cli.measure.quiet import QuietMeter
+    from specbench_cli.measure.window import Windows
+    from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction_table import print_costs
 
+    check_plugins(asked)
     plan = make_plan(asked)
     bench = Bench(plan)
     machine = fingerprint()

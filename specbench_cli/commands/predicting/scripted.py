@@ -30,8 +30,8 @@ def under_load(
     from specbench_cli.predict.costs import BatchCosts
     from specbench_cli.predict.load import simulate_load
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
-    from specbench_cli.report import load as table
     from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.summary import load as table
 
     try:
         loads = Arrivals.sweep(load)

@@ -12,16 +12,16 @@ from specbench_cli.errors import SpecbenchError
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute.planning.plan import Plan
-    from specbench_cli.execute.run import Result
-    from specbench_cli.execute.view import RunView
+    from specbench_cli.measure.run import Result
+    from specbench_cli.measure.view import RunView
+    from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
 
 
 def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """The folder of a matrix that is begun; each of its runs can be planned."""
-    from specbench_cli.execute import run as execute
-    from specbench_cli.execute.planning.matrix import pairs
+    from specbench_cli.measure import run as execute
+    from specbench_cli.plan.matrix import pairs
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
@@ -41,7 +41,7 @@ def carry_out(
 ) -> tuple[list[Result], Reading]:
     """Do what a matrix's runs lack, one run after another, and read them as one."""
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute import run as execute
+    from specbench_cli.measure import run as execute
     from specbench_cli.report import outputs
     from specbench_cli.report.reading import read_matrix
     from specbench_cli.store import matrix

@@ -11,12 +11,12 @@ import typer
 
 from specbench_cli import output
 from specbench_cli.errors import EnvironmentFault, ExitCode, not_written
-from specbench_cli.execute import apart
+from specbench_cli.measure import repeats
 
 if TYPE_CHECKING:
-    from specbench_cli.execute.planning.plan import Plan
-    from specbench_cli.execute.run import Result
-    from specbench_cli.execute.view import RunView
+    from specbench_cli.measure.run import Result
+    from specbench_cli.measure.view import RunView
+    from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
     from specbench_cli.store.run_dir import RunDir
 
@@ -41,7 +41,7 @@ def measured(
     fresh: bool,
 ) -> Result:
     """Do what a run lacks (`execute.run`), which is found again as `place`."""
-    from specbench_cli.execute import run as execute
+    from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir, remember
 
     try:
@@ -54,7 +54,7 @@ def measured(
             force=force,
             in_turn=in_turn,
         )
-    except apart.Unfinished as fault:
+    except repeats.Unfinished as fault:
         if fault.told and plan is not None and plan.config.repeats == 1:
             raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
         raise
@@ -103,4 +103,4 @@ def _resumption(path: Path) -> str | None:
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 
-    return apart.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    return repeats.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None

@@ -93,9 +93,9 @@ def _measured(
     """Figures of the method by family."""
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.execute import run as execute
-    from specbench_cli.report.numbers.quality import quality as figures
+    from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.summary.quality import quality as figures
 
     params: dict[str, dict[str, Any]] = {BASELINE: {}, measurement.method: {}}
     if measurement.method != BASELINE:

@@ -23,8 +23,8 @@ from specbench_cli.report.figures import (
 )
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
+from specbench_cli.summary.pareto import sweep_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.report.numbers.pairing import loss
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import Record, Steps
+from specbench_cli.summary.pairing import loss
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import Summary
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.panels import panels
-from specbench_cli.report.numbers.pairing import decode
-from specbench_cli.report.numbers.row import Speedup
-from specbench_cli.report.numbers.speedups import speedups
 from specbench_cli.store.schema import Record
+from specbench_cli.summary.pairing import decode
+from specbench_cli.summary.row import Speedup
+from specbench_cli.summary.speedups import speedups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from specbench_cli.config.sweep import written
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
 from specbench_cli.report.figures.drawing.style import INK, MUTED
-from specbench_cli.report.pareto import Point, Sweep, is_number, is_ranked
+from specbench_cli.summary.pareto import Point, Sweep, is_number, is_ranked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

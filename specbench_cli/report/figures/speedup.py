@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.style import INK, MUTED
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.numbers.forced import ByTarget, by_target
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.forced import ByTarget, by_target
+from specbench_cli.summary.row import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import Record
+from specbench_cli.summary import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

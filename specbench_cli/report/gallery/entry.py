@@ -17,11 +17,11 @@ from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
 from specbench_cli.report.gallery.sentences import three
 from specbench_cli.report.html.facts import public
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.row import Row
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import GUARANTEES, STRICT
+from specbench_cli.summary import text
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.row import Row
 
 FILE = "entry.json"
 

@@ -12,8 +12,6 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from specbench_cli import output
-from specbench_cli.report import columns
-from specbench_cli.report.columns import Heading
 from specbench_cli.report.gallery.entry import Entry, Line
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public
@@ -22,8 +20,9 @@ from specbench_cli.report.html.page import NAME as REPORT
 from specbench_cli.report.html.page import asset, environment, heading, lead, policy, warned
 from specbench_cli.report.html.tables import Cell, Table, word
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import GUARANTEES
+from specbench_cli.summary import columns, text
+from specbench_cli.summary.columns import Heading
 
 MARK = "specbench gallery"
 """What an index says that it was made by; another's page is not written over."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from specbench_cli.errors import BadAnswer, EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.report.html.facts import public
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.speedups import BASELINE
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.speedups import BASELINE
 
 AGAIN = "specbench run, on a quiet machine"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specbench_cli.report.numbers.row import Row, alike
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.row import Row, alike
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import Summary
 
 _NAMED = 4
 """Rows that a sentence names one by one."""

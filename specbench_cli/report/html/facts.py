@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specbench_cli.report.terminal import text
 from specbench_cli.store.manifest import truncate_texts
+from specbench_cli.summary import text
 
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
 """An absolute path; its last part is its name."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from specbench_cli import registry
 from specbench_cli.config.sweep import written
 from specbench_cli.errors import UsageError
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
     from specbench_cli.api import Method

@@ -19,21 +19,21 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli import output
-from specbench_cli.report.columns import LEFT_OUT_OF_BRIEF
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public, sections
 from specbench_cli.report.html.figures import HEAVIEST, inlined
 from specbench_cli.report.html.methods import cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
-from specbench_cli.report.numbers.facts import HOSTED
-from specbench_cli.report.numbers.row import Row, alike
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.summary import text
+from specbench_cli.summary.columns import LEFT_OUT_OF_BRIEF
+from specbench_cli.summary.facts import HOSTED
+from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.row import Row, alike
 
 NAME = "report.html"
 _ROOM = 4_000_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench_cli.report.numbers.comparison import Decode
+from specbench_cli.summary.comparison import Decode
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What decoders put in place of bytes that are no character yet."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.report import columns
-from specbench_cli.report.columns import Column, Heading, Value, swept
 from specbench_cli.report.html.facts import public
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.pareto import Sweep
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims, text
+from specbench_cli.report.terminal import claims
+from specbench_cli.summary import columns, text
+from specbench_cli.summary.columns import Column, Heading, Value, swept
+from specbench_cli.summary.pareto import Sweep
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 _MOST = 500
 """Cells of a kind that are listed one by one."""

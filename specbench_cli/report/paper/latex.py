@@ -14,18 +14,19 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from specbench_cli.report.columns import COST, SPEED, swept
 from specbench_cli.report.figures import CAPTIONS
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
 from specbench_cli.report.paper import methods_text
 from specbench_cli.report.paper.bibliography import Bibliography, bibliography
 from specbench_cli.report.paper.tex import Tex, escape
-from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims, text
+from specbench_cli.report.terminal import claims
 from specbench_cli.report.terminal.grids import Grid, by_family, grid
+from specbench_cli.summary import text
+from specbench_cli.summary.columns import COST, SPEED, swept
+from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
 """A width that no line of the header reaches: LaTeX breaks lines itself."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specbench_cli.report.numbers.facts import FUSED, HOSTED, Facts
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.facts import FUSED, HOSTED, Facts
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 _DTYPES = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
 _RULES = {

@@ -11,9 +11,9 @@ from typing import Any
 
 from specbench_cli import files
 from specbench_cli.errors import UsageError
-from specbench_cli.report.belonging import facts
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir, folder
+from specbench_cli.summary.compatibility import facts
 
 SIZES = {
     "tokens": "tokens that a draft was trained on",

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from specbench_cli.report.numbers.pairing import loss
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import ALL
 from specbench_cli.store.schema import Family, Record
+from specbench_cli.summary.pairing import loss
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import ALL
 
 Retokenised = Callable[[str], int]
 """How many tokens a text has, whatever the tokenizer adds by itself included."""

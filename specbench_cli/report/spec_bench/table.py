@@ -9,12 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specbench_cli import output
-from specbench_cli.report.columns import Align
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.numbers.summary import ALL
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.source import Source
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
     Answers,
@@ -24,9 +19,14 @@ from specbench_cli.report.spec_bench.formulas import (
     answers_of,
     figures,
 )
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import Grid
 from specbench_cli.report.terminal.tokens import text_of, tokenizer_of
+from specbench_cli.summary import text
+from specbench_cli.summary.columns import Align
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.source import Source
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import ALL
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (

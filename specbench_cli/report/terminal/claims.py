@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import text
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
     from specbench_cli.api import Claim

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.report import columns
-from specbench_cli.report.columns import Align, Column
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import columns, text
+from specbench_cli.summary.columns import Align, Column
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

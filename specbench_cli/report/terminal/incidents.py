@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specbench_cli.report.terminal import text
 from specbench_cli.store.schema import Record
+from specbench_cli.summary import text
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ import textwrap
 from itertools import zip_longest
 
 from specbench_cli import output
-from specbench_cli.report.numbers.comparison import Comparison, Lane, Side
 from specbench_cli.report.terminal.table import WIDTH
+from specbench_cli.summary.comparison import Comparison, Lane, Side
 
 _COLUMN = (WIDTH - 3) // 2
 _OPEN, _CLOSE = ">>", "<<"

@@ -11,15 +11,14 @@ from typing import Any, Literal
 from rich.text import Text
 
 from specbench_cli import output
-from specbench_cli.report import columns
-from specbench_cli.report.columns import Align, Column
-from specbench_cli.report.load import load_lines
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.forced import by_target
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import ALL, Summary
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
+from specbench_cli.summary import columns, text
+from specbench_cli.summary.columns import Align, Column
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.forced import by_target
+from specbench_cli.summary.load import load_lines
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import ALL, Summary
 
 WIDTH = 100
 _BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}

@@ -10,7 +10,7 @@ from specbench_cli.errors import SpecbenchError, is_foreign
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.hub import cached_snapshot
 from specbench_cli.models.resolve import resolve
-from specbench_cli.report.numbers.comparison import Decode
+from specbench_cli.summary.comparison import Decode
 
 
 def decoder_of(target: str) -> Decode | None:

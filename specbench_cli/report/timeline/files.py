@@ -8,11 +8,11 @@ from pathlib import Path
 from specbench_cli.errors import UsageError
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.lanes import draw_lanes
-from specbench_cli.report.numbers.comparison import Comparison
-from specbench_cli.report.numbers.speedups import BASELINE
-from specbench_cli.report.source import Source
 from specbench_cli.report.timeline.chrome_trace import write_trace
 from specbench_cli.report.timeline.lanes import Lanes, lanes_of
+from specbench_cli.summary.comparison import Comparison
+from specbench_cli.summary.source import Source
+from specbench_cli.summary.speedups import BASELINE
 
 _STEPS = 8
 """That the picture shows of the output with the longest ones; the trace has all."""

@@ -17,7 +17,7 @@ from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
 from specbench_cli.engine.drafting.goodput import emitted
 from specbench_cli.engine.models.load import load_decoder
-from specbench_cli.execute import costs as probing
+from specbench_cli.measure import method_costs as probing
 from specbench_cli.measure import probe
 from specbench_cli.measure.costs import Costs
 from specbench_cli.measure.kept import kept_at

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from specbench_cli import app
-from specbench_cli.execute import passes
-from specbench_cli.execute.recommending import search
-from specbench_cli.execute.recommending.halving import Pace
+from specbench_cli.measure import passes
+from specbench_cli.predict.recommend import search
+from specbench_cli.predict.recommend.halving import Pace
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")

@@ -17,10 +17,10 @@ from specbench_cli.commands._progress import (
     how_far,
     make_progress,
 )
-from specbench_cli.execute.apart import TUNING
-from specbench_cli.execute.planning.pace import report_seconds
-from specbench_cli.execute.view import Progress
-from specbench_cli.execute.window import VOID
+from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.repeats import TUNING
+from specbench_cli.measure.view import Progress
+from specbench_cli.measure.window import VOID
 from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
 PLAN = {

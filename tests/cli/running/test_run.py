@@ -17,7 +17,7 @@ from specbench_cli.commands.run import EXAMPLES
 from specbench_cli.config.load import DEFAULT_METHODS
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.run import RunConfig
-from specbench_cli.execute import turns
+from specbench_cli.measure import machine_lock
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -77,10 +77,10 @@ def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
 
 
 def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(turns, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.01)
     code, _, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
-    turns.own(tmp_path / "turns").close()
-    turns.own.cache_clear()
+    machine_lock.own(tmp_path / "turns").close()
+    machine_lock.own.cache_clear()
     assert code == 0
     assert err.count("no other run takes turns with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()

@@ -16,7 +16,7 @@ from specbench_cli.commands._progress import RunProgress
 from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.execute import run as execute
+from specbench_cli.measure import run as execute
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -250,7 +250,7 @@ def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
 
 
 def test_foreign_recommendation_is_refused(tmp_path, cli, write):
-    from specbench_cli.execute.recommending.journal import FILE, Journal
+    from specbench_cli.predict.recommend.journal import FILE, Journal
 
     place = tmp_path / "picked"
     plugin = write(place / "evil.py")

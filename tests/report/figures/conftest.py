@@ -14,8 +14,8 @@ from matplotlib.text import Text
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.store.schema import ForwardKind, Trace
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture(autouse=True)

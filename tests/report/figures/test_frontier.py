@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.report.figures import frontier
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.store.schema import Params
+from specbench_cli.summary.summary import summarise
 
 EPSILONS = (0.05, 0.3)
 

@@ -19,11 +19,11 @@ from specbench_cli.report.figures import cost, pareto, prompts, speedup, waterfa
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
-from specbench_cli.report.numbers.row import Row
-from specbench_cli.report.numbers.summary import Summary
-from specbench_cli.report.pareto import sweep_of
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
 
 REFERENCE = Path(__file__).parents[3] / "results/reference"
 _RADIUS = 2.2

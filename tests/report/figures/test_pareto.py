@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.report.figures import pareto
-from specbench_cli.report.numbers.summary import summarise
-from specbench_cli.report.pareto import sweep_of
+from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.summary import summarise
 
 LENGTHS = (1, 3, 5, "heuristic")
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from specbench_cli.report.figures import speedup
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.numbers.summary import summarise
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture

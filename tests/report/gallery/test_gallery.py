@@ -17,10 +17,10 @@ from specbench_cli.report import figures
 from specbench_cli.report.gallery import gallery
 from specbench_cli.report.gallery.entry import load
 from specbench_cli.report.gallery.pages import boards
-from specbench_cli.report.numbers import summary
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Verdict
+from specbench_cli.summary import summary
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 

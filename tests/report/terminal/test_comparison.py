@@ -3,11 +3,11 @@
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.numbers.comparison import compare, first_difference
 from specbench_cli.report.terminal.side_by_side import page
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Steps, Trace, Verdict
+from specbench_cli.summary.comparison import compare, first_difference
 
 WORDS = "zero one two three four five six seven eight nine".split()
 VANILLA = [1, 2, 3, 4, 5]

@@ -11,23 +11,22 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli import output
-from specbench_cli.report import columns
-from specbench_cli.report.columns import COST
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.page import warned
 from specbench_cli.report.html.tables import overall
 from specbench_cli.report.markdown import report
-from specbench_cli.report.numbers.facts import Facts
-from specbench_cli.report.numbers.row import alike
-from specbench_cli.report.numbers.summary import summarise
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import text
 from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
+from specbench_cli.summary import columns, text
+from specbench_cli.summary.columns import COST
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.row import alike
+from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.report.numbers.comparison import compare
 from specbench_cli.report.timeline.files import write_lanes
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.comparison import compare
 
 
 @pytest.fixture

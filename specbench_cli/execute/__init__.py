@@ -1,1 +1,0 @@
-"""From a configuration to records on disk: plan, cells, quiet windows, passes, resume."""

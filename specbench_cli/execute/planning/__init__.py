@@ -1,1 +1,0 @@
-"""What a run will do, before it does anything."""

@@ -1,0 +1,204 @@
+"""A crew over Ray: an actor for each device of a cluster that was started by Ray's own means."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from specbench_cli.errors import EnvironmentFault, WorkerLost
+from specbench_cli.measure.cluster.worker import Worker
+from specbench_cli.plan.plan import Plan
+
+START_S = 300.0
+"""The longest that a worker may take to be there: Ray waits as long as its device is taken."""
+
+KNOCK_S = 5.0
+"""The longest that a cluster's head may take to take a call."""
+
+_BEGIN = "ray start --head (docs/workers.md says how on several machines, Slurm and Kubernetes)"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A device that a worker gets for itself, with its share of the node's CPUs."""
+
+    node: str
+    address: str
+    cpus: float
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.address}, {'a GPU' if self.gpus else 'its CPUs'}"
+
+
+def seats(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Seat]:
+    """The devices of a cluster that a run can have: each GPU; the CPUs of each node, as one, where
+    it asks for them or no node has a GPU.
+
+    Args:
+        nodes: as `ray.nodes()` lists them.
+        device: that the run asks for: auto, cpu or cuda.
+    Raises:
+        EnvironmentFault: there is none.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+    held = [
+        (node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), int(gpus))
+        for node in alive
+        for gpus in [node["Resources"].get("GPU", 0)]
+    ]
+    graphic = [
+        Seat(node, address, cpus // gpus, 1)
+        for node, address, cpus, gpus in held
+        for _ in range(gpus)
+    ]
+    plain = [Seat(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
+    found = plain if device == "cpu" else graphic if device == "cuda" else graphic or plain
+    if not found:
+        told = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
+        raise EnvironmentFault(
+            f"--device {device}: Ray's cluster has no such device ({told})",
+            hint="--device auto, or a node that has: ray start --address HOST:PORT --num-gpus=1",
+        )
+    return found
+
+
+class RayCrew:
+    """See `dealing.Crew`; made by `connected`."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[Future[Any], str] = {}
+        self._there: set[str] = set()
+
+    def hire(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
+        """See `dealing.Crew`."""
+        found = dict(zip(names, seats(self._ray.nodes(), plan.config.device), strict=False))
+        pinned = importlib.import_module("ray.util.scheduling_strategies")
+        actor = self._ray.remote(Worker)
+        order = plan.config.model_dump_json()
+        for name, seat in found.items():
+            self._actors[name] = actor.options(
+                num_cpus=seat.cpus,
+                num_gpus=seat.gpus,
+                scheduling_strategy=pinned.NodeAffinitySchedulingStrategy(seat.node, soft=False),
+            ).remote(order, str(folder))
+        return {name: str(seat) for name, seat in found.items()}
+
+    def ask(self, name: str, what: str, *args: Any) -> None:
+        """See `dealing.Crew`."""
+        # Of signals that come while one waits, `ray.wait` makes a Ctrl-C, whatever they are.
+        self._asked[getattr(self._actors[name], what).remote(*args).future()] = name
+
+    def reply(self) -> tuple[str, Any]:
+        """See `dealing.Crew`. Who does not answer for the first time within `START_S` counts as
+        lost."""
+        new = not self._there.issuperset(self._asked.values())
+        done, _ = wait(self._asked, START_S if new else None, FIRST_COMPLETED)
+        if not done:
+            late = next(own for own, name in self._asked.items() if name not in self._there)
+            why = f"nothing was heard of it for {START_S:g} s: others have its device, or"
+            return self._asked.pop(late), WorkerLost(f"{why} Python does not start", "ray status")
+        told = done.pop()
+        name = self._asked.pop(told)
+        self._there.add(name)
+        fault = told.exception()
+        if isinstance(fault, self._ray.exceptions.RayTaskError):
+            return name, fault.cause
+        if isinstance(fault, self._ray.exceptions.RayError):
+            why = _missing(str(fault)) or f"it is gone ({type(fault).__name__})"
+            return name, WorkerLost(why)
+        return name, fault or told.result()
+
+    def dismiss(self, name: str) -> None:
+        """See `dealing.Crew`."""
+        self._ray.kill(self._actors.pop(name))
+
+
+@contextmanager
+def connected() -> Iterator[RayCrew]:
+    """A crew of the cluster that RAY_ADDRESS names, or that this machine is a node of.
+
+    Raises:
+        EnvironmentFault: Ray is not installed, or there is no such cluster.
+    """
+    ray = _package()
+    asks = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    with redirect_stdout(cast("TextIO", _Ours(sys.stdout))):
+        began = not ray.is_initialized()  # else it is a caller's, from Python
+        try:
+            if began:
+                _knock(os.environ.get("RAY_ADDRESS", ""))
+                ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        except (OSError, RuntimeError, ValueError) as fault:
+            where = os.environ.get("RAY_ADDRESS", "this machine")
+            why = str(fault).partition("\n")[0].partition(". ")[0]
+            raise EnvironmentFault(
+                f"no Ray cluster can be reached at {where}: {why}", hint=_BEGIN
+            ) from fault
+        finally:
+            if asks:
+                signal.signal(signal.SIGTERM, before)
+        crew = RayCrew(ray)
+        try:
+            yield crew
+        finally:
+            for name in [*crew._actors]:
+                crew.dismiss(name)
+            if began:
+                with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
+                    ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_S).close()
+
+
+class _Ours:
+    """What goes to stdout, without what Ray's own threads print there: results go to it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        """See `TextIO`."""
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return self._out.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+def _package() -> Any:
+    """Ray. Raises EnvironmentFault where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as fault:
+        raise EnvironmentFault(
+            "--executor ray: the Python package 'ray' is not installed",
+            hint="pip install 'specbench-cli[ray]'",
+        ) from fault
+
+
+def _missing(text: str) -> str | None:
+    """Of what Ray says of a worker, the module that its machine does not have."""
+    lines = map(str.strip, text.splitlines())
+    return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

@@ -1,0 +1,210 @@
+"""A worker: one device, which measures all rows of the questions that it is dealt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.measure.bench import Bench, readable
+from specbench_cli.measure.isolation.guests import Guests
+from specbench_cli.measure.isolation.rooms import check_plugins, close_rooms
+from specbench_cli.measure.machine import fingerprint
+from specbench_cli.measure.manifest import manifest, placed, program
+from specbench_cli.measure.method_costs import provide_costs
+from specbench_cli.measure.passes import Answers, Pass
+from specbench_cli.models.heads import resolve_head
+from specbench_cli.plan.plan import Plan, make_plan
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Record
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What a worker is.
+
+    words: what it must have as the driver has it (`words`). placed: what all workers must have in
+    common (`manifest.placed`). machine: its fingerprint.
+    """
+
+    words: Mapping[str, str]
+    placed: Mapping[str, str]
+    machine: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a manifest keeps of what a worker decodes with; see `Bench`."""
+
+    models: Mapping[str, Any]
+    heads: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    step_costs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of the questions that a worker was dealt.
+
+    notes: what a person should know. dropped: rows that it gave up until now, and why.
+    lost: why some of it is missing: a process of its own was lost. judged: whether outputs needed
+    the judge until now.
+    """
+
+    records: list[Record]
+    prompts: list[Prompt]
+    notes: list[str]
+    dropped: Mapping[str, str]
+    lost: str | None
+    judged: bool
+
+
+@dataclass(frozen=True)
+class Concluded:
+    """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
+
+    leaks: Mapping[str, str]
+    tolerance: Mapping[str, Any] | None
+    memory: Mapping[str, Any]
+
+
+class Worker:
+    """Does what it is asked, each a method: a run of its own, in a folder that goes with it, whose
+    records its driver takes.
+
+    Args:
+        order: the run's configuration as JSON.
+        folder: from where its paths lead.
+    """
+
+    def __init__(self, order: str, folder: str) -> None:
+        with suppress(OSError):  # a machine that has no such folder has no use for it
+            os.chdir(folder)
+        self._order = order
+        self._home = TemporaryDirectory(prefix="specbench-worker-")
+        self._answers, self._seen = Answers(), Seen()
+        self._deals = 0
+
+    def introduce(self) -> Introduced:
+        """Plan the run with what is here. Raises what `make_plan` does."""
+        config = RunConfig.model_validate_json(self._order)
+        check_plugins(config)
+        self._plan = make_plan(config)
+        return Introduced(words(self._plan), placed(), fingerprint())
+
+    def load(self, costs: Mapping[str, Any] | None) -> Loaded:
+        """Load what is decoded with.
+
+        Args:
+            costs: what forwards cost, as the run's methods shall know it; None: it is measured if
+                one of them asks.
+        Raises:
+            UsageError, EnvironmentFault: it does not load, or a prompt is too long.
+        """
+        held = {**manifest(self._plan, {}), "step_costs": costs}
+        self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
+        self._bench = Bench(self._plan)
+        self._bench.check_first_turns()
+        provide_costs(self._plan, self._bench, self._run_dir)
+        resolved = self._bench.resolved()
+        guests = Guests(self._plan, self._run_dir, resolved["threads"])
+        for fault in guests.unfit.values():
+            raise fault
+        self._pass = Pass(
+            self._plan, self._bench, self._run_dir, self._answers, self._seen, guests=guests
+        )
+        return Loaded(
+            self._bench.models(),
+            {**self._bench.heads(), **guests.heads},
+            {**resolved, "devices": self._bench.devices},
+            self._run_dir.manifest["step_costs"],
+        )
+
+    def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
+        """Measure questions of a pass.
+
+        Args:
+            known: what the run holds of them.
+        """
+        self._answers.learn(known)
+        self._seen.records, self._seen.notes = [], []
+        self._deals += 1
+        self._pass.deal(number, names)
+        lost = next(iter(self._pass.left_out.values()), None)
+        prompts = self._answers.of(names).prompts
+        return Made(
+            self._seen.records,
+            [prompts[key] for key in sorted(prompts.keys() - known.prompts.keys())],
+            self._seen.notes,
+            self._run_dir.manifest["dropped"],
+            None if lost is None else lost.message,
+            self._pass.judge.used,
+        )
+
+    def conclude(self) -> Concluded:
+        """Decode the first questions that it was dealt once more, see `Pass.look_back`."""
+        if self._deals > 1:
+            self._pass.look_back()
+        return Concluded(
+            self._run_dir.manifest["leaks"], self._pass.judge.facts(), self._bench.memory()
+        )
+
+    def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
+        """See `evidence.near_ties`.
+
+        Args:
+            known: what the run holds of all questions.
+        """
+        self._answers.learn(known)
+        return self._pass.near_ties(needed=True)
+
+    def close(self) -> None:
+        """End what it began."""
+        self._bench.close()
+        close_rooms()
+        self._home.cleanup()
+
+
+class Seen:
+    """Keeps what a driver is told; see `RunView`."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.notes: list[str] = []
+
+    def cell(self, record: Record) -> None:
+        """See `RunView`."""
+        self.records.append(record)
+
+    def note(self, text: str) -> None:
+        """See `RunView`."""
+        self.notes.append(text)
+
+    def flags(self) -> list[str]:
+        """See `RunView`."""
+        return []
+
+    def _unheard(self, *_: Any, **__: Any) -> None:
+        """Nobody sees a worker at work."""
+
+    planned = started = stage = prompt = window = handed_over = _unheard
+
+
+def words(plan: Plan) -> dict[str, str]:
+    """What driver and workers must have in common: `program`, and the weights."""
+    models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
+    heads = {}
+    for wanted in (wanted for arm in plan.arms for wanted in arm.method.artifacts()):
+        kind = wanted.kind
+        files = resolve_head(
+            wanted.source, kind.kind, plan.target, inside=kind.inside, hint=kind.hint
+        )
+        heads[f"{kind.kind} {files.label}"] = Weights(files.path).sha256()
+    weights = {f"the weights of {name}": sha[:12] for name, sha in (models | heads).items()}
+    return program(plan) | weights

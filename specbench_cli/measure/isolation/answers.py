@@ -1,0 +1,66 @@
+"""Answers of a plug-in's process, as bytes that the run can read without running anything.
+
+A measurement is a reference, which names a class and holds its fields. A pickle that refers to a
+class or a function is refused: by one, it could call or change what the run uses.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+
+def dump(answer: object) -> bytes:
+    """Return an answer as bytes."""
+    stream = io.BytesIO()
+    _Writer(stream).dump(answer)
+    return stream.getvalue()
+
+
+def load(content: bytes) -> Any:
+    """Return the answer that bytes hold.
+
+    Raises:
+        Exception: they hold something else than plain data and measurements.
+    """
+    return _Reader(io.BytesIO(content)).load()
+
+
+@cache
+def _classes() -> dict[str, type[Any]]:
+    """Return the classes of which an answer may hold instances, by name."""
+    # Imported when a measurement is read or written: these modules take torch.
+    from specbench_cli.measure.cell import Measured
+    from specbench_cli.measure.isolation.inside import Found
+    from specbench_cli.store import schema
+
+    of_records = (
+        *(schema.Batch, schema.Drafted, schema.ForwardKind, schema.Likelihood, schema.Ns),
+        *(schema.Params, schema.Record, schema.Steps, schema.Trace, schema.Verdict),
+    )
+    return {each.__name__: each for each in (Found, Measured, *of_records)}
+
+
+class _Writer(pickle.Pickler):
+    def persistent_id(self, obj: object) -> tuple[str, dict[str, Any]] | None:
+        """See `pickle.Pickler`."""
+        name = type(obj).__name__
+        if type(obj).__module__ == "builtins" or type(obj) is not _classes().get(name):
+            return None
+        return name, {each.name: getattr(obj, each.name) for each in fields(obj)}  # type: ignore[arg-type]
+
+
+class _Reader(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        """See `pickle.Unpickler`."""
+        name, values = pid
+        if type(name) is not str or type(values) is not dict or name not in _classes():
+            raise pickle.UnpicklingError(f"no measurement: {name!r:.100}")
+        return _classes()[name](**values)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler`."""
+        raise pickle.UnpicklingError(f"{module}.{name}")

@@ -1,0 +1,182 @@
+"""The rows of a pass that are decoded in the processes of their plug-ins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from specbench_cli.errors import (
+    EnvironmentFault,
+    MethodFault,
+    SpecbenchError,
+    UsageError,
+    WorkerLost,
+)
+from specbench_cli.measure.cell import Cell, Measured, Together
+from specbench_cli.measure.isolation.inside import Asked, Found, Opening
+from specbench_cli.measure.isolation.rooms import Room, file_of, room_of
+from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.store.manifest import truncate_texts
+from specbench_cli.store.run_dir import RunDir
+
+
+class Guests:
+    """Opens the rooms of a plan's plug-ins, and measures their rows there.
+
+    Args:
+        plan: of the run.
+        run_dir: whose files are watched while they are at work.
+        threads: torch's, here and there.
+
+    Attributes:
+        labels: of the rows. heads: what the manifest keeps of their trained modules.
+        unfit: those whose process could not load what they decode with, and why.
+    """
+
+    def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
+        self.labels = plan.apart
+        self._plan, self._run_dir, self._threads = plan, run_dir, threads
+        files = {
+            arm.name: file_of(arm.name, plan.config.plugins)
+            for arm in plan.arms
+            if arm.label in self.labels
+        }
+        self._rooms = {
+            arm.label: room_of(files[arm.name]) for arm in plan.arms if arm.name in files
+        }
+        self._opened: set[Room] = set()
+        self._warm: dict[str, tuple[list[int], int]] = {}
+        self._cold: set[str] = set()
+        self._settled: list[tuple[Any, ...]] = []
+        self.heads: dict[str, Any] = {}
+        self.unfit: dict[str, SpecbenchError] = {}
+        for room in dict.fromkeys(self._rooms.values()):
+            try:
+                self.heads |= self._open(room)
+            except (UsageError, EnvironmentFault) as fault:
+                own = (label for label, each in self._rooms.items() if each is room)
+                self.unfit |= dict.fromkeys(own, fault)
+
+    def warm_up(self, arm: Arm, ids: Sequence[int], capacity: int) -> str | None:
+        """Run a row a little, at the beginning of a pass; why that failed."""
+        self._warm[arm.label] = [*ids], capacity
+        try:
+            return self._warmed(arm.label)
+        except MethodFault as fault:
+            return fault.message
+
+    def measure(
+        self, arm: Arm, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float]
+    ) -> list[Found]:
+        """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
+        came to no answer."""
+        room, limit = self._rooms[arm.label], self._plan.config.timeout_per_prompt
+        if not room.alive and arm.method.state_scope != "prompt":
+            raise MethodFault("its process ended before, and with it what it had learnt")
+        if not room.alive:
+            self._opened.discard(room)
+            self._cold |= {label for label, each in self._rooms.items() if each is room}
+        self._open(room)
+        if arm.label in self._cold and arm.label in self._warm:
+            self._warmed(arm.label)
+        asked = [_asked(cell) for cell in cells]
+        settled, self._settled = self._settled, []
+        began = time.perf_counter_ns()
+        with self._run_dir.guarded(arm.label):
+            how = size, chunk, [*arrivals]
+            found: list[Found] = room.ask(
+                "measure", arm.label, asked, settled, *how, within=limit * len(cells)
+            )
+        took = time.perf_counter_ns() - began
+        if len(found) != len(cells) or any(
+            each.measured is not None and (each.measured.ns.total or 0) > took for each in found
+        ):
+            raise MethodFault("its process tells of more time than there was")
+        return found
+
+    def settle(self, arm: Arm, cells: Sequence[Cell]) -> None:
+        """Cells will not be measured again."""
+        self._settled += [(arm.label, *_asked(cell).key) for cell in cells]
+
+    def _open(self, room: Room) -> dict[str, Any]:
+        if room in self._opened:
+            return {}
+        plan = self._plan
+        rows = tuple(
+            (arm.name, arm.label, dict(arm.passed))
+            for arm in plan.arms
+            if self._rooms.get(arm.label) is room
+        )
+        names = [name for name, _, _ in rows]
+        config = plan.config.model_copy(
+            update={
+                "threads": self._threads,
+                "plugins": [],
+                "methods": [row for row in plan.config.methods if row.name in names],
+            }
+        )
+        costs = self._run_dir.manifest.get("step_costs")
+        models = plan.target, plan.draft, dict(plan.others)
+        opening = Opening(config, *models, costs, rows, plan.grammar)
+        with self._run_dir.guarded(", ".join(names)):
+            heads: dict[str, Any] = truncate_texts(room.ask("open", opening))
+        self._opened.add(room)
+        return heads
+
+    def _warmed(self, label: str) -> str | None:
+        ids, capacity = self._warm[label]
+        limit = self._plan.config.timeout_per_prompt
+        room = self._rooms[label]
+        with self._run_dir.guarded(label):
+            said: str | None = room.ask("warm_up", label, ids, capacity, within=limit)
+        self._cold.discard(label)
+        return said
+
+
+class Remote(Together):
+    """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
+
+    def __init__(
+        self,
+        guests: Guests,
+        cells: Sequence[Cell],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float],
+    ) -> None:
+        super().__init__(cells, size, chunk, arrivals)
+        self._guests = guests
+
+    def measure(self) -> None:
+        """Have them measured; a process that ends fails them."""
+        cells = self._cells
+        try:
+            how = self._size, self._chunk, self._arrivals
+            found = self._guests.measure(cells[0].arm, cells, *how)
+        except MethodFault as fault:
+            for cell in cells:
+                cell.measured = Measured.failed(f"{cell.arm.label}: {fault.message}")
+            return
+        for cell, each in zip(cells, found, strict=True):
+            cell.measured, cell.delay.ns = each.measured, each.delay_ns
+            if each.lost is not None:
+                cell.lost = WorkerLost(each.lost)
+
+    def settle(self, other_cpu: float | None, void: bool) -> None:
+        """See `window.Measurable`."""
+        super().settle(other_cpu, void)
+        self._guests.settle(self._cells[0].arm, self._cells)
+
+
+def _asked(cell: Cell) -> Asked:
+    recording, reference = cell.recording, cell.reference
+    return Asked(
+        cell.prompt,
+        cell.request.stop.max_new_tokens,
+        cell.pass_,
+        None if recording is None else [*recording],
+        None if reference is None else [*reference],
+        cell.pictured,
+        cell.delayed_ns,
+    )

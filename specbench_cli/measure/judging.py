@@ -1,0 +1,179 @@
+"""What becomes of a prompt's cells once they were measured: verdicts, scores, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import fsum
+from typing import Any
+
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import PromptError
+from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged
+from specbench_cli.measure.cell import Cell
+from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.scoring import score
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.schema import LOSSLESS, Record, Verdict
+from specbench_cli.tasks import written_text
+from specbench_cli.tasks.schema import Question
+
+REPLAY = "replay"
+DECIMALS = 3  # of the log-probabilities that are kept: they are looked at
+
+
+@dataclass
+class Group:
+    """The cells of one prompt, which are judged, scored and written together."""
+
+    question: Question
+    cells: list[Cell]
+    reference: list[int] | None
+    scores: dict[tuple[int, ...], float | None] = field(default_factory=dict)
+    readings: dict[tuple[int, ...], Reading] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every cell's window has been settled."""
+        return all(cell.settled for cell in self.cells)
+
+
+class Judging:
+    """Makes records of measured cells.
+
+    Args:
+        judge: gives the verdicts.
+        plan, sampling: of the run.
+        tokenizer: of the target.
+        sampled: the questions on which vanilla itself is judged, whatever the others say.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        plan: Plan,
+        sampling: Sampling,
+        tokenizer: Any,
+        sampled: Collection[str],
+    ) -> None:
+        self._judge = judge
+        self._config, self._grammar = plan.config, plan.grammar
+        self._sampling = sampling
+        self._tokenizer = tokenizer
+        self._sampled = sampled
+
+    def record(self, cell: Cell, group: Group) -> Record:
+        """The record of a cell, which was measured; a failed one has neither verdict nor score.
+
+        A cell fails too where the target's logits are not finite, and where what it tells
+        contradicts itself.
+        """
+        assert cell.measured is not None
+        if cell.measured.error is None:
+            try:
+                return self._judged(cell, group)
+            except NotFinite as fault:
+                where = f"step {_step_of(cell.measured.steps.committed, fault.at)}, {fault}"
+                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}, {where}"
+            except ArithmeticError as fault:
+                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}: {fault}"
+        return cell.record(None)
+
+    def _judged(self, cell: Cell, group: Group) -> Record:
+        assert cell.measured is not None
+        reading = self._reading(cell, group)
+        # Of outputs that no token verdict is possible of: evidence in place of proof.
+        drawn = self._sampling.draws and self._config.verify != REPLAY
+        record = cell.record(
+            self._verdict(cell, group),
+            self._score(cell, group),
+            log_likelihood=fsum(reading.log_probs) if drawn else None,
+            likelihood=reading.likelihood if drawn else None,
+            log_probs=[round(each, DECIMALS) + 0.0 for each in reading.log_probs],
+            valid=self._valid(cell),
+        )
+        try:
+            validate(record)
+        except ValueError as contradiction:
+            cell.measured.error = f"what it tells contradicts itself: {contradiction}"
+            return cell.record(None)
+        return record
+
+    def _verdict(self, cell: Cell, group: Group) -> Verdict:
+        assert cell.measured is not None
+        if cell.arm.label == REFERENCE:
+            return self._of_reference(cell, group)
+        rule, output = self._sampling.rule, cell.measured.output
+        guarantee = cell.arm.guarantees[rule]
+        if cell.replays or guarantee not in LOSSLESS:
+            return Verdict("unchecked")
+        if self._sampling.draws:
+            return self._judge.drawn(cell.request, output)
+        if group.reference is None:  # vanilla failed, which makes the run bad
+            return Verdict("unchecked")
+        if cell.arm.method.peer:
+            return self._judge.verdict(cell.request, group.reference, output)
+        steps, drafts = cell.measured.steps, cell.measured.drafts
+        return self._judge.verdict(cell.request, group.reference, output, steps, drafts)
+
+    def _of_reference(self, cell: Cell, group: Group) -> Verdict:
+        """Vanilla's own verdict: on a sample of prompts, on all where that was asked for, and
+        wherever somebody who promises its tokens came to others."""
+        assert cell.measured is not None
+        rule, output = self._sampling.rule, cell.measured.output
+        if self._sampling.draws:
+            found = self._judge.drawn(cell.request, output)
+            return Verdict("reference") if found.kind == "unchecked" else found
+        asked = self._config.judge == "all" or cell.prompt.prompt_id in self._sampled
+        asked &= self._config.acceptance is None  # the module says nothing that is imposed
+        parted = any(
+            is_judged(other.arm.guarantees[rule], rule) and other.measured.output != output
+            for other in group.cells
+            if other.measured is not None and other.measured.error is None
+        )
+        if not asked and not parted:
+            return Verdict("reference")
+        return self._judge.reference(cell.request, output)
+
+    def _score(self, cell: Cell, group: Group) -> float | None:
+        """How right the answer is. Equal answers are scored once: running code takes its time."""
+        assert cell.measured is not None
+        if group.question.scorer is None:
+            return None
+        ids = tuple(cell.measured.output)
+        if ids not in group.scores:
+            try:
+                text = written_text(self._tokenizer, ids)
+            except PromptError:  # an answer that cannot be decoded to text has no score
+                group.scores[ids] = None
+                return None
+            group.scores[ids] = score(
+                group.question,
+                cell.prompt.turn,
+                text,
+                run_code=self._config.run_code,
+                uncontained=self._config.uncontained,
+            )
+        return group.scores[ids]
+
+    def _valid(self, cell: Cell) -> bool | None:
+        """Whether a complete output belongs to the run's grammar, by its text alone."""
+        assert cell.measured is not None
+        if self._grammar is None or cell.measured.finish != "eos":
+            return None
+        return self._grammar.holds(written_text(self._tokenizer, cell.measured.output))
+
+    def _reading(self, cell: Cell, group: Group) -> Reading:
+        """The output as the target reads it: one forward for equal outputs."""
+        assert cell.measured is not None
+        ids = tuple(cell.measured.output)
+        if ids not in group.readings:
+            group.readings[ids] = self._judge.read(cell.request, ids)
+        return group.readings[ids]
+
+
+def _step_of(committed: Sequence[int], token: int) -> int:
+    """The step that an output token came with, prefill being step 0."""
+    ends = accumulate(committed, initial=1)
+    return sum(end <= token for end in ends)

@@ -1,0 +1,193 @@
+"""What forwards cost: for a run's methods that choose by it, the same to the run's end; and for
+predictions of its times, probed by itself or between a run's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from specbench_cli import __version__, registry
+from specbench_cli.config.sweep import settings
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.costs import Costs, Setup
+from specbench_cli.measure.kept import find
+from specbench_cli.measure.machine import fingerprint
+from specbench_cli.measure.probe import Measured, Probe
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.rounds import Decoding, Together
+from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
+from specbench_cli.measure.window import Windows
+from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.store.run_dir import RunDir
+
+GROWN: tuple[dict[str, Any], ...] = (
+    {"depth": 2, "width": 4, "nodes": 4},
+    {"depth": 5, "width": 4, "nodes": 16},
+    {"depth": 5, "width": 8, "nodes": 32},
+)
+DRAFTING: dict[str, tuple[dict[str, Any], ...]] = {
+    "vanilla": (),
+    "sps": ({"length": 2}, {"length": 6}),
+    "sps-tree": (
+        {"widths": (2, 1)},
+        {"widths": (4, 1, 1, 1, 1)},
+        *({"shape": "dynamic"} | params for params in GROWN),
+    ),
+    "eagle2": GROWN,
+    "eagle3": GROWN,
+    "mtp": ({"length": 1}, {"length": 4}),
+}
+"""Parameters of the sessions that tell what drafting costs the host; of others, those given."""
+
+TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
+    "vanilla": ({},),
+    "pld": ({},),
+    "eqspec": ({"length": 2}, {"length": 6}),
+}
+"""What decodes batches that are probed, as far as there is a draft model for it."""
+
+TEXTS = 24
+"""Questions of a run that a probe between its prompts decodes to time the host's work."""
+
+
+def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
+    """Let a run's methods know what forwards cost, if one of them asks.
+
+    They are those that the manifest holds since the run began. Until then: those of the probe kept
+    of this machine, these models, this set-up and software, if it was quiet and no method goes by
+    the load; else they are measured now, whole steps of several sequences too where a method does.
+    """
+    if not any(arm.method.uses_costs for arm in plan.arms):
+        return
+    by_load = any(arm.method.by_load for arm in plan.arms)
+    held = run_dir.manifest.get("step_costs")
+    if held:
+        costs = StepCosts.model_validate(held)
+    else:
+        kept = None if by_load else _kept(plan, bench, run_dir.manifest["machine"])
+        costs = kept or quick(
+            bench.workspace,
+            Windows(QuietMeter(), allow_noise=True),
+            bench.context,
+            most=plan.config.batch if by_load else 0,
+            sampling=plan.sampling,
+        )
+        run_dir.update(step_costs=costs.model_dump(mode="json"))
+    bench.workspace.costs = cache(costs)
+
+
+def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
+    """Those of a kept probe that a run of now can go by."""
+    facts = bench.models() | bench.drafting_heads()
+    models = {name: each["sha256"] for name, each in facts.items()}
+    setup = Setup(dtype=plan.config.dtype, **bench.resolved())
+    found = find(machine["id"], models, setup)
+    if found is None or found.quietness.noisy:
+        return None
+    then = found.version, found.machine.get("versions")
+    return of_kept(found) if then == (__version__, machine["versions"]) else None
+
+
+def sessions(arm: Arm) -> dict[str, Decoding]:
+    """What decodes a method's sessions in a probe, by name."""
+    return {
+        " ".join((arm.label, *settings(params))): registry.build(
+            arm.name, {**arm.passed, **params}
+        ).generate
+        for params in DRAFTING.get(arm.name, ({},))
+    }
+
+
+def sizes(most: int | None) -> tuple[int, ...]:
+    """The batches that are probed: 1, 2, 4 and so on, up to the most."""
+    if most is None:
+        return ()
+    doubled = (1 << power for power in range(most.bit_length()))
+    return tuple(dict.fromkeys((*doubled, most)))
+
+
+def together(drafted: bool) -> dict[str, Together]:
+    """What decodes batches, by name."""
+    return {
+        " ".join((name, *settings(params))): registry.build(name, params).generate_batch
+        for name, each in TOGETHER.items()
+        for params in each
+        if drafted or "draft" not in registry.ours()[name].needs
+    }
+
+
+def costs_of(found: Measured, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
+    """What a probe found, with whose it is."""
+    return Costs(
+        version=__version__,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine,
+        models=models_of(bench),
+        setup=Setup(dtype=plan.config.dtype, **bench.resolved()),
+        seed=plan.config.seed,
+        quietness=found.quietness,
+        curves=found.curves,
+        host=found.host,
+        hosts=found.hosts,
+        batch=found.batch,
+    )
+
+
+def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Of each model that is probed what tells it from others."""
+    kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
+    return {
+        role: {name: facts[name] for name in kept if name in facts}
+        for role, facts in (bench.models() | bench.drafting_heads()).items()
+    }
+
+
+class Between:
+    """A probe whose rounds lie between a pass's prompts, spread evenly: it meets the machine that
+    the prompts meet.
+
+    Args:
+        rounds: how many.
+        apart: rows that are decoded elsewhere: their sessions are not timed.
+
+    Raises:
+        UsageError: the models cannot be probed.
+    """
+
+    def __init__(self, plan: Plan, bench: Bench, rounds: int, apart: Collection[str] = ()) -> None:
+        self._plan, self._bench, self.rounds = plan, bench, rounds
+        own = [
+            arm
+            for arm in plan.arms
+            if arm.label not in apart and not arm.method.peer and arm.method.workers == 1
+        ]
+        asked = plan.config
+        self._probe = Probe(
+            bench.workspace,
+            Windows(QuietMeter(), allow_noise=asked.allow_noise),
+            {name: each for arm in own for name, each in sessions(arm).items()},
+            positions=bench.context,
+            prompts=[bench.prompt(question, ()) for question in plan.questions[:TEXTS]],
+            batches=sizes(asked.batch if asked.batch > 1 else None),
+            together=together("draft" in bench.workspace.decoders),
+            seed=asked.seed,
+        )
+        self.done = 0
+
+    def due(self, share: float) -> int:
+        """Rounds that lack when such a share of the prompts is done."""
+        return max(0, int(self.rounds * share + 1e-9) - self.done)
+
+    def round(self) -> None:
+        """Measure a round."""
+        self._probe.round()
+        self.done += 1
+
+    def costs(self) -> Costs | None:
+        """What was found; None if nothing was measured, or noise took too much."""
+        found = self._probe.found() if self.done else None
+        if found is None or found.lost:
+            return None
+        return costs_of(found, self._bench, self._plan, fingerprint())

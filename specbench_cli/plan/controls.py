@@ -1,0 +1,91 @@
+"""The controls of lossy rows: what a run measures beside them, unless it is told not to.
+
+Target alone is vanilla, which every run has. The draft alone says what quality costs no target, the
+lossless method that drafts alike what speed costs no quality. Random acceptance, at the rate that
+was measured of the row itself, says whether its rule knows anything: of single tokens, or of whole
+steps where a rule decides on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specbench_cli import registry
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.spans.spans import SpanParams
+from specbench_cli.engine.verify.accept import AcceptParams, RandomAccept
+from specbench_cli.plan.plan import REFERENCE, like_of
+from specbench_cli.store.schema import LOSSLESS
+
+DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
+
+
+def is_control(method: Method) -> bool:
+    """Whether a row of it is there for lossy ones to be held against."""
+    coin = isinstance(method.params, SpanParams) and method.params.coin is not None
+    return method.control or coin or isinstance(method.accept, RandomAccept)
+
+
+def controlled(config: RunConfig) -> RunConfig:
+    """A configuration with the controls that its lossy rows lack. A tuned run brings none: which
+    parameters its rows end with is not known."""
+    if config.controls == "none" or config.tune is not None:
+        return config
+    rows = list(config.methods)
+    built = {row.label: registry.build(row.name, row.params) for row in rows}
+    for row in config.methods:
+        method = built[row.label]
+        if method.peer or is_control(method) or method.guarantee(config.rule) in LOSSLESS:
+            continue
+        for name, called, params in _wanted(row, method, config):
+            made = registry.build(name, params)
+            if any(_stands_for(made, name, other, built[other.label]) for other in rows):
+                continue
+            label = called
+            while label in built:
+                label += " (control)"
+            rows.append(MethodChoice(name=name, label=label, params=dict(params)))
+            built[label] = made
+    return config.model_copy(update={"methods": rows})
+
+
+def _wanted(
+    row: MethodChoice, method: Method, config: RunConfig
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The controls of a lossy row: method, label and parameters of each."""
+    if "draft" in method.needed:
+        yield DRAFT_ALONE, DRAFT_ALONE, {}
+    foreign = row.name not in registry.ours() and config.isolation == "process"
+    rated = method.accept is not None and config.executor == "local" and not foreign
+    random = f"random for {row.label}"
+    if isinstance(method.params, AcceptParams):
+        rest = {k: v for k, v in row.params.items() if k not in AcceptParams.model_fields}
+        yield row.name, f"{row.name} exact", rest
+        if rated:
+            yield row.name, random, {**rest, "accept": "random", "like": row.label}
+    elif isinstance(method.params, SpanParams):
+        yield PLAIN, PLAIN, {}
+        if rated:
+            yield row.name, random, {**row.params, "like": row.label}
+    elif method.relative is not None:
+        yield method.relative, method.relative, _shared(method, method.relative)
+        if rated:
+            yield RANDOM, random, {**_shared(method, RANDOM), "like": row.label}
+
+
+def _shared(method: Method, other: str) -> dict[str, Any]:
+    """A method's parameters that another one has too: those of its drafts, not of its rule."""
+    known = type(registry.build(other, {}).params).model_fields.keys()
+    shared = known - method.off.keys() - AcceptParams.model_fields.keys()
+    return {name: value for name, value in dict(method.params).items() if name in shared}
+
+
+def _stands_for(made: Method, name: str, other: MethodChoice, method: Method) -> bool:
+    """Whether a row that is there is the control, or one that lets pass at a rate of the user's."""
+    if other.name != name or other.label == REFERENCE:
+        return False
+    if like_of(made) is not None:
+        return is_control(method) and like_of(method) in (None, like_of(made))
+    return bool(method.params == made.params)

@@ -1,0 +1,121 @@
+"""Which parameters a method is tried with when a run is tuned."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice, zip_longest
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from specbench_cli import registry
+from specbench_cli.config import sweep
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.errors import UsageError
+from specbench_cli.plan.plan import Arm
+
+_STEP = math.sqrt(2)
+"""Between neighbouring values of a number that is tried: half as much, as much, twice as much are
+two steps apart."""
+
+
+def candidates(
+    arm: Arm, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[Arm, ...]:
+    """At most `budget` ways to run a row.
+
+    With `swept` those are all its combinations. Else: the row as it is, and with one parameter
+    changed, nearest values first, every parameter in turn. What the user set stays; and none needs
+    or promises anything else than the row, so tuning never trades away exactness.
+
+    Raises:
+        UsageError: more combinations than `budget`, or one with values that are not allowed.
+    """
+    if swept:
+        if sweep.size(swept) > budget:
+            raise UsageError(
+                f"the sweep gives {arm.label} {sweep.size(swept)} candidates, and --tune {budget}"
+                f" gives every method {budget}",
+                f"--tune {sweep.size(swept)}, or fewer values",
+            )
+        return tuple(_changed(arm, point) for point in sweep.points(swept))
+    found = [arm]
+    for name, value in _changes(arm, budget):
+        if len(found) == budget:
+            break
+        try:
+            other = _changed(arm, {name: value})
+        except UsageError:
+            continue  # out of bounds, or not with the row's other parameters
+        if _alike(arm.method, other.method, rule):
+            found.append(other)
+    return tuple(found)
+
+
+def _changed(arm: Arm, point: Mapping[str, Any]) -> Arm:
+    passed = {**arm.passed, **point}
+    label = " ".join([arm.label, *sweep.settings(point)])
+    return replace(arm, label=label, method=registry.build(arm.name, passed), passed=passed)
+
+
+def _alike(own: Method, other: Method, rule: Rule) -> bool:
+    return (
+        other.guarantee(rule) == own.guarantee(rule)
+        and other.upper_bound == own.upper_bound
+        and other.needed <= own.needed
+        and set(other.artifacts()) <= set(own.artifacts())
+    )
+
+
+def _changes(arm: Arm, budget: int) -> Iterator[tuple[str, Any]]:
+    """Parameters with other values than the row's: the first of each, the second of each, ..."""
+    method = type(arm.method)
+    columns = [
+        [(name, value) for value in islice(_others(field.annotation, now), 2 * budget)]
+        for name, field in method.Params.model_fields.items()
+        if name not in arm.passed
+        and (method.tunable is None or name in method.tunable)
+        and (now := getattr(arm.method.params, name)) is not None
+    ]
+    for line in zip_longest(*columns):
+        yield from (change for change in line if change is not None)
+
+
+def _others(annotation: Any, now: Any) -> Iterator[Any]:
+    """Values of a type other than `now`: numbers near it and words in turn."""
+    numbers: Iterator[Any] = iter(())
+    if isinstance(now, (int, float)) and not isinstance(now, bool):
+        numbers = _numbers(now)
+    words = (word for word in _words(annotation) if word != now)
+    for pair in zip_longest(numbers, words):
+        yield from (value for value in pair if value is not None)
+
+
+def _words(annotation: Any) -> list[Any]:
+    """What a type spells out: the words of a Literal, yes and no of a bool."""
+    if annotation is bool:
+        return [True, False]
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return list(chain.from_iterable(map(_words, get_args(annotation))))
+    if get_origin(annotation) is Annotated:
+        return _words(get_args(annotation)[0])
+    return []
+
+
+def _numbers(now: float) -> Iterator[float]:
+    """Numbers below and above in turn, ever further away, on a scale of ratios; whole ones if it is
+    whole. Of 0 there are no ratios: whole numbers upwards."""
+    seen = {now}
+    for distance in range(1, 64):
+        for sign in (-1, 1):
+            if isinstance(now, int):
+                other: float = round(now * _STEP ** (sign * distance)) if now else distance
+            else:
+                other = float(f"{now * _STEP ** (sign * distance):.2g}")
+            if other not in seen:
+                seen.add(other)
+                yield other

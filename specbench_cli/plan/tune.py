@@ -1,0 +1,238 @@
+"""Fair tuning: every row gets the same number of candidates on the same development questions, and
+the result is measured on the others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specbench_cli import registry
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.plan import REFERENCE, Arm, Plan
+from specbench_cli.store.recorded import without_prompt_errors
+from specbench_cli.store.schema import Record
+from specbench_cli.tasks import Question
+
+DEVELOPMENT = 1 / 3
+"""Share of each family's clusters that parameters are chosen on."""
+
+FOLDER = "tuning"
+"""Where in a run's folder the records of its tuning are: a run of its own."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is to be tried before a run.
+
+    rows: the label of each row, and its candidates.
+    """
+
+    rows: Mapping[str, tuple[Arm, ...]]
+    development: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What became of a row's candidates.
+
+    costs: by label; None where there is none. best: the label of the one chosen.
+    n: prompts on which all of them could be compared.
+    """
+
+    costs: Mapping[str, float | None]
+    best: str
+    n: int
+
+
+def prepare(plan: Plan) -> tuple[Plan, Tuning]:
+    """The plan of the result, on held-out questions, and of the tuning before it.
+
+    Raises:
+        UsageError: too few questions to hold any out, or a sweep that does not fit the budget.
+    """
+    config = plan.config
+    assert config.tune is not None
+    rows = {
+        arm.label: candidates(arm, config.tune, config.rule, config.sweep.get(arm.name))
+        for arm in plan.arms
+    }
+    development, held_out = split(plan.questions, config.seed)
+    return replace(plan, questions=held_out), Tuning(rows, development)
+
+
+def split(
+    questions: Sequence[Question], seed: int, share: float = DEVELOPMENT, who: str = "--tune"
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Development and held-out questions: a share of each family's clusters, at least one where
+    there are two, and the rest. The draw depends on the seed and the clusters' names alone.
+
+    Args:
+        who: chooses on the first, for messages.
+
+    Raises:
+        UsageError: no family has two clusters.
+    """
+    family: dict[tuple[str, str], str] = {}
+    for question in questions:
+        family.setdefault((question.task, question.cluster), question.family)
+    chosen: set[tuple[str, str]] = set()
+    for name in sorted(set(family.values())):
+        ranked = sorted((c for c in family if family[c] == name), key=lambda c: _rank(seed, c))
+        if len(ranked) > 1:
+            chosen.update(ranked[: max(1, round(share * len(ranked)))])
+    if not chosen:
+        raise UsageError(
+            f"{who} chooses on some questions and measures on others: {len(questions)} are too"
+            " few, there must be two of one family",
+            "--limit 24",
+        )
+    parts: tuple[list[Question], list[Question]] = [], []
+    for question in questions:
+        parts[(question.task, question.cluster) not in chosen].append(question)
+    return tuple(parts[0]), tuple(parts[1])
+
+
+def _rank(seed: int, cluster: tuple[str, str]) -> bytes:
+    return hashlib.sha256("\n".join([f"tune {seed}", *cluster]).encode()).digest()
+
+
+def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
+    """The tuning as a plan: every candidate on every development question, once."""
+    return replace(
+        plan,
+        config=plan.config.model_copy(update={"repeats": 1, "tune": None}),
+        arms=tuple(arm for arms in tuning.rows.values() for arm in arms),
+        questions=tuning.development,
+    )
+
+
+def choose(
+    tuning: Tuning, records: Sequence[Record], by: str, weights: Mapping[str, int]
+) -> dict[str, Choice]:
+    """The best candidate of each row: least cost a token over the prompts that all of the row's
+    candidates have a figure for. Candidates that failed or answered wrong are out.
+
+    Args:
+        by: "time", decode time a token, with what learning delayed it by; peers, which show no
+            phases, by their whole time.
+            "forwards", the forwards' cost in target forwards (`forwards_cost`).
+        weights: bytes of each model, by its name in traces.
+
+    Raises:
+        EnvironmentFault: noise left no prompt to compare a row's candidates on.
+    """
+    cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
+    wrong: set[str] = set()
+    for record in without_prompt_errors(records, (r for r in records if r.label == REFERENCE)):
+        if record.error or (record.verdict is not None and record.verdict.kind == "mismatch"):
+            wrong.add(record.label)
+            continue
+        figure = _time(record) if by == "time" else forwards_cost(record, weights)
+        if figure is not None:
+            cells.setdefault(record.label, {})[record.prompt_id, record.turn] = figure
+    return {row: _best(row, arms, cells, wrong) for row, arms in tuning.rows.items()}
+
+
+def _best(
+    row: str,
+    arms: Sequence[Arm],
+    cells: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
+    wrong: set[str],
+) -> Choice:
+    labels = [arm.label for arm in arms]
+    sound = [label for label in labels if label not in wrong]
+    if len(labels) == 1 or not sound:
+        return Choice(dict.fromkeys(labels), labels[0], 0)
+    shared = set.intersection(*(set(cells.get(label, ())) for label in sound))
+    if not shared:
+        raise EnvironmentFault(
+            f"{row} cannot be tuned: there is no development prompt on which all its candidates"
+            " were timed on a quiet machine",
+            "begin a new run on a quiet machine (specbench doctor), or with --tune-by forwards",
+        )
+    costs: dict[str, float | None] = dict.fromkeys(labels)
+    for label in sound:
+        figures = [cells[label][at] for at in shared]
+        costs[label] = sum(cost for cost, _ in figures) / sum(tokens for _, tokens in figures)
+    return Choice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
+
+
+def _time(record: Record) -> tuple[float, int] | None:
+    """Milliseconds, and the tokens they were spent on."""
+    if record.void or not record.n_tokens:
+        return None
+    if record.peer or record.ns.decode is None:
+        return None if record.ns.total is None else (record.ns.total / 1e6, record.n_tokens)
+    spent = record.ns.decode + (record.ns.learn or 0)
+    return (spent / 1e6, record.n_tokens - 1) if record.n_tokens > 1 else None
+
+
+def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
+    """What decoding cost in target forwards, and its tokens.
+
+    A forward of another model, or of a part of one, counts as much of one as it reads weights. Of
+    peers, which show none: a target forward a step and a draft forward a level.
+    """
+    if not record.n_tokens or record.steps is None:
+        return None
+    share = {name: held / weights["target"] for name, held in weights.items()}
+    if record.forwards is None:
+        drafted = sum(record.steps.levels) * share.get("draft", 0.0)
+        return 1 + len(record.steps.levels) + drafted, record.n_tokens
+    kinds = record.forwards.kinds
+    depth: dict[str, int] = {}
+    for kind in kinds:
+        depth[kind.model] = max(depth.get(kind.model, 1), kind.layers[1])
+    cost = 0.0
+    for index, times in Counter(record.forwards.kind).items():
+        kind = kinds[index]
+        cost += times * kind.share_of(depth[kind.model]) * share.get(kind.model, 0.0)
+    return cost, record.n_tokens
+
+
+def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
+    """What the manifest keeps of a tuning."""
+    return {
+        "budget": plan.config.tune,
+        "by": plan.config.tune_by,
+        "development": _counts(tuning.development),
+        "held_out": _counts(plan.questions),
+        "rows": {
+            row: {
+                "tried": len(arms),
+                "prompts": choices[row].n,
+                "candidates": [
+                    {
+                        "params": arm.method.params.model_dump(mode="json"),
+                        "cost": choices[row].costs[arm.label],
+                        "chosen": arm.label == choices[row].best,
+                    }
+                    for arm in arms
+                ],
+                "passed": next(dict(a.passed) for a in arms if a.label == choices[row].best),
+            }
+            for row, arms in tuning.rows.items()
+        },
+    }
+
+
+def tuned(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
+    """The plan with the parameters that a run's tuning has chosen; unchanged where it has not."""
+    rows = (manifest.get("tuning") or {}).get("rows", {})
+
+    def chosen(arm: Arm) -> Arm:
+        found = rows.get(arm.label, {"tried": 1})
+        if found["tried"] == 1:
+            return arm
+        method = registry.build(arm.name, found["passed"])
+        return replace(arm, method=method, passed=found["passed"], tuned=found["tried"])
+
+    return replace(plan, arms=tuple(map(chosen, plan.arms)))
+
+
+def _counts(questions: Sequence[Question]) -> dict[str, int]:
+    return dict(sorted(Counter(question.family for question in questions).items()))

@@ -1,0 +1,190 @@
+"""What a search and its confirmation come to: a method with its settings, or none."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specbench_cli import registry
+from specbench_cli.engine.method import Method
+from specbench_cli.models.aliases import aliases
+from specbench_cli.models.resolve import Checkpoint, resolve
+from specbench_cli.plan.plan import AUTO
+from specbench_cli.predict.recommend.journal import Journal
+from specbench_cli.predict.recommend.modelled import Modelled, model
+from specbench_cli.predict.recommend.search import Outcome
+from specbench_cli.predict.serving.lines import Models, lines
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import LOSSLESS
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
+
+NOTHING = "no candidate came through the search"
+
+
+def advise(
+    journal: Journal,
+    outcome: Outcome,
+    summary: Summary | None,
+    *,
+    sizes: Sequence[int],
+    costs: Path | None,
+    others: Sequence[Path],
+) -> dict[str, Any]:
+    """The result, as `--json` prints it.
+
+    Args:
+        summary: Summary of the confirmation run, or None if nothing was confirmed.
+        sizes, costs, others: see `modelled.model`.
+    Raises:
+        UsageError: as `modelled.model`.
+    """
+    rows = {row.label: row for row in summary.rows} if summary is not None else {}
+    confirmed = [_confirmed(journal, rows[label]) for label in outcome.confirmed if label in rows]
+    best = next((each for each in confirmed if each["lossless"] and each["pays"]), None)
+    lossy = next((each for each in confirmed if not each["lossless"] and each["pays"]), None)
+    chosen = [each for each in (best, lossy) if each is not None]
+    labels = [each["label"] for each in chosen]
+    modelled = Modelled([], [], {})
+    if summary is not None and outcome.run is not None and labels:
+        modelled = model(RunDir.open(outcome.run), labels, sizes, costs, others)
+    shown = best or lossy
+    return {
+        "minutes": journal.minutes,
+        "spent_s": round(sum(each.seconds or 0.0 for each in journal.rounds.values()), 1),
+        "seed": journal.config.seed,
+        "recommended": best,
+        "lossy": lossy,
+        "why": _why(confirmed, best, outcome),
+        "confirmed": confirmed,
+        "held_out": {
+            "prompts": max((each["prompts"] for each in confirmed), default=0),
+            "run": None if outcome.run is None else outcome.run.name,
+        },
+        "search": [
+            {**asdict(trial), "method": journal.choice(label).name}
+            for label, trial in outcome.found.trials.items()
+        ],
+        "rounds": outcome.found.rounds,
+        "untried": outcome.found.untried,
+        "left_out": journal.left_out,
+        "modelled": asdict(modelled),
+        "command": None if shown is None else _command(journal, shown),
+        "lines": [] if shown is None else _lines(journal, shown, outcome),
+    }
+
+
+def _confirmed(journal: Journal, row: Row) -> dict[str, Any]:
+    """A row as it was on held-out prompts, and whether it pays: all of its interval is above 1."""
+    sound = not row.broken and row.speedup_low is not None
+    return {
+        "label": row.label,
+        "method": row.method,
+        "set": dict(journal.choice(row.label).params),
+        "params": dict(row.params),
+        "lossless": row.lossless,
+        "guarantee": row.guarantee,
+        "speedup": row.speedup,
+        "speedup_low": row.speedup_low,
+        "speedup_high": row.speedup_high,
+        "speedup_note": row.speedup_note,
+        "broken": row.broken_why,
+        "pays": sound and (row.speedup_low or 0.0) > 1.0,
+        "mat": row.mat,
+        "tokens_per_s": row.tokens_per_s,
+        "identical": row.identical,
+        "near_tie": row.near_tie,
+        "mismatch": row.mismatch,
+        "unchecked": row.unchecked,
+        "prompts": row.n_prompts,
+        "outputs": row.n_outputs,
+        "mismatch_bound": row.mismatch_bound,
+        "score_difference": row.score_difference,
+        "score_difference_low": row.score_difference_low,
+        "score_difference_high": row.score_difference_high,
+    }
+
+
+def _why(
+    confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, outcome: Outcome
+) -> str:
+    """Why it is recommended, or why nothing is."""
+    if best is not None:
+        return "on held-out prompts all of its interval is above 1"
+    lossless = [each for each in confirmed if each["lossless"]]
+    if not lossless:
+        faults = {trial.out for trial in outcome.found.trials.values() if trial.out is not None}
+        return "; ".join([NOTHING, *sorted(faults)][:4])
+    found = lossless[0]
+    if found["broken"]:
+        return f"{found['label']} was fastest in the search, and is broken: {found['broken']}"
+    if found["speedup_low"] is None:
+        why = found["speedup_note"] or "it has no interval"
+        return f"{found['label']} was fastest in the search, and nothing is proved of it: {why}"
+    between = f"[{found['speedup_low']:.2f}, {found['speedup_high']:.2f}]"
+    return (
+        f"{found['label']} was fastest in the search, and on held-out prompts its interval"
+        f" {between} is not above 1"
+    )
+
+
+def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
+    """How `specbench run` is told of a method with its settings."""
+    words = ["specbench", "run", "-m", str(shown["method"])]
+    for name, value in shown["set"].items():
+        words += ["--set", f"{shown['method']}.{name}={value}"]
+    for name in ("target", "draft"):
+        if name in journal.config.model_fields_set and getattr(journal.config, name) is not None:
+            words += [f"--{name}", getattr(journal.config, name)]
+    return shlex.join(words)
+
+
+def _lines(journal: Journal, shown: Mapping[str, Any], outcome: Outcome) -> list[dict[str, Any]]:
+    """For every engine what to type: of what is recommended, else of the candidate that came
+    farthest in the search, was faster than vanilla, and is one that the engine has."""
+    others = sorted(
+        outcome.found.trials.values(), key=lambda each: (-each.rounds, -(each.ratio or 0))
+    )
+    ranked = [shown["label"]] + [
+        trial.label
+        for trial in others
+        if trial.out is None and (trial.ratio or 0.0) > 1.0 and trial.label != shown["label"]
+    ]
+    rule = journal.config.rule
+    found: dict[str, dict[str, Any]] = {}
+    for label in ranked:
+        choice = journal.choice(label)
+        method = registry.build(choice.name, choice.params)
+        if (method.guarantee(rule) in LOSSLESS) is not shown["lossless"]:
+            continue
+        params = method.params.model_dump(mode="json")
+        for line in lines(choice.name, params, _models(journal, method)):
+            if line.engine not in found or (found[line.engine]["lacks"] and not line.lacks):
+                found[line.engine] = {**asdict(line), "of": label, "confirmed": label == ranked[0]}
+    return list(found.values())
+
+
+def _models(journal: Journal, method: Method) -> Models:
+    """What a method's models are called: a hub id, or where they are on this machine."""
+    target = resolve(journal.config.target)
+    named = journal.config.draft
+    draft = target.draft if named in (None, AUTO) else named
+    drafting = resolve(draft) if draft is not None and "draft" in method.needed else None
+    wanted = next(iter(method.artifacts()), None)
+    head = None if wanted is None else wanted.source
+    if wanted is not None and head == AUTO:
+        head = target.heads.get(wanted.kind.kind)
+    return Models(
+        target=_called(target),
+        draft=None if drafting is None else _called(drafting),
+        head=head,
+    )
+
+
+def _called(model: Checkpoint) -> str:
+    """What others find a model by: its hub id, or its folder on this machine."""
+    alias = aliases().get(model.label)
+    return model.hub_id or (alias and alias.hub) or str(model.path)

@@ -1,0 +1,172 @@
+"""What is kept of a recommendation: what was asked, its rounds, and what came of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specbench_cli import files, output
+from specbench_cli.config import permission
+from specbench_cli.config.problems import first_problem
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.errors import FULL, UsageError
+from specbench_cli.measure.shown import without_folders
+from specbench_cli.store.run_dir import MOST_BYTES
+
+FILE = ".recommendation.resume.json"
+"""What was ordered and how far it came, word for word: it may name folders of this machine, so it
+is no part of the result, and goes once that is there. Each round is a run, in a folder inside."""
+
+RESULT = "recommendation.json"
+"""What is recommended, as `--json` prints it."""
+
+_ANEW = "begin anew: specbench recommend"
+
+
+class Round(BaseModel):
+    """A round that was begun.
+
+    rows: labels. prompts: ids. limit_s: seconds that it may take. seconds: that it took; None as
+    long as it is not finished.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    rows: list[str]
+    prompts: list[str]
+    limit_s: float
+    seconds: Annotated[float, Field(ge=0)] | None = None
+
+
+class Journal(BaseModel):
+    """A recommendation, as far as it came.
+
+    minutes: for all of it. config: what all rounds have in common; its methods are the candidates.
+    waves: their labels in the order of trial. left_out: methods that cannot run here, with why.
+    search, held_out: ids of prompts, each in the order in which they are asked. rounds: by their
+    folders' names.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    version: str
+    created_utc: str
+    minutes: float
+    config: RunConfig
+    sources: dict[str, str]
+    waves: list[list[str]]
+    left_out: dict[str, str]
+    search: list[str]
+    held_out: list[str]
+    rounds: dict[str, Round] = {}
+
+    def choice(self, label: str) -> MethodChoice:
+        """A candidate."""
+        return next(each for each in self.config.methods if each.label == label)
+
+    def write(self, folder: Path) -> None:
+        """Replace what is kept, in one go. Raises OSError where that cannot be."""
+        document = self.model_dump_json(indent=2, by_alias=True)
+        files.replace(folder / FILE, output.escaped_json(document) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Journal:
+        """What is kept in a folder. Raises UsageError where it is none of a recommendation."""
+        file = folder / FILE
+        try:
+            return cls.model_validate_json(files.read_text(file, MOST_BYTES))
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{folder} holds no recommendation: it has no {FILE}", "specbench recommend"
+            ) from error
+        except ValidationError as error:
+            raise UsageError(f"{file} is damaged: {first_problem(error)}", _ANEW) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{file} cannot be read: {error}", _ANEW) from error
+
+
+def create(folder: Path, journal: Journal) -> None:
+    """Make a recommendation's folder.
+
+    Raises:
+        UsageError: it is not empty, or cannot be written. OSError: the disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            held = any((folder / name).is_file() for name in (FILE, RESULT))
+            raise UsageError(
+                f"{folder} {'holds a recommendation already' if held else 'is not empty'}",
+                f"specbench recommend --resume {folder}, or give another --out"
+                if held
+                else "give a new or empty --out",
+            )
+        journal.write(folder)
+        # The user started this run, so resuming it needs no further permission.
+        permission.permit(permission.requests(journal.config, folder / FILE))
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}", "give another --out"
+        ) from error
+
+
+def finish(folder: Path, result: Mapping[str, Any]) -> None:
+    """Keep the result, with names in place of this machine's folders; nothing is left to resume.
+    Raises OSError where it cannot be written."""
+    text = json.dumps(_public(result), indent=2, allow_nan=False)
+    files.write_own(folder / RESULT, text + "\n", _is_result)
+    files.remove_own(folder / FILE, _is_journal)
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The result that a folder holds; None where there is none yet. Raises UsageError where it
+    cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads(files.read_text(folder / RESULT, MOST_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / RESULT} is damaged: {error}", _ANEW) from error
+    return found
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a recommendation none of whose rounds was begun."""
+    if [each.name for each in folder.iterdir()] == [FILE]:
+        files.remove_own(folder / FILE, _is_journal)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _is_journal(content: bytes) -> bool:
+    """Return True if the content is the journal of a recommendation."""
+    try:
+        Journal.model_validate_json(content)
+    except ValidationError:
+        return False
+    return True
+
+
+def _is_result(content: bytes) -> bool:
+    """Return True if the content is the result of a recommendation."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "header" in found
+
+
+def _public(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _public(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(part) for part in value]
+    return without_folders(value) if isinstance(value, str) else value

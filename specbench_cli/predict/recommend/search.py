@@ -1,0 +1,303 @@
+"""A recommendation's rounds as runs: planned, measured in folders of their own, resumed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from specbench_cli import __version__, registry
+from specbench_cli.config import permission
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.files import refuse_link
+from specbench_cli.measure import run as execute
+from specbench_cli.measure.isolation.rooms import check_plugins
+from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.plan import tune
+from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.plan import REFERENCE, Arm, fitting, make_plan, plug_in
+from specbench_cli.predict.recommend.halving import (
+    CONFIRMATION,
+    SEARCH,
+    Candidates,
+    Found,
+    Measured,
+    halve,
+)
+from specbench_cli.predict.recommend.journal import FILE, Journal, Round
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import LOSSLESS, Record
+from specbench_cli.tasks import Question, sample
+
+SETTINGS = 6
+"""Most settings of a method that are tried: its own, and with one changed."""
+MOST = 64
+"""Most candidates: each is warmed up and has its place in memory."""
+POOL = 400
+"""Most questions that are searched on, and as many held out: more than any time is enough for."""
+LEAST_HELD_OUT = 8
+"""Fewest prompts that confirm, where there are so many; the time limit may end them sooner."""
+LEAST_S = 20.0
+"""A shorter time is no budget: models are loaded for every round."""
+
+
+def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Journal:
+    """What is to be done, from what was asked: its methods are those to choose among.
+
+    Raises:
+        UsageError: no time, a method that is none to choose, or too few questions to hold any out;
+            what `make_plan` raises.
+    """
+    if not minutes * 60 >= LEAST_S:
+        raise UsageError(
+            f"--minutes {minutes:g} is too short: it must be a third of one at least, as the models"
+            " are loaded for every round",
+            "--minutes 10",
+        )
+    config = config.model_copy(update={"repeats": 1})
+    config, left_out = _choosable(config)
+    check_plugins(config)
+    config, unfit = fitting(config, fetch=True)
+    left_out |= unfit
+    plan = make_plan(config)
+    if all(arm.label == REFERENCE for arm in plan.arms):
+        raise UsageError(
+            "there is nothing to choose from: no method can run here beside vanilla",
+            "; ".join(left_out.values()) or "name some: -m sps,pld (specbench list methods)",
+        )
+    waves = _waves([arm for arm in plan.arms if arm.label != REFERENCE], config)
+    by_label = {arm.label: arm for wave in waves for arm in wave}
+    named = [MethodChoice(name=REFERENCE, label=REFERENCE)]
+    named += [
+        MethodChoice(name=arm.name, label=label, params=dict(arm.passed))
+        for label, arm in by_label.items()
+    ]
+    search, held_out = tune.split(plan.questions, config.seed, 1 / 2, "recommend")
+    return Journal(
+        schema=1,
+        version=__version__,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        minutes=minutes,
+        config=config.model_copy(update={"methods": named, "limit": None, "category": []}),
+        sources=dict(sources),
+        waves=[[arm.label for arm in wave] for wave in waves],
+        left_out=left_out,
+        search=_in_order(search, config.seed),
+        held_out=_in_order(held_out, config.seed),
+    )
+
+
+def _choosable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+    """The configuration without methods that are none to choose, and why not.
+
+    Raises:
+        UsageError: one is another program's: what its engine should do, this one cannot say.
+    """
+    found: dict[str, str] = {}
+    for row in config.methods:
+        method = registry.build(row.name, row.params)
+        if row.label == REFERENCE:
+            continue
+        if method.peer:
+            raise UsageError(
+                f"{row.label} is another program's, and recommend chooses among our own methods;"
+                " it prints the lines for other engines",
+                f"specbench run -m {row.name} measures it",
+            )
+        if method.upper_bound or method.control:
+            found[row.label] = f"{row.label} is there to compare others with, and no way to decode"
+        elif config.batch > 1 and not method.batches:
+            found[row.label] = f"{row.label} decodes one prompt at a time"
+    kept = [row for row in config.methods if row.label not in found]
+    return config.model_copy(update={"methods": kept}), found
+
+
+def _waves(arms: Sequence[Arm], config: RunConfig) -> list[list[Arm]]:
+    """The candidates in their order: each method as it is, then each with one setting changed, and
+    so on. Who stands where in a wave is drawn with the seed."""
+    columns = [candidates(arm, SETTINGS, config.rule) for arm in arms]
+    waves: list[list[Arm]] = []
+    left = MOST
+    for number, line in enumerate(zip_longest(*columns)):
+        wave = [arm for arm in line if arm is not None]
+        random.Random(f"recommend {config.seed} {number}").shuffle(wave)
+        waves.append(wave[:left])
+        left -= len(waves[-1])
+        if not left:
+            break
+    return waves
+
+
+def _in_order(questions: Sequence[Question], seed: int) -> list[str]:
+    """Ids so that every beginning of the list is spread over families as `--limit` has it."""
+    pool = sample(questions, POOL, seed)
+    order: dict[str, None] = {}
+    for n in range(1, len({question.asked for question in pool}) + 1):
+        order |= dict.fromkeys(question.prompt_id for question in sample(pool, n, seed))
+    return list(order)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A search with its confirmation.
+
+    confirmed: the labels that were measured on held-out prompts. run: that run's folder, None
+    where there was nothing to confirm. exit_code: the worst of all rounds that is an answer's
+    fault, and the confirmation's own.
+    """
+
+    found: Found
+    confirmed: Sequence[str]
+    run: Path | None
+    exit_code: ExitCode
+
+
+def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False) -> Outcome:
+    """Do what a recommendation lacks: search, then confirm the best on held-out prompts.
+
+    Args:
+        force: go on though the program or the machine changed since a round was begun.
+    Raises:
+        UsageError, EnvironmentFault: as `halve`, and as a run does.
+    """
+    place = folder / FILE
+    permission.check(permission.requests(journal.config, place), str(place))
+    view.stage("loading what decodes")
+    check_plugins(journal.config)
+    plug_in(journal.config)  # a resumed one knows none of its plug-ins yet
+    candidates = _candidates(journal)
+    rounds = Rounds(journal, folder, view, force)
+    budget = journal.minutes * 60
+    found = halve(candidates, journal.search, SEARCH * budget, rounds)
+    run = None
+    if found.winners:
+        fit, limit = found.pace.confirmation(found.winners, budget - found.spent_s)
+        prompts = journal.held_out[: max(LEAST_HELD_OUT, fit)]
+        view.note(f"confirming {' and '.join(found.winners)} on {len(prompts)} held-out prompts")
+        rounds(CONFIRMATION, found.winners, prompts, limit)
+        run = folder / CONFIRMATION
+    return Outcome(found, found.winners, run, rounds.exit_code)
+
+
+def _candidates(journal: Journal) -> Candidates:
+    # Imports that take seconds, all of them here: they belong to no round.
+    from specbench_cli.judge.tolerance import POSITIONS
+    from specbench_cli.measure.bench import Bench
+    from specbench_cli.measure.cell import WARM_UP_ROUNDS, WARM_UP_TOKENS
+    from specbench_cli.measure.passes import Pass
+
+    _loaded = Bench, Pass
+
+    rule = journal.config.rule
+    kinds = {
+        row.label: registry.build(row.name, row.params).guarantee(rule) in LOSSLESS
+        for row in journal.config.methods
+    }
+    return Candidates(journal.waves, kinds, WARM_UP_ROUNDS * WARM_UP_TOKENS, POSITIONS)
+
+
+class Rounds:
+    """Measures rounds, each a run; one that is finished is read, and took what it took then.
+
+    Attributes:
+        exit_code: the worst so far: bad answers of any round, and whatever the confirmation says.
+    """
+
+    def __init__(self, journal: Journal, folder: Path, view: RunView, force: bool) -> None:
+        self._journal, self._folder, self._view, self._force = journal, folder, view, force
+        self._clock: Callable[[], float] = monotonic
+        self.exit_code = ExitCode.OK
+
+    def __call__(
+        self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
+    ) -> Measured:
+        """See `halving.Measure`."""
+        journal, path = self._journal, self._folder / name
+        refuse_link(path)
+        round_ = journal.rounds.get(name)
+        if round_ is None:
+            round_ = Round(rows=list(rows), prompts=list(prompts), limit_s=limit_s)
+            journal.rounds[name] = round_
+            journal.write(self._folder)
+        begun, there = self._clock(), _finished(path)
+        result = self._run(name, path, round_)
+        if round_.seconds is None:  # one that ended as this was stopped took what it was meant to
+            round_.seconds = round_.limit_s if there else self._clock() - begun
+            journal.write(self._folder)
+        if result.exit_code is ExitCode.BAD_ANSWER or name == CONFIRMATION:
+            self.exit_code = max(self.exit_code, result.exit_code, key=_ORDER.index)
+        records: list[Record] = list(RunDir.open(path).records())
+        return Measured(records, round_.seconds)
+
+    def _run(self, name: str, path: Path, round_: Round) -> execute.Result:
+        words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
+        view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
+        if _finished(path):
+            run_dir = RunDir.open(path)
+            records = list(run_dir.records())
+            code = execute.exit_code(records, run_dir.manifest)
+            return execute.Result(path, code, execute.void(records))
+        if RunDir.holds_run(path):
+            plan, run_dir = execute.reopen(path, view, force=self._force)
+            return execute.run(plan, run_dir, view, force=self._force)
+        config = self._config(name, round_)
+        fresh_plan, run_dir = execute.start(config, self._journal.sources, path, view)
+        return execute.run(fresh_plan, run_dir, view, fresh=True)
+
+    def _config(self, name: str, round_: Round) -> RunConfig:
+        """A round as a run. Controls of lossy rows are there where it counts."""
+        journal = self._journal
+        values: dict[str, Any] = {
+            "methods": [journal.choice(label) for label in (REFERENCE, *round_.rows)],
+            "prompts": round_.prompts,
+            "stop_after": round_.limit_s,
+        }
+        if name != CONFIRMATION:
+            values["controls"] = "none"
+        return journal.config.model_copy(update=values)
+
+    def _later(self, name: str) -> float:
+        """Seconds that are meant for what follows a round."""
+        whole = self._journal.minutes * 60
+        if name == CONFIRMATION:
+            return 0.0
+        done = [r.seconds or r.limit_s for r in self._journal.rounds.values()]
+        return max(0.0, whole - sum(done))
+
+
+def _finished(path: Path) -> bool:
+    return RunDir.holds_run(path) and RunDir.open(path).manifest.get("status") == "finished"
+
+
+_ORDER = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
+
+
+class Part:
+    """A round's view: what is left is said of the whole recommendation.
+
+    Args:
+        view: who is shown it. name: of the round. later_s: seconds that are meant for what follows.
+        limit_s: those that the round may take.
+    """
+
+    def __init__(
+        self, view: RunView, name: str, later_s: float, limit_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._view, self._name, self._later_s = view, name, later_s
+        self._clock, self._ends = clock, clock() + limit_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def prompt(self, progress: Progress) -> None:
+        """Prompts were measured."""
+        left = progress.left_s
+        if left is not None:
+            left = min(left, max(0.0, self._ends - self._clock())) + self._later_s
+        self._view.prompt(progress._replace(part=self._name, left_s=left))

@@ -1,1 +1,0 @@
-"""What the records of a run come to: rows, ratios, predictions."""

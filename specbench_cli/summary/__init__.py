@@ -1,0 +1,1 @@
+"""Metrics of a run, from its records: rows, ratios, intervals and significance groups."""

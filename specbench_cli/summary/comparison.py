@@ -1,0 +1,228 @@
+"""One prompt, two outputs: vanilla's and a method's, where they part, and the steps between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+from specbench_cli.config.problems import did_you_mean
+from specbench_cli.errors import UsageError
+from specbench_cli.judge.broken import broken
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Record, Verdict
+from specbench_cli.summary.speedups import BASELINE
+
+Decode = Callable[[Sequence[int]], str]
+"""From ids to text."""
+
+_WORST_FIRST = ("mismatch", "failed", "near-tie")
+_LISTED = 12
+"""Prompts named where an unknown one was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two outputs.
+
+    token: the one at the first difference; null where there is none or the output had ended.
+    before, token_text, after: the text around that token. Texts are null where nothing on this
+    machine can decode ids.
+    """
+
+    label: str
+    n_tokens: int
+    finish: str
+    ids: list[int]
+    text: str | None
+    token: int | None
+    before: str | None
+    token_text: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A step. at: output index of its first token; levels drafted, tested and accepted; which of
+    its tokens, from 0, are relaxed."""
+
+    at: int
+    drafted: int
+    tested: int
+    accepted: int
+    committed: int
+    text: str | None
+    relaxed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A method's output beside vanilla's.
+
+    position: index of the first difference; null where there is none. tolerance: in units of
+    `verdict.gap`; null where none was needed. broken: what is wrong with the method's row.
+    """
+
+    prompt_id: str
+    turn: int
+    pass_: int
+    question: str
+    label: str
+    method: str
+    sampling: str
+    guarantee: str
+    verdict: Verdict | None
+    tolerance: float | None
+    broken: str | None
+    error: str | None
+    position: int | None
+    vanilla: Side | None
+    own: Side | None
+    lanes: list[Lane]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, by the names of the records."""
+        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
+
+def compare(
+    run: RunDir, prompt_id: str, labels: Sequence[str], decode: Decode | None
+) -> list[Comparison]:
+    """Put outputs of one prompt beside vanilla's, turn by turn, each method's worst pass.
+
+    Args:
+        run: where they are.
+        prompt_id: as in the records.
+        labels: which rows; none: all but vanilla's, or vanilla's if there is no other.
+        decode: from ids to text; None leaves the texts null.
+    Raises:
+        UsageError: an unknown prompt or label; says which there are.
+    """
+    records = list(run.records())
+    own = [record for record in records if record.prompt_id == prompt_id]
+    if not own:
+        raise _unknown_prompt(prompt_id, list(dict.fromkeys(r.prompt_id for r in records)), run)
+    known = list(dict.fromkeys(record.label for record in own))
+    for label in labels:
+        if label not in known:
+            raise UsageError(
+                f"no method {label!r} on {prompt_id}{did_you_mean(label, known)}",
+                hint=f"--method {' or '.join(known)}",
+            )
+    wanted = labels or [label for label in known if label != BASELINE] or known
+    prompts = {prompt.turn: prompt for prompt in run.prompts() if prompt.prompt_id == prompt_id}
+    whys = broken(records, run.manifest)
+    reference = {(r.turn, r.pass_): r for r in own if r.label == BASELINE}
+    comparisons = []
+    for turn in sorted({record.turn for record in own}):
+        for label in wanted:
+            passes = [r for r in own if (r.label, r.turn) == (label, turn)]
+            if passes:
+                worst = min(passes, key=_badness)
+                vanilla = reference.get((turn, worst.pass_))
+                comparisons.append(
+                    _comparison(
+                        worst, vanilla, prompts.get(turn), run.manifest, whys.get(label), decode
+                    )
+                )
+    return comparisons
+
+
+def _comparison(
+    own: Record,
+    vanilla: Record | None,
+    prompt: Prompt | None,
+    manifest: Mapping[str, Any],
+    why: str | None,
+    decode: Decode | None,
+) -> Comparison:
+    ids, reference = own.output_ids, None if vanilla is None else vanilla.output_ids
+    position = None if ids is None or reference is None else first_difference(ids, reference)
+    return Comparison(
+        prompt_id=own.prompt_id,
+        turn=own.turn,
+        pass_=own.pass_,
+        question="" if prompt is None else prompt.text,
+        label=own.label,
+        method=own.method,
+        sampling=own.sampling,
+        guarantee=own.guarantee,
+        verdict=own.verdict,
+        tolerance=_tolerance(manifest),
+        broken=why,
+        error=own.error,
+        position=position,
+        vanilla=None if vanilla is None else _side(vanilla, position, decode),
+        own=_side(own, position, decode),
+        lanes=_lanes(own, decode),
+    )
+
+
+def first_difference(ids: Sequence[int], reference: Sequence[int]) -> int | None:
+    """The first index at which two outputs differ; one may be a prefix of the other."""
+    pairs = enumerate(zip_longest(ids, reference))
+    return next((at for at, (a, b) in pairs if a != b), None)
+
+
+def _side(record: Record, position: int | None, decode: Decode | None) -> Side | None:
+    ids = record.output_ids
+    if ids is None:
+        return None
+    at = len(ids) if position is None else position
+    token = ids[at] if at < len(ids) else None
+    return Side(
+        label=record.label,
+        n_tokens=len(ids),
+        finish=record.finish,
+        ids=ids,
+        text=_text(ids, decode),
+        token=token,
+        before=_text(ids[:at], decode),
+        token_text=_text(ids[at : at + 1], decode),
+        after=_text(ids[at + 1 :], decode),
+    )
+
+
+def _lanes(record: Record, decode: Decode | None) -> list[Lane]:
+    steps, ids = record.steps, record.output_ids
+    if steps is None or ids is None:
+        return []
+    lanes, at = [], 1  # prefill commits the first token
+    for drafted, tested, accepted, committed in zip(
+        steps.levels, steps.tested, steps.accepted, steps.committed, strict=True
+    ):
+        text = _text(ids[at : at + committed], decode)
+        origins = (record.origin or [])[at : at + committed]
+        relaxed = tuple(place for place, word in enumerate(origins) if word == "relaxed")
+        lanes.append(Lane(at, drafted, tested, accepted, committed, text, relaxed))
+        at += committed
+    return lanes
+
+
+def _text(ids: Sequence[int], decode: Decode | None) -> str | None:
+    return None if decode is None else decode(ids)
+
+
+def _tolerance(manifest: Mapping[str, Any]) -> float | None:
+    """What a decision score may lack: in logits, divided by the temperature where there is one."""
+    measured = manifest.get("tolerance")
+    if not measured or "value" not in measured:
+        return None
+    effective = manifest.get("config", {}).get("effective", {})
+    return float(measured["value"]) / (effective.get("temperature") or 1.0)
+
+
+def _badness(record: Record) -> tuple[int, int]:
+    kind = "failed" if record.verdict is None else record.verdict.kind
+    worst = _WORST_FIRST.index(kind) if kind in _WORST_FIRST else len(_WORST_FIRST)
+    return worst, record.pass_
+
+
+def _unknown_prompt(prompt_id: str, known: Sequence[str], run: RunDir) -> UsageError:
+    shown: Iterable[str] = known[:_LISTED]
+    more = f" and {len(known) - _LISTED} more, in {run.path / 'prompts.jsonl'}"
+    return UsageError(
+        f"this run has no prompt {prompt_id!r}{did_you_mean(prompt_id, known)}",
+        hint=f"one of {', '.join(shown)}{more if len(known) > _LISTED else ''}",
+    )

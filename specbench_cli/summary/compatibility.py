@@ -1,0 +1,140 @@
+"""Whether runs belong together: what two runs must share before their rows may stand in one table.
+
+Speedups of different targets, prompts, seeds, machines, decoding settings, drafts or programs say
+nothing about methods. Methods, their parameters and the number of passes are free to differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.summary.source import Source
+
+_SETTINGS = (
+    "seed",
+    "verify",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_new_tokens",
+    "acceptance",
+    "raw",
+    "own_context",
+    "dtype",
+    "graphs",
+    "device",
+    "threads",
+    "batch",
+    "prefill_chunk",
+)
+_VERSIONS = ("torch", "transformers", "python")
+_STAMPED = re.compile(r"\d{8}T\d{6}Z-.*-([0-9a-f]{8})(?:-\d+)?")
+"""The folder of a run that was given none."""
+_DIGITS = 8
+"""Of a checksum, as it is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What runs do not share. values: of the runs that say, by their short names."""
+
+    what: str
+    values: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """Value against value: `seed 0 (a), 1 (b)`."""
+        by_value: dict[str, list[str]] = {}
+        for run, value in self.values.items():
+            by_value.setdefault(value, []).append(run)
+        told = (f"{value} ({', '.join(runs)})" for value, runs in by_value.items())
+        return f"{self.what}: {' against '.join(told)}"
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each run, as short as tells them apart: the hash at a folder's end, else its whole
+    name, else that with a number."""
+    whole = [path.resolve().name for path in paths]
+    tails = [found[1] if (found := _STAMPED.fullmatch(name)) else "" for name in whole]
+    if all(tails) and len(set(tails)) == len(tails):
+        return tails
+    if len(set(whole)) == len(whole):
+        return whole
+    return [f"{name}#{number}" for number, name in enumerate(whole, start=1)]
+
+
+def differences(
+    runs: Sequence[Source], names: Sequence[str], *, targets: bool = False
+) -> list[Difference]:
+    """What keeps runs apart; nothing where they belong together. What a run does not say, as one
+    without a draft says nothing of drafts, keeps it from none.
+
+    Args:
+        targets: they are of several targets: models, heads and the prompts as models read them may
+            differ.
+    """
+    told = {name: facts(run) for name, run in zip(names, runs, strict=True)}
+    if targets:
+        for run, own in zip(runs, told.values(), strict=True):
+            heads = (f"head {head}" for head in run.manifest.get("heads") or ())
+            for what in ("prompts", *run.manifest.get("models", {}), *heads):
+                own.pop(what, None)
+    found = []
+    for what in dict.fromkeys(what for own in told.values() for what in own):
+        values = {name: own[what] for name, own in told.items() if what in own}
+        if len(set(values.values())) > 1:
+            found.append(Difference(what, values))
+    return found
+
+
+def facts(run: Source) -> dict[str, str]:
+    """What must be the same, in words; what a run does not say is left out."""
+    manifest = run.manifest
+    config = manifest.get("config", {}).get("effective", {})
+    machine = manifest.get("machine", {})
+    versions = machine.get("versions") or manifest.get("versions", {})
+    commit = (machine.get("git") or manifest.get("git") or {}).get("commit")
+    found: dict[str, str | None] = {}
+    for role, model in manifest.get("models", {}).items():
+        found[role] = None if model is None else _sealed(model.get("label"), model)
+    for head, module in (manifest.get("heads") or {}).items():
+        found[f"head {head}"] = _sealed(None, module)
+    for task in manifest.get("tasks", []):
+        found[f"task {task['name']}"] = _sealed(f"version {task.get('version')}", task)
+    found["prompts"] = _prompts(run)
+    for setting in _SETTINGS:
+        found[setting] = str(config[setting]) if setting in config else None
+    for law in ("grammar", "contrast"):  # of older runs: none
+        found[law] = str(config.get(law))
+    found["machine"] = _machine(machine)
+    found["specbench"] = manifest.get("version")
+    found["commit"] = commit and commit[:_DIGITS]
+    for package in _VERSIONS:
+        found[package] = versions.get(package)
+    return {what: value for what, value in found.items() if value is not None}
+
+
+def _sealed(label: str | None, part: Mapping[str, Any]) -> str:
+    """A name with the first digits of a checksum."""
+    seal = str(part.get("sha256") or part.get("hash") or "")[:_DIGITS]
+    return " ".join(word for word in (label, seal) if word)
+
+
+def _prompts(run: Source) -> str | None:
+    """How many questions there are, with a checksum of all that was asked."""
+    digest, questions = hashlib.sha256(), set()
+    for prompt in sorted(run.prompts(), key=lambda p: (p.prompt_id, p.turn)):
+        questions.add(prompt.prompt_id)
+        digest.update(f"{prompt.prompt_id}\0{prompt.turn}\0{prompt.text}\0".encode())
+    return f"{len(questions)} questions {digest.hexdigest()[:_DIGITS]}" if questions else None
+
+
+def _machine(machine: Mapping[str, Any]) -> str | None:
+    hardware = machine.get("hardware", machine)
+    devices = [str(device.get("name", device)) for device in hardware.get("accelerators") or []]
+    words = [hardware.get("cpu"), f"{hardware.get('cores')} cores", *devices, machine.get("id")]
+    return ", ".join(map(str, filter(None, words))) if hardware.get("cpu") else machine.get("id")

@@ -1,0 +1,205 @@
+"""What a report says of a run before any figure: read once from the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_cli.config.sweep import settings
+from specbench_cli.errors import on_one_line
+from specbench_cli.judge.broken import BASELINE
+
+FUSED, HOSTED = "FusedDecoder", "transformers' module"
+"""What manifests call our own decoder, and what reports call any other."""
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The header's words.
+
+    tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
+    aa_noise: A/A noise floor measured outside this run, as a fraction; None if it was not.
+    tuned: how parameters were tuned, in a line; empty if they were not.
+    synthetic: what of the models is made up; "" where nothing is.
+    grammar: the name of what outputs are held to; "" where they are to nothing.
+    contrast: what the target's logits are contrasted by, as typed; "" where by nothing.
+    batch: how many prompts are decoded together. load: when they arrive, as typed; "" where all
+        are there from the beginning.
+    runs: how many runs are read as one. forced: what they differ in, where that is not allowed.
+    targets: the names of a matrix's runs, each of a target and draft of its own.
+    mixed: what changed while the run was interrupted, where it went on all the same.
+    dropped: methods that were given up, each with the reason.
+    ended_early: True if the run ended early because only vanilla was left.
+    left_out: methods that could not run there, each with the reason.
+    limited: whether questions were left out (`--limit`).
+    hosted: the models ("target", "draft") that ran through transformers' own module; the others
+        ran through the fused decoder.
+    """
+
+    version: str
+    status: str
+    target: str
+    draft: str | None
+    tasks: dict[str, str]
+    decoding: str
+    dtype: str
+    device: str
+    graphs: bool
+    threads: int | None
+    seed: int | None
+    noisy: bool
+    aa_noise: float | None
+    tuned: str
+    synthetic: str = ""
+    grammar: str = ""
+    contrast: str = ""
+    batch: int = 1
+    load: str = ""
+    runs: int = 1
+    forced: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    ended_early: bool = False
+    left_out: tuple[str, ...] = ()
+    hosted: frozenset[str] = frozenset()
+    limited: bool = False
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Facts:
+        """The facts of a manifest; what it lacks is left empty."""
+        config = manifest.get("config", {}).get("effective", {})
+        models = manifest.get("models", {})
+        draft = models.get("draft") or {}
+        dtype = str(config.get("dtype", ""))
+        return cls(
+            version=str(manifest.get("version", "?")),
+            status=str(manifest.get("status", "?")),
+            target=str(models.get("target", {}).get("label", "?")),
+            draft=draft.get("label"),
+            tasks={task["name"]: task.get("embedded") or "" for task in manifest.get("tasks", [])},
+            decoding=_decoding(config),
+            dtype=_DTYPES.get(dtype, dtype),
+            device=str(config.get("device", "")),
+            graphs=config.get("graphs") == "on",
+            threads=config.get("threads"),
+            seed=config.get("seed"),
+            limited=config.get("limit") is not None,
+            noisy=bool(manifest.get("noisy", False)),
+            aa_noise=manifest.get("aa_noise"),
+            tuned=_tuned(manifest.get("tuning")),
+            synthetic=str(manifest.get("synthetic") or ""),
+            grammar=(manifest.get("grammar") or {}).get("name", ""),
+            contrast=",".join(f"{k}={v:g}" for k, v in (config.get("contrast") or {}).items()),
+            batch=config.get("batch") or 1,
+            load=config.get("load") or "",
+            runs=len(manifest.get("runs") or [None]),
+            forced=tuple(manifest.get("forced") or ()),
+            targets=tuple(manifest.get("targets") or ()),
+            dropped=_reasons(manifest, "dropped"),
+            ended_early=_ended_early(manifest),
+            left_out=_reasons(manifest, "left_out"),
+            mixed=tuple(manifest.get("mixed") or ()),
+            hosted=frozenset(
+                role
+                for role, model in models.items()
+                if (model or {}).get("engine", FUSED) != FUSED
+            ),
+        )
+
+    @property
+    def under(self) -> str:
+        """What outputs are held to, in words."""
+        return f"under grammar {self.grammar}"
+
+    @property
+    def law(self) -> str:
+        """What is part of the target's law beside temperature and cuts, in words; "" if nothing."""
+        contrast = f"contrast {self.contrast}" if self.contrast else ""
+        return ", ".join(filter(None, (contrast, self.under if self.grammar else "")))
+
+    def through(self, role: str) -> str:
+        """What a model's name is followed by: nothing, unless it ran through transformers' own
+        module."""
+        return f" ({HOSTED})" if role in self.hosted else ""
+
+    @property
+    def unranked(self) -> bool:
+        """Whether nothing ranks its rows together: they are of runs that share no vanilla."""
+        return bool(self.forced or self.targets)
+
+    @property
+    def plumbing(self) -> list[str]:
+        """Tasks beyond the embedded model's training, where this run's target is that model."""
+        if not self.target.startswith("embedded"):
+            return []
+        return [task for task, relation in self.tasks.items() if relation == "plumbing"]
+
+    def header(self, prompts: Mapping[str, int], width: int) -> list[str]:
+        """What was run, on one line, or two where one would be wider than `width`.
+
+        Args:
+            prompts: how many questions of each task.
+        """
+        models = [f"specbench {self.version}", f"target {self.target}{self.through('target')}"]
+        if self.draft:
+            models.append(f"draft {self.draft}{self.through('draft')}")
+        work = ["SYNTHETIC"] if self.synthetic else []
+        work += [f"{task} {n} prompts" for task, n in prompts.items()]
+        work.append(f"{self.decoding} {self.dtype}".strip())
+        if self.law:
+            work.append(self.law)
+        if self.device not in ("", "auto", "cpu"):
+            work.append(f"{self.device}{' with graphs' * self.graphs}")
+        if self.threads:
+            work.append(f"{self.threads} thread{'s' * (self.threads != 1)}")
+        if self.batch > 1:
+            work.append(f"batch {self.batch}")
+        if self.load:
+            work.append(f"load {self.load}")
+        if self.seed is not None:
+            work.append(f"seed {self.seed}")
+        if self.runs > 1:
+            work.append(f"{self.runs} runs")
+        line = "  ".join(models + work)
+        lines = [line] if len(line) <= width else ["  ".join(models), "  ".join(work)]
+        return lines + [f"forced: differs in {difference}" for difference in self.forced]
+
+
+def _ended_early(manifest: Mapping[str, Any]) -> bool:
+    """Return True if all methods except vanilla were dropped."""
+    rows = manifest.get("rows") or ()
+    others = {row.get("label") for row in rows if row.get("method") != BASELINE}
+    return bool(others) and others <= {*(manifest.get("dropped") or {})}
+
+
+def _tuned(tuning: Mapping[str, Any] | None) -> str:
+    if not tuning:
+        return ""
+    development, held_out = (sum(tuning[part].values()) for part in ("development", "held_out"))
+    by = "decode time" if tuning["by"] == "time" else "cost of forwards"
+    chosen = "; ".join(
+        f"{label} {' '.join(settings(row['passed'])) or 'as it is'} of {row['tried']}"
+        for label, row in tuning.get("rows", {}).items()
+        if row["tried"] > 1
+    )
+    return (
+        f"tuned: the best by {by} of at most {tuning['budget']} a method on {development}"
+        f" development questions; figures are of the {held_out} others"
+        + (f"; chosen: {chosen}" if chosen else "")
+    )
+
+
+def _decoding(config: Mapping[str, Any]) -> str:
+    rule = str(config.get("verify", "greedy"))
+    if rule == "greedy" or "temperature" not in config:
+        return rule
+    return f"{rule} T={config['temperature']:g}"
+
+
+def _reasons(manifest: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    reasons = (manifest.get(key) or {}).items()
+    return tuple(f"{label}: {on_one_line(why)}" for label, why in reasons)

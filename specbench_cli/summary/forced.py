@@ -1,0 +1,89 @@
+"""Runs of which nothing ranks the rows together, in one table all the same: runs that do not belong
+together, and runs of several targets. Each row says its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import Summary
+
+
+def beside(
+    summaries: Sequence[Summary],
+    labels: Sequence[Mapping[str, str]],
+    *,
+    by_method: bool = False,
+) -> Summary:
+    """The rows of several summaries: nothing ranks them, so they have no letters.
+
+    Args:
+        labels: of each run, what its rows are called.
+        by_method: put rows that have one label in their runs side by side; else run after run.
+    """
+    pairs = list(zip(summaries, labels, strict=True))
+    every = [row.label for summary in summaries for row in summary.rows]
+    place = {label: every.index(label) if by_method else 0 for label in every}
+
+    def gathered(parts: Iterable[tuple[Sequence[Row], Mapping[str, str]]]) -> tuple[Row, ...]:
+        rows = [(row, own[row.label]) for part, own in parts for row in part]
+        rows.sort(key=lambda each: (each[0].order_matters, place[each[0].label]))
+        return tuple(
+            replace(row, label=label, letters="", decode_letters="") for row, label in rows
+        )
+
+    families = {family for summary in summaries for family in summary.families}
+    prompts: dict[str, int] = {}
+    for summary in summaries:
+        for task, n in summary.prompts.items():
+            prompts[task] = max(n, prompts.get(task, 0))
+    floors = [summary.noise_floor for summary in summaries]
+    ratios = {summary.vanilla_ratio for summary in summaries}
+    return Summary(
+        lossless=gathered((summary.lossless, own) for summary, own in pairs),
+        lossy=gathered((summary.lossy, own) for summary, own in pairs),
+        families={
+            family: gathered((summary.families.get(family, ()), own) for summary, own in pairs)
+            for family in sorted(families)
+        },
+        prompts=prompts,
+        passes=min(summary.passes for summary in summaries),
+        noise_floor=max((floor for floor in floors if floor is not None), default=None),
+        vanilla_ratio=ratios.pop() if len(ratios) == 1 else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ByTarget:
+    """Rows of several targets, as a matrix.
+
+    rows: one of each method, or of each method and draft where a target has several; vanilla, which
+        is 1 everywhere, is left out. targets: each one's rows by their label in `rows`.
+    """
+
+    rows: tuple[Row, ...]
+    targets: Mapping[str, Mapping[str, Row]]
+
+
+def by_target(summary: Summary, runs: Sequence[str]) -> ByTarget | None:
+    """A matrix's rows by target; None where they are not of one.
+
+    Args:
+        runs: the names of its runs, TARGET or TARGET+DRAFT; a row's label ends with its run's.
+    """
+    if not runs:
+        return None
+    rows: dict[str, Row] = {}
+    targets: dict[str, dict[str, Row]] = {run.partition("+")[0]: {} for run in runs}
+    for row in summary.rows:
+        label, _, run = row.label.rpartition(" @")
+        target, _, draft = run.partition("+")
+        if label == BASELINE:
+            continue
+        if draft and row.draft_model is not None:
+            label = f"{label} @{draft}"
+        rows.setdefault(label, replace(row, label=label))
+        targets[target][label] = row
+    return ByTarget(tuple(rows.values()), targets)

@@ -1,0 +1,94 @@
+"""Which cells are compared: each method's with vanilla's of the same prompt, turn and pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from specbench_cli.stats.bootstrap import PairedTimes
+from specbench_cli.store.schema import PASSES_APART, Record
+
+Measure = Callable[[Record], tuple[int | None, int | None]]
+"""A record's time in ns and the tokens it was spent on, null where the method cannot say."""
+
+Loss = Literal["void", "failed"]
+
+
+def total(record: Record) -> tuple[int | None, int | None]:
+    """Wall time and all tokens."""
+    return record.ns.total, record.n_tokens
+
+
+def decode(record: Record) -> tuple[int | None, int | None]:
+    """Time after prefill and the tokens committed in it."""
+    return record.ns.decode, None if record.n_tokens is None else record.n_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of several methods.
+
+    labels: the methods that have at least one pair, in the order of `times`.
+    """
+
+    labels: tuple[str, ...]
+    times: PairedTimes
+
+    def ratios(self) -> dict[str, float]:
+        """The point estimate of every method's speedup."""
+        x, y = self.times.baseline.sum((1, 2)), self.times.method.sum((1, 2))
+        return dict(zip(self.labels, (x / y).tolist(), strict=True))
+
+
+def pair(
+    baseline: Iterable[Record], cells: Mapping[str, Sequence[Record]], measure: Measure
+) -> Pairs:
+    """Pair every method's cells with the baseline's.
+
+    The baseline's time is scaled to the method's number of tokens, which changes nothing where the
+    outputs are identical. Two workers' cells are no pair: they are of two devices.
+    """
+    reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
+    processes = _index(process(key[2]) for key in reference)
+    clusters = _index((r.task, r.cluster) for r in reference.values())
+    families = _index(r.family for r in reference.values())
+    strata = np.zeros(len(clusters), dtype=np.int64)
+    for r in reference.values():
+        strata[clusters[r.task, r.cluster]] = families[r.family]
+
+    x = np.zeros((len(cells), len(processes), len(clusters)))
+    y = np.zeros_like(x)
+    for row, own in enumerate(cells.values()):
+        for r in own:
+            base = reference.get((r.prompt_id, r.turn, r.pass_))
+            if base is None or loss(base) or loss(r) or base.worker != r.worker:
+                continue
+            (v, n_v), (m, n_m) = measure(base), measure(r)
+            if v and n_v and m and n_m:
+                at = row, processes[process(r.pass_)], clusters[r.task, r.cluster]
+                x[at] += v * n_m / n_v
+                y[at] += m
+    paired = y.sum((1, 2)) > 0
+    labels = tuple(label for label, has in zip(cells, paired, strict=True) if has)
+    return Pairs(labels, PairedTimes(x[paired], y[paired], strata))
+
+
+def process(pass_: int) -> int:
+    """Which of a row's processes made a pass. By the whole number a cell finds the vanilla of its
+    own load and, where several runs are read as one (`together`), of its own run."""
+    return pass_ % PASSES_APART
+
+
+def loss(record: Record) -> Loss | None:
+    """Why a record's times do not count."""
+    if record.error is not None:
+        return "failed"
+    return "void" if record.void else None
+
+
+def _index(keys: Iterable[Any]) -> dict[Any, int]:
+    """Numbers for keys, whatever order a resumed run has met them in."""
+    return {key: place for place, key in enumerate(sorted(set(keys)))}

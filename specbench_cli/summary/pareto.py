@@ -1,0 +1,141 @@
+"""A sweep: its rows by parameter, and which trade drafting against verifying best.
+
+Discard rate (drafted tokens that do not stand / generated tokens) is what drafting wasted;
+verification rate (target forwards / generated tokens) is what it saved. A row is on the front if no
+other is better in one and as good in the other. Vanilla, which drafts nothing, is its end.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_cli import output
+from specbench_cli.summary.row import Row
+from specbench_cli.summary.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row of a sweep.
+
+    swept: the parameters of its method that were swept, with their values here.
+    along: the one that varies along the line it is drawn on; None if its method is not swept.
+    front: whether no other row is better.
+    """
+
+    row: Row
+    swept: dict[str, Any]
+    along: str | None
+    front: bool
+
+    @property
+    def series(self) -> str:
+        """The name of its line: the method, and what is the same all along."""
+        others = (f"{name}={value}" for name, value in self.swept.items() if name != self.along)
+        return " ".join([self.row.method, *others])
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The rows of a run that sweeps, in the order in which they were asked for.
+
+    params: the swept parameters of all methods.
+    """
+
+    params: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
+    """The sweep that a run made; None if it made none."""
+    config = manifest.get("config", {}).get("effective", {})
+    swept: dict[str, dict[str, list[Any]]] = config.get("sweep") or {}
+    if not swept or config.get("tune"):
+        return None
+    rows = {row.label: row for row in summary.rows}
+    labels = [choice["label"] for choice in config.get("methods", [])]
+    front = _front([row for row in summary.rows if is_ranked(row)])
+    points = []
+    for row in (rows[label] for label in labels if label in rows):
+        own = {} if row.control else swept.get(row.method, {})
+        values = {name: row.params.get(name) for name in own}
+        points.append(Point(row, values, _along(own), row.label in front))
+    params = dict.fromkeys(name for own in swept.values() for name in own)
+    return Sweep(tuple(params), tuple(points))
+
+
+def write_points(sweep: Sweep, path: Path) -> Path:
+    """Write a line a point, with all that the plot shows; a missing figure is empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            (
+                "label",
+                "method",
+                *map(output.harmless, sweep.params),
+                "discard_rate",
+                "verification_rate",
+                "front",
+                "mat",
+                "acceptance_rate",
+                "speedup",
+                "speedup_low",
+                "speedup_high",
+                "ms_per_token_p50",
+            )
+        )
+        for point in sweep.points:
+            row = point.row
+            writer.writerow(
+                (
+                    output.harmless(row.label),
+                    output.harmless(row.method),
+                    *(output.harmless(row.params.get(name, "")) for name in sweep.params),
+                    row.discard_rate,
+                    row.verification_rate,
+                    str(point.front).lower(),
+                    row.mat,
+                    row.acceptance_rate,
+                    row.speedup,
+                    row.speedup_low,
+                    row.speedup_high,
+                    row.ms_per_token_p50,
+                )
+            )
+    return path
+
+
+def is_number(value: object) -> bool:
+    """Whether a value has a place on an axis; yes and no have none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _along(own: Mapping[str, Sequence[Any]]) -> str | None:
+    """The parameter to draw lines along: the one with most numbers."""
+    return max(own, key=lambda name: sum(map(is_number, own[name])), default=None)
+
+
+def is_ranked(row: Row) -> bool:
+    """Whether a row may stand on the front: nothing broken, lossy, informed or a peer."""
+    return row.lossless and not (row.broken or row.peer or row.upper_bound)
+
+
+def _front(rows: Sequence[Row]) -> set[str]:
+    """The labels of the rows that none dominates."""
+    at = {
+        row.label: (row.discard_rate, row.verification_rate)
+        for row in rows
+        if row.discard_rate is not None and row.verification_rate is not None
+    }
+    return {
+        label
+        for label, (discard, verify) in at.items()
+        if not any(
+            d <= discard and v <= verify and (d, v) != (discard, verify) for d, v in at.values()
+        )
+    }

@@ -1,0 +1,83 @@
+"""The speedups of a run's rows by one measure of time: ratios, intervals, group letters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench_cli.judge.broken import BASELINE as BASELINE
+from specbench_cli.stats.bootstrap import Resampled, intervals, rare_questions, resample
+from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.store.recorded import without_prompt_errors
+from specbench_cli.store.schema import Record
+from specbench_cli.summary.pairing import Measure, Pairs, loss, pair
+from specbench_cli.summary.row import Speedup
+
+MAX_LOST = 0.1
+"""Of a row's cells; beyond it the row has no speedup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """Every label's speedup; a label that has none says why.
+
+    labels, drawn: the labels with at least one pair, and their resamples; None if there are none.
+    """
+
+    of: dict[str, Speedup]
+    labels: tuple[str, ...]
+    drawn: Resampled | None
+
+    def letters(self, ranked: Sequence[str]) -> dict[str, str]:
+        """The group letters of labels that have a speedup, compared among themselves, best
+        first."""
+        if self.drawn is None:
+            return {}
+        best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
+        methods = [self.labels.index(label) for label in best_first]
+        named = letters(different(self.drawn, methods=methods), range(len(best_first)))
+        return dict(zip(best_first, named, strict=True))
+
+
+def speedups(
+    cells: Mapping[str, Sequence[Record]],
+    measure: Measure,
+    resamples: int,
+    baseline: str = BASELINE,
+) -> Speedups:
+    """The speedups of all labels over the baseline, which has 1 and no interval.
+
+    Args:
+        cells: label -> its records.
+        resamples: of the bootstrap, which has a fixed seed.
+        baseline: a label; of rows of another program, that one's own vanilla.
+    """
+    pairs = pair(cells.get(baseline, ()), cells, measure)
+    drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
+    found = {label: _point(label, cells, pairs, baseline) for label in cells}
+    if drawn is not None:
+        rare = rare_questions(pairs.times)
+        for label, estimate, few in zip(pairs.labels, intervals(drawn), rare, strict=True):
+            if found[label].ratio is not None and label != baseline:
+                found[label] = Speedup(
+                    estimate.ratio, estimate.low, estimate.high, estimate.reason, few
+                )
+    return Speedups(found, pairs.labels, drawn)
+
+
+def _point(
+    label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs, baseline: str
+) -> Speedup:
+    """The point estimate, or why there is none."""
+    if baseline not in cells and baseline != BASELINE:
+        return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
+    for needed in dict.fromkeys((baseline, label)):
+        own = without_prompt_errors(cells.get(needed, ()), cells.get(BASELINE, ()))
+        lost = Counter(why for record in own if (why := loss(record)))
+        if lost.total() > MAX_LOST * len(own):
+            reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
+            return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
+    if label not in pairs.labels:
+        return Speedup(note=f"no cell is paired with {baseline}")
+    return Speedup(1.0 if label == baseline else pairs.ratios()[label])

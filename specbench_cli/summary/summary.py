@@ -1,0 +1,239 @@
+"""From records to rows: every figure of every report is computed here, once.
+
+Speedup. With v_i and m_i the wall times of vanilla and of the method on the same prompt, turn and
+pass, and with n_v,i and n_m,i their tokens:
+
+    speedup = sum_i v_i * (n_m,i / n_v,i) / sum_i m_i
+
+Where the outputs are identical the factor is 1: plain wall time. Where they are not (near-tie,
+sampling, lossy) each pair is compared by time per token. `decode speedup` is the same with decode
+times and the n - 1 tokens that decoding commits.
+
+Both have intervals and letters, from the same resampled questions and passes. Rows of another
+engine are compared with its own vanilla, v_i, and among themselves.
+
+Void and failed cells take their pair out; a row that lost more than a tenth of its cells, or whose
+baseline did, has no speedup. What breaks a row (`standing`) breaks it everywhere. Verdicts count
+outputs (a prompt's turn), each by its worst pass; the proof counts questions, since a question's
+turns are not independent trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from specbench_cli.config.run import MOST_METHODS
+from specbench_cli.errors import UsageError
+from specbench_cli.judge.broken import broken, near_ties
+from specbench_cli.stats.bootstrap import RESAMPLES
+from specbench_cli.store.schema import LOSSLESS, Record
+from specbench_cli.summary.evidence import Evidence, compare, score_over
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.pairing import decode, process, total
+from specbench_cli.summary.row import Row, Speedup, as_many, make_row
+from specbench_cli.summary.source import light as without_bulk
+from specbench_cli.summary.speedups import BASELINE, speedups
+
+PEER_BASELINE = "hf:vanilla"
+ALL = "all"
+"""What stands for the family in rows over all families."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that is printed of a run.
+
+    lossless, lossy: the rows, best first, those whose figures depend on the order of the prompts
+        behind the others; the two are never ranked together.
+    families: family -> its rows, in the order of the overall ones.
+    prompts: task -> how many questions.
+    noise_floor: A/A, as a fraction; None if not measured.
+    vanilla_ratio: how many times as fast vanilla is as hf:vanilla; None if that was not run, or its
+        times were void.
+    """
+
+    lossless: tuple[Row, ...]
+    lossy: tuple[Row, ...]
+    families: dict[str, tuple[Row, ...]]
+    prompts: dict[str, int]
+    passes: int
+    noise_floor: float | None
+    vanilla_ratio: float | None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Lossless rows, then lossy ones."""
+        return self.lossless + self.lossy
+
+    def proof(self) -> tuple[Row, float] | None:
+        """The checked row of ours that is proved least, with the bound on its rate of mismatches
+        (95%); None if no output could be checked."""
+        bounds = [
+            (row, row.mismatch_bound)
+            for row in self.lossless
+            if row.mismatch_bound is not None and not row.peer and row.label != BASELINE
+        ]
+        return max(bounds, key=lambda pair: pair[1], default=None)
+
+
+def summarise(
+    records: Iterable[Record], manifest: Mapping[str, Any], *, resamples: int | None = None
+) -> Summary:
+    """Compute the rows of a run, over all prompts and by family.
+
+    Args:
+        records: all of a run's, in any order; read once.
+        manifest: the run's.
+        resamples: of the bootstrap, which has a fixed seed; default `RESAMPLES`.
+    Raises:
+        UsageError: there are too many methods to compare all pairs.
+    """
+    resamples = RESAMPLES if resamples is None else resamples
+    light = list(map(without_bulk, records))
+    labels = len({record.label for record in light})
+    if labels > MOST_METHODS:
+        raise UsageError(
+            f"there are {labels} methods, and a table compares {MOST_METHODS} at most",
+            "report fewer runs together, or run fewer methods",
+        )
+    whys = broken(light, manifest)
+    rows, overall = _rows(light, manifest, whys, resamples, evident=True)
+    order = {row.label: place for place, row in enumerate(rows)}
+    families = dict[str, tuple[Row, ...]]()
+    for family in sorted({r.family for r in light}):
+        part = [r for r in light if r.family == family]
+        own, _ = _rows(part, manifest, whys, resamples, evident=False)
+        families[family] = tuple(sorted(own, key=lambda row: order[row.label]))
+    prompts: dict[str, set[str]] = {}
+    for r in light:
+        prompts.setdefault(r.task, set()).add(r.prompt_id)
+    peer = overall.get(PEER_BASELINE, Speedup()).ratio
+    return Summary(
+        lossless=tuple(row for row in rows if row.lossless),
+        lossy=tuple(row for row in rows if not row.lossless),
+        families=families,
+        prompts={task: len(ids) for task, ids in prompts.items()},
+        passes=len({process(r.pass_) for r in light}),
+        noise_floor=_noise_floor(rows, Facts.of(manifest).aa_noise),
+        vanilla_ratio=None if peer is None else 1 / peer,
+    )
+
+
+def _rows(
+    records: Sequence[Record],
+    manifest: Mapping[str, Any],
+    whys: Mapping[str, str],
+    resamples: int,
+    *,
+    evident: bool,
+) -> tuple[list[Row], dict[str, Speedup]]:
+    """The rows of some records, lossless ones first; of both kinds best first, those without a
+    speedup behind them and upper bounds last, after them in the same order those that learn from
+    prompt to prompt, and then those of other engines, each over its own vanilla; and all speedups,
+    those of broken rows too. `evident`: whether sampled outputs are compared with vanilla's."""
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        cells.setdefault(record.label, []).append(record)
+    baseline = cells.get(BASELINE, [])
+    bounds = manifest.get("upper_bounds", [])
+    told = {row["label"]: row for row in manifest.get("rows") or ()}
+    bases = {label: told.get(label, {}).get("baseline") or BASELINE for label in cells}
+    engines = {
+        base: {label: own for label, own in cells.items() if bases[label] == base}
+        for base in bases.values()
+    }
+    wall, decoding = (
+        {base: speedups(own, measure, resamples, base) for base, own in engines.items()}
+        for measure in (total, decode)
+    )
+    target, draft = (_model(manifest, role) for role in ("target", "draft"))
+    rows = [
+        make_row(
+            own,
+            wall[bases[label]].of[label],
+            decoding[bases[label]].of[label],
+            broken_why=whys.get(label),
+            ties=near_ties(own, manifest),
+            evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
+            bound=label in bounds,
+            accept=told.get(label, {}).get("accept"),
+            scope=told.get(label, {}).get("state_scope"),
+            baseline=bases[label],
+            control=bool(told.get(label, {}).get("control")),
+            held=manifest.get("grammar") is not None,
+        )
+        for label, own in cells.items()
+    ]
+    rows.sort(
+        key=lambda row: (
+            not row.lossless,
+            row.engine,
+            row.order_matters,
+            row.upper_bound,
+            row.speedup is None,
+            -(row.speedup or 0.0),
+        )
+    )
+    letters, decode_letters = dict[str, str](), dict[str, str]()
+    for lossless, base in product((True, False), engines):
+        of_both = [r for r in rows if (r.lossless, r.baseline) == (lossless, base)]
+        ranked = [r for r in of_both if not r.upper_bound]
+        letters |= wall[base].letters([r.label for r in ranked if r.speedup is not None])
+        decode_letters |= decoding[base].letters(
+            [r.label for r in ranked if r.decode_speedup is not None]
+        )
+    rows = [
+        replace(
+            row,
+            letters=letters.get(row.label, ""),
+            decode_letters=decode_letters.get(row.label, ""),
+            target_model=target,
+            devices=_devices(manifest, told.get(row.label, {})),
+            **_over_random(cells, rows, row),
+            draft_model=draft if "draft" in (told.get(row.label, {}).get("uses") or ()) else None,
+        )
+        for row in rows
+    ]
+    return rows, {label: one for own in wall.values() for label, one in own.of.items()}
+
+
+def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
+    """On how many devices a row's workers computed."""
+    placed = (manifest.get("config", {}).get("effective", {}).get("devices") or {}).values()
+    if (told.get("workers") or 1) == 1 or not placed:
+        return 1
+    return len({"cpu" if place.startswith("cpu") else place for place in placed})
+
+
+def _over_random(
+    cells: Mapping[str, Sequence[Record]], rows: Sequence[Row], row: Row
+) -> dict[str, Any]:
+    """What a row's rule knows: its score against that of the control that is like it, where that
+    was to let as many pass."""
+    control = (o for o in rows if o.params.get("like") == row.label and as_many(o, row))
+    found = score_over(next((cells[other.label] for other in control), ()), cells[row.label])
+    ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
+    return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
+
+
+def _evidence(baseline: Sequence[Record], own: Sequence[Record], evident: bool) -> Evidence:
+    """A lossy row's speedup is never told without what its answers lose."""
+    return compare(baseline, own) if evident or own[0].guarantee not in LOSSLESS else Evidence()
+
+
+def _model(manifest: Mapping[str, Any], role: str) -> str | None:
+    """A model's name."""
+    label = ((manifest.get("models") or {}).get(role) or {}).get("label")
+    return None if label is None else str(label)
+
+
+def _noise_floor(rows: Iterable[Row], known: float | None) -> float | None:
+    """How far a second vanilla row may lie from 1: the farther end of its interval."""
+    for row in rows:
+        if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:
+            ends = (row.speedup, row.speedup_low, row.speedup_high)
+            return max(abs(end - 1) for end in ends if end is not None)
+    return known

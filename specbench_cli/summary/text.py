@@ -1,0 +1,453 @@
+"""How figures are written, the same in every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.row import AS_MANY, Row, as_many, groups
+from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.summary.summary import PEER_BASELINE, Summary
+
+NONE = "-"
+LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"
+RUN_SCOPE = (
+    "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
+)
+LOSSY_RUN_SCOPE = (
+    "lossy, and run scope: speed and quality; figures depend on the order of the prompts"
+)
+WORK = "target forwards a token, parts of one by the share of its weights that they read"
+"""What the column of that name means."""
+REPLAY = "replay"
+"""The sampling word of rows that were given vanilla's tokens."""
+LONGEST_ERROR = 200
+"""Maximum number of characters of an output's error that a table shows."""
+_FEW_LETTERS = 3
+_ROUNDING = 1e-6
+"""Of shares in records."""
+BAR_WIDTH = 11
+BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
+BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
+
+
+Sections = tuple[tuple[int, str], ...]
+"""Where lines of a table are of another kind than those above: the first one's place, and what
+they are."""
+
+
+def sections(rows: Iterable[Row]) -> Sections:
+    """The kinds of a table's rows, which lie together; the first rows' needs no words."""
+    found: list[tuple[int, str]] = []
+    before = ""
+    for place, row in enumerate(rows):
+        kind = (RUN_SCOPE if row.order_matters else "") if row.lossless else LOSSY
+        if not row.lossless and row.order_matters:
+            kind = LOSSY_RUN_SCOPE
+        if row.engine:
+            kind = other_engine(row.engine)
+        if kind != before:
+            found.append((place, kind))
+            before = kind
+    return tuple(found)
+
+
+def other_engine(vanilla: str) -> str:
+    """What rows of another engine are, by that engine's own vanilla."""
+    return (
+        f"another engine: speedups are over {vanilla}, letters among its rows; compare engines by"
+        " tok/s"
+    )
+
+
+def ratio(value: float | None) -> str:
+    """A speedup."""
+    return NONE if value is None else f"{value:.2f}x"
+
+
+def speedup(row: Row) -> str:
+    """A row's speedup, or that its output is wrong."""
+    return "BROKEN" if row.broken else ratio(row.speedup)
+
+
+def between(low: float | None, high: float | None) -> str:
+    """An interval."""
+    return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
+
+
+def mat(row: Row) -> str:
+    """A row's mean accepted tokens."""
+    return number(row.mat)
+
+
+def interval(row: Row) -> str:
+    """The 95% interval of a row's speedup."""
+    return between(row.speedup_low, row.speedup_high)
+
+
+def group(row: Row) -> str:
+    """A row's letters; more than three in a row by the first and the last of them."""
+    found = list(enumerate(groups(row.letters)))
+    parts = []
+    for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
+        letters = [letter for _, letter in run]
+        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
+    return "".join(parts)
+
+
+def letter_ranges(summary: Summary) -> list[str]:
+    """What a dash between letters stands for, where there is one."""
+    return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
+
+
+def prose(notes: Iterable[str]) -> str:
+    """Notes as sentences."""
+    return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A plain figure."""
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share or a rate."""
+    return NONE if value is None else f"{value:.{digits}%}"
+
+
+def verdicts(row: Row) -> str:
+    """What became of the outputs, bad ones first."""
+    counts = {
+        "mismatch": row.mismatch,
+        "failed": row.failed,
+        "identical": row.identical,
+        "near-tie": row.near_tie,
+        "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
+    }
+    words = ["upper bound"] * row.upper_bound + ["control"] * row.control
+    words += [f"{n} {kind}" for kind, n in counts.items() if n]
+    return ", ".join(words + ["reference"] * bool(row.reference))
+
+
+def has_partial(rows: Iterable[Row]) -> bool:
+    """Whether parts of the target ran in some row, so that its forwards alone do not tell its
+    work."""
+    return any(
+        row.work is not None
+        and row.verification_rate is not None
+        and abs(row.work - row.verification_rate) > _ROUNDING
+        for row in rows
+    )
+
+
+def work(summary: Summary) -> list[str]:
+    """What the column of that name means, where it is shown."""
+    return [f"work: {WORK}"] if has_partial(summary.rows) else []
+
+
+def shares(row: Row) -> dict[str, int]:
+    """Where time goes: the marks of target, draft and host on a bar, by largest remainders."""
+    if row.share_target is None or row.share_draft is None or row.share_host is None:
+        return {}
+    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
+    marks = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
+    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
+        marks[i] += 1
+    return dict(zip(BAR_MARKS, marks, strict=True))
+
+
+def noise_floor(summary: Summary) -> str:
+    """The A/A noise floor."""
+    return "not measured" if summary.noise_floor is None else f"{summary.noise_floor:.1%}"
+
+
+def vanilla_ratio(summary: Summary) -> str:
+    """vanilla / hf:vanilla; of times that were void there is none."""
+    if summary.vanilla_ratio is not None:
+        return f"{summary.vanilla_ratio:.2f}"
+    return "not known" if any(row.label == PEER_BASELINE for row in summary.rows) else "not run"
+
+
+def proof(summary: Summary) -> str:
+    """What the verdicts prove, by the row that is proved least."""
+    weakest = summary.proof()
+    if any(row.sampling == REPLAY for row in summary.rows):
+        return "proof: none; every row was given vanilla's tokens (--verify replay)"
+    wrong = [row for row in summary.rows if row.label == BASELINE and row.broken]
+    if wrong:
+        return "proof: none; what all rows were compared with, vanilla's own output, is wrong"
+    if weakest is None:
+        return "proof: no tokens were compared; of the law: specbench audit"
+    row, bound = weakest
+    whose = f"{row.label} " if row.questions_mismatched else ""
+    at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
+    return (
+        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
+        f" (at most {at_most} at 95%)"
+        + "".join(
+            f"; {row.reference_read} of {row.n_outputs} of vanilla's read by transformers"
+            for row in summary.rows
+            if row.label == BASELINE and row.reference_read
+        )
+    )
+
+
+def near_ties(summary: Summary) -> list[str]:
+    """Near-ties found against those that rounding makes, a line a row that has any."""
+    judged = [row for row in summary.lossless if row.questions_checked and row.label != BASELINE]
+    lines = [
+        f"near-ties: {row.label} {row.near_tie} found"
+        + (
+            f", at most {row.near_tie_expected:.2g} expected (p {row.near_tie_p:.2g})"
+            if row.near_tie_expected is not None and row.near_tie_p is not None
+            else ""
+        )
+        + f", {row.near_tie_explained} explained by the width of verification"
+        for row in judged
+        if row.near_tie
+    ]
+    expected = [row.near_tie_expected for row in judged if row.near_tie_expected is not None]
+    if lines or not expected:
+        return lines
+    return [f"near-ties: none found, at most {max(expected):.2g} expected from rounding"]
+
+
+def evidence(summary: Summary) -> list[str]:
+    """What sampled outputs say of themselves, a line a row."""
+    return [
+        f"evidence, not proof: {row.label} log-likelihood a token"
+        f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
+        f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
+        + (
+            f"; {row.likelihood_deviations:+.1f} deviations from the target's own law"
+            if row.likelihood_deviations is not None
+            else ""
+        )
+        for row in summary.rows
+        if row.log_likelihood_difference is not None and row.length_difference is not None
+    ]
+
+
+FEW = 20
+"""The fewest questions with which it was simulated how often intervals hold the truth
+(docs/statistics.md): fewer say little of others of their kind."""
+
+
+def family(name: str, rows: Iterable[Row]) -> str:
+    """A family as tables by family head it, with its questions."""
+    return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
+
+
+def small_families(summary: Summary, n: str = "(n)", then: str = ": --limit") -> list[str]:
+    """What tables by family must not be read as. n: where they have the questions of each. then:
+    what to do, where it can be typed."""
+    counts = [max(row.n_prompts for row in rows) for rows in summary.families.values() if rows]
+    if not counts:
+        return []
+    note = f"{n}: how many questions the family has"
+    if min(counts) < FEW:
+        note += f"; of fewer than {FEW} a figure is an example, no estimate{then}"
+    return [note]
+
+
+def few_questions(summary: Summary, then: str = "") -> list[str]:
+    """That a run is too small to rank by, where it is. then: what to do, where it can be typed."""
+    n = max((row.n_prompts for row in summary.rows), default=0)
+    if n >= FEW or not any(row.speedup is not None for row in summary.rows if not row.reference):
+        return []
+    questions = "1 question" if n == 1 else f"{n} questions"
+    return [
+        f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more"
+        f"{then}"
+    ]
+
+
+def more_questions(facts: Facts) -> str:
+    """What to do about too few questions."""
+    return ": --limit 48" if facts.limited else "; this run's tasks have no more"
+
+
+def rare_questions(summary: Summary) -> list[str]:
+    """Return a warning for speedups that a few outlier questions decide."""
+    found = [
+        f"{row.label} {row.rare_questions} of {row.n_prompts}, {ratio(row.speedup_without_rare)}"
+        " without"
+        for row in summary.rows
+        if row.rare_questions
+    ]
+    if not found:
+        return []
+    return [
+        f"rare questions decide speedups: {'; '.join(found)}; another run may have more of them or"
+        " none, and an interval only covers questions like those of its run: run more questions"
+    ]
+
+
+def two_intervals(summary: Summary) -> list[str]:
+    """Which of the two statements beside each other is at once over all rows, and which is not."""
+    if not any(row.letters and row.speedup_low is not None for row in summary.rows):
+        return []
+    return [
+        "the 95% CI is one row's against vanilla, by itself; letters compare all pairs at once, and"
+        " decide"
+    ]
+
+
+def one_process(summary: Summary) -> list[str]:
+    """What a single process cannot say of its own intervals and letters."""
+    if summary.passes > 1 or not any(row.letters for row in summary.rows):
+        return []
+    return [
+        "1 process: how much starts of a program differ is in none of these intervals; where they"
+        " differ by 5%, a 95% interval holds the truth 73% of the time: --repeats 3"
+    ]
+
+
+def learning(summary: Summary) -> list[str]:
+    """What learning between requests takes, a line a row that learns."""
+    return [
+        f"learning: {row.label} {row.learn_share:.1%} of its time, between requests: part of the"
+        " speedup, not of the decode speedup"
+        for row in summary.rows
+        if row.learn_share is not None
+    ]
+
+
+def lost(row: Row) -> str:
+    """What the answers of a lossy row lose or gain in points, with the 95% interval."""
+    if row.lossless:
+        return NONE
+    return points(row.score_difference, row.score_difference_low, row.score_difference_high)
+
+
+def over_random(row: Row) -> str:
+    """By how many points its answers are better than its random control's, with the interval."""
+    return points(row.over_random, row.over_random_low, row.over_random_high)
+
+
+def points(mean: float | None, low: float | None, high: float | None) -> str:
+    """A difference in accuracy, in points, with its interval."""
+    if mean is None:
+        return NONE
+    between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * mean:+.1f}{between}"
+
+
+def at_what_cost(row: Row) -> str:
+    """The same in words, for wherever a lossy row's speedup stands alone; nothing of a lossless
+    one."""
+    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
+
+
+def grammar(summary: Summary, facts: Facts) -> list[str]:
+    """How many outputs the grammar was completed in, a line for rows that are alike."""
+    told: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if row.complete is None or row.cut is None or row.valid is None:
+            continue
+        said = f"{row.complete} of {row.complete + row.cut} outputs complete"
+        if row.complete:
+            wrong = row.complete - row.valid
+            said += f", {wrong} of them INVALID" if wrong else ", all of them valid"
+        said += f"; {row.cut} cut by the budget" if row.cut else ""
+        told.setdefault(said, []).append(row.label)
+    whose = (labels if len(told) > 1 else ["each row"] for labels in told.values())
+    return [
+        f"{facts.under}: {', '.join(labels)}: {said}"
+        for labels, said in zip(whose, told, strict=True)
+    ]
+
+
+def controls(summary: Summary) -> list[str]:
+    """How to add the control that a lossy row lacks: a row that lets as many pass at random."""
+    lines = []
+    for row in summary.lossy:
+        if row.control or not row.rule_rate or not row.accept_rule:
+            continue
+        own = [r for r in summary.rows if r.params.get("like") == row.label]
+        off = [other for other in own if not as_many(other, row)]
+        lines += [
+            f"{r.label} was to let {percent(r.params.get('rate'))} of {_judged(row)} pass, and"
+            f" {row.label} let {percent(row.rule_rate)}: not as many, no control of it"
+            for r in off
+        ]
+        if own:
+            continue
+        rates = (other.rule_rate for other in summary.lossy if _controls(other, row))
+        if any(rate is not None and abs(rate - row.rule_rate) <= AS_MANY for rate in rates):
+            continue
+        name, rule, rate = row.method, row.params.get("accept"), f"{row.rule_rate:.3g}"
+        if rule:
+            how = f"--sweep {name}.accept={rule},random --set {name}.rate={rate}"
+        elif "rate" in row.params:
+            how = f"a second row of {name} with rate={rate} (--config)"
+        else:
+            how = f"a row of {name} whose accept rule is RandomAccept({rate}), or of random-accept"
+        lines.append(
+            f"no control lets as many pass as {row.label}, {rate} of {_judged(row)}: add {how}"
+        )
+    return lines
+
+
+def _judged(row: Row) -> str:
+    """What a row's accept rule is asked about; one over steps has a rate among its parameters."""
+    return "the judged steps" if "rate" in row.params else "the rejected levels"
+
+
+def _controls(other: Row, row: Row) -> bool:
+    return other.control and other.method == row.method
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 1]}…"
+
+
+def warnings(summary: Summary, facts: Facts) -> list[str]:
+    """What a reader must know before using a figure, a line each."""
+    lines = []
+    if facts.status == "interrupted":
+        lines.append("interrupted: not all cells are there (specbench run --resume)")
+    if facts.status == "running":
+        lines.append("running, or killed: not all cells are there, and noise is told at its end")
+    if facts.synthetic:
+        lines.append(f"synthetic: {facts.synthetic}: a cost is measured, no model's speedup")
+    if facts.noisy:
+        lines.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    if facts.ended_early:
+        lines.append("ended early: only vanilla was left")
+    lines += [f"dropped after failing time after time: {what}" for what in facts.dropped]
+    dropped = {what.partition(": ")[0] for what in facts.dropped}
+    lines += [
+        f"{row.label}: {row.failed} of {row.n_outputs} outputs failed: {_cut(row.failed_why)}"
+        for row in summary.rows
+        if row.failed_why is not None and row.label not in dropped
+    ]
+    lines += [f"left out, could not run here: {what}" for what in facts.left_out]
+    lines += [f"mixed: measured before and after a change of {what}" for what in facts.mixed]
+    lines += [
+        f"embedded: plumbing: {task} is beyond the model's training; speedups mean nothing there"
+        for task in facts.plumbing
+    ]
+    told: dict[str, list[str]] = {}
+    for row in summary.rows:
+        if row.upper_bound:
+            lines.append(
+                f"{row.label}: an upper bound, not ranked: it read vanilla's output to know where"
+                " to stop"
+            )
+        if row.text_compared:
+            lines.append(
+                f"{row.label}: text compared, not ids: its engine tells none, and its text was"
+                " tokenised here"
+            )
+        if row.broken:
+            lines.append(f"{row.label}: {row.speedup_note}")
+        elif row.speedup_note is not None:
+            missing = "speedup" if row.speedup is None else "interval"
+            told.setdefault(f"no {missing}: {row.speedup_note}", []).append(row.label)
+    for said, labels in told.items():
+        every = 1 < len(labels) == len(summary.rows)
+        lines.append(f"{'all rows' if every else ', '.join(labels)}: {said}")
+    return lines

@@ -1,0 +1,245 @@
+"""Several runs as one: their rows side by side, each method's times beside its own run's vanilla.
+
+A row is the same in two runs if method, parameters, guarantee and the method's file are; then its
+runs are further processes of it. Rows that only share a name are told apart by their run's.
+
+Passes are numbered anew, so that a cell finds the vanilla of its own run and pass (`pairing`): the
+number's rest by `PASSES_APART` says which of its row's processes a cell is of. Processes can be
+resampled only if all rows have equally many; where they have not, they count as one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specbench_cli.store.run_dir import Prompt
+from specbench_cli.store.schema import PASSES_APART, Record
+from specbench_cli.summary.pairing import process
+from specbench_cli.summary.source import Source
+from specbench_cli.summary.speedups import BASELINE
+
+T = TypeVar("T")
+
+_UNFINISHED = ("interrupted", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a run's rows and passes are called in the report: by their own label, by their own
+    number."""
+
+    labels: Mapping[str, str]
+    passes: Mapping[int, int]
+
+    def given(self, record: Record) -> Record:
+        """A record with its names in the report."""
+        return replace(record, label=self.labels[record.label], pass_=self.passes[record.pass_])
+
+
+@dataclass(slots=True)
+class Together:
+    """Runs read as one; see `report.source.Source`.
+
+    shown: a pass's number in the report -> what a reader is told.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    runs: Sequence[Source]
+    names: Sequence[Names]
+    shown: dict[int, str] = field(default_factory=dict)
+
+    def records(self, of: Container[str] | None = None) -> Iterator[Record]:
+        """Every run's records, renamed; or those of some prompts."""
+        for run, names in zip(self.runs, self.names, strict=True):
+            yield from map(names.given, run.records(of))
+
+    def each(self, make: Callable[[Record], T]) -> Iterator[T]:
+        """What a function makes of every record."""
+        return map(make, self.records())
+
+    def prompts(self) -> Iterator[Prompt]:
+        """Every prompt once."""
+        seen: set[tuple[str, int]] = set()
+        for run in self.runs:
+            for prompt in run.prompts():
+                if (prompt.prompt_id, prompt.turn) not in seen:
+                    seen.add((prompt.prompt_id, prompt.turn))
+                    yield prompt
+
+
+def join(
+    runs: Sequence[Source],
+    short: Sequence[str],
+    records: Sequence[Sequence[Record]],
+    forced: Sequence[str],
+    *,
+    targets: bool = False,
+) -> Together:
+    """Runs as one.
+
+    Args:
+        short: their short names.
+        records: of each, without bulk.
+        forced: what they differ in, if they do not belong together; then every row says its run.
+        targets: whether they are of several targets; every row says its run then, too.
+    """
+    firsts = [{record.label: record for record in reversed(own)} for own in records]
+    labels = _labels(runs, short, firsts, every=bool(forced) or targets)
+    passes, shown = _passes(short, records, labels)
+    names = [Names(*pair) for pair in zip(labels, passes, strict=True)]
+    manifest = _manifest(runs, short, labels)
+    manifest["row_files"] = {
+        own[label]: file
+        for run, own, first in zip(runs, labels, firsts, strict=True)
+        for label, record in first.items()
+        if (file := (run.manifest.get("method_files") or {}).get(record.method))
+    }
+    if forced:
+        manifest["forced"] = list(forced)
+    if targets:
+        manifest["targets"] = list(short)
+        manifest["left_out"] = {  # such a row has no records, and so no label yet
+            f"{label} @{name}": why
+            for name, run in zip(short, runs, strict=True)
+            for label, why in (run.manifest.get("left_out") or {}).items()
+        }
+    if forced or targets:
+        for role, model in manifest["models"].items():
+            models = ((run.manifest.get("models") or {}).get(role) or {} for run in runs)
+            labels_of = dict.fromkeys(str(m["label"]) for m in models if "label" in m)
+            manifest["models"][role] = {**(model or {}), "label": " | ".join(labels_of)}
+    return Together(runs[0].path, manifest, runs, names, shown)
+
+
+def _labels(
+    runs: Sequence[Source],
+    short: Sequence[str],
+    firsts: Sequence[Mapping[str, Record]],
+    *,
+    every: bool,
+) -> list[dict[str, str]]:
+    """Each run's labels as the report has them."""
+    kinds: dict[str, set[str]] = {}
+    for run, first in zip(runs, firsts, strict=True):
+        for label, record in first.items():
+            kinds.setdefault(label, set()).add(_kind(record, run.manifest))
+    return [
+        {label: f"{label} @{name}" if every or len(kinds[label]) > 1 else label for label in first}
+        for name, first in zip(short, firsts, strict=True)
+    ]
+
+
+def _kind(record: Record, manifest: Mapping[str, Any]) -> str:
+    """What two rows must share to be one."""
+    if record.label == BASELINE:
+        return BASELINE
+    parts = (
+        record.method,
+        record.params.effective,
+        record.guarantee,
+        (manifest.get("method_files") or {}).get(record.method),
+    )
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _passes(
+    short: Sequence[str],
+    records: Sequence[Sequence[Record]],
+    labels: Sequence[Mapping[str, str]],
+) -> tuple[list[dict[int, int]], dict[int, str]]:
+    """Each run's passes as the report numbers them, and what it says of them."""
+    own = [sorted({record.pass_ for record in run}) for run in records]
+    processes = [sorted(set(map(process, passes))) for passes in own]
+    had: dict[str, int] = {}
+    starts = []
+    for made, run in zip(processes, labels, strict=True):
+        rows = [label for label in run.values() if label != BASELINE]
+        start = max((had.get(label, 0) for label in rows), default=0)
+        starts.append(start)
+        had.update({label: start + len(made) for label in rows})
+    counts = {
+        sum(len(processes[i]) for i, run in enumerate(labels) if row in run.values()) for row in had
+    }
+    resampled = len(counts) <= 1
+    numbered: list[dict[int, int]] = []
+    shown: dict[int, str] = {}
+    for name, passes, made, start in zip(short, own, processes, starts, strict=True):
+        numbered.append({})
+        for pass_ in passes:
+            place = start + made.index(process(pass_)) if resampled else 0
+            number = PASSES_APART * len(shown) + place
+            numbered[-1][pass_] = number
+            shown[number] = f"{pass_} @{name}"
+    return numbered, shown
+
+
+def _manifest(
+    runs: Sequence[Source], short: Sequence[str], labels: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """The first run's manifest with what the others add to it."""
+    all_of = [run.manifest for run in runs]
+    merged: dict[str, Any] = json.loads(json.dumps(all_of[0]))
+    config = merged.setdefault("config", {}).setdefault("effective", {})
+    config["methods"] = _renamed(
+        [m.get("config", {}).get("effective", {}).get("methods") or [] for m in all_of], labels
+    )
+    loads = [
+        str(load) for m in all_of if (load := m.get("config", {}).get("effective", {}).get("load"))
+    ]
+    if loads:
+        config["load"] = " | ".join(dict.fromkeys(loads))
+    merged["rows"] = _renamed([m.get("rows") or [] for m in all_of], labels)
+    for part in ("models", "heads", "method_files"):
+        merged[part] = {}
+        for manifest in all_of:
+            for key, value in (manifest.get(part) or {}).items():
+                merged[part][key] = merged[part].get(key) or value
+    merged["upper_bounds"] = [
+        own.get(label, label)
+        for manifest, own in zip(all_of, labels, strict=True)
+        for label in manifest.get("upper_bounds") or []
+    ]
+    merged["leaks"] = {
+        own.get(label, label): prompt
+        for manifest, own in zip(all_of, labels, strict=True)
+        for label, prompt in (manifest.get("leaks") or {}).items()
+    }
+    statuses = [manifest.get("status", "?") for manifest in all_of]
+    merged["status"] = next((s for s in _UNFINISHED if s in statuses), statuses[0])
+    made_up = dict.fromkeys(word for m in all_of if (word := m.get("synthetic")))
+    merged["synthetic"] = "; ".join(made_up) or None
+    merged["noisy"] = any(manifest.get("noisy") for manifest in all_of)
+    for given_up in ("dropped", "left_out"):
+        merged[given_up] = {
+            own.get(label, label): why
+            for manifest, own in zip(all_of, labels, strict=True)
+            for label, why in (manifest.get(given_up) or {}).items()
+        }
+    merged["mixed"] = [what for manifest in all_of for what in manifest.get("mixed") or ()]
+    floors = [m["aa_noise"] for m in all_of if m.get("aa_noise") is not None]
+    merged["aa_noise"] = max(floors, default=None)
+    merged["near_ties"] = next((m["near_ties"] for m in all_of if m.get("near_ties")), None)
+    merged["runs"] = {
+        name: f"{manifest.get('created_utc')} to {manifest.get('finished_utc')}"
+        for name, manifest in zip(short, all_of, strict=True)
+    }
+    return merged
+
+
+def _renamed(
+    lists: Sequence[Sequence[Mapping[str, Any]]], labels: Sequence[Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """Entries with a label, each label once."""
+    found: dict[str, dict[str, Any]] = {}
+    for entries, own in zip(lists, labels, strict=True):
+        for entry in entries:
+            label = own.get(entry["label"], entry["label"])
+            base = entry.get("baseline")
+            renamed = {"baseline": own.get(base, base)} if base else {}
+            found.setdefault(label, {**entry, **renamed, "label": label})
+    return list(found.values())

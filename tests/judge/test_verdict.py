@@ -1,0 +1,401 @@
+"""Identical, near-tie or mismatch: by the ids, the way they end, and transformers' own logits."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench_cli.engine.sequence import StopRule
+from specbench_cli.engine.session import Request
+from specbench_cli.engine.verify.processor import Processing, Processor
+from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
+from specbench_cli.judge.tolerance import CEILING, measure_tolerance
+from specbench_cli.judge.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
+from specbench_cli.store.schema import Verdict
+
+VOCAB = 40
+EOS = 1
+BUDGET = 12
+PROMPT = (5, 9, 14, 3, 22)
+STOP = StopRule(frozenset({EOS}), BUDGET)
+GREEDY = Sampling()
+COUPLED = Sampling(rule="coupled", temperature=0.7, seed=3)
+CUT = Sampling(rule="coupled", temperature=0.9, top_k=12, top_p=0.8, seed=3)
+SAMPLINGS = pytest.mark.parametrize(
+    "sampling", [GREEDY, COUPLED, CUT], ids=["greedy", "coupled", "cut"]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.25,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval().to(dtype)
+
+
+TIED = (7, 8)
+
+
+@pytest.fixture(scope="module")
+def module() -> LlamaForCausalLM:
+    """A model in which tokens 7 and 8 always tie, and lead after the third token."""
+    module = tiny()
+    with torch.no_grad():
+        module.lm_head.weight[EOS] = 0.0
+        row = module.lm_head.weight[decode(module, GREEDY, [])[3]].clone()
+        for token in TIED:
+            module.lm_head.weight[token] = 1.01 * row
+    return module
+
+
+@pytest.fixture(scope="module")
+def tie(module):
+    """Where a greedy output chose between the tied tokens, and the output with the other one."""
+    reference = decode(module, GREEDY, [])
+    position = next(i for i, token in enumerate(reference) if token in TIED)
+    other = sum(TIED) - reference[position]
+    return position, decode(module, GREEDY, [*reference[:position], other])
+
+
+def scores(module, sampling: Sampling, ids: list[int]) -> torch.Tensor:
+    """Decision scores of the token after `ids`."""
+    with torch.no_grad():
+        row = module(torch.tensor([[*PROMPT, *ids]])).logits[0, -1]
+    if sampling.rule == "greedy":
+        return row
+    noise = Noise(sampling.seed, "test/1", 1, VOCAB, row.device)
+    return log_warp(row, sampling) + noise.rows(len(ids), 1)[0]
+
+
+def decode(module, sampling: Sampling, ids: list[int], *, stop: StopRule = STOP) -> list[int]:
+    """Go on from `ids` as vanilla would."""
+    while stop.cut((), ids)[1] is None:
+        ids = [*ids, int(scores(module, sampling, ids).argmax())]
+    return ids
+
+
+@pytest.fixture
+def judge(module):
+    """A verdict on ids, the reference being vanilla's own."""
+
+    def verdict(sampling, ids, reference=None, *, stop=STOP, oracle=lambda: module) -> Verdict:
+        judge = Judge(oracle, sampling, lambda: [list(range(2, 40))])
+        reference = decode(module, sampling, [], stop=stop) if reference is None else reference
+        return judge.verdict(Request("test/1", 1, PROMPT, stop), reference, ids)
+
+    return verdict
+
+
+def fail() -> None:
+    raise AssertionError("the oracle was loaded")
+
+
+@SAMPLINGS
+def test_equal_ids_are_identical_and_load_no_oracle(module, judge, sampling):
+    ids = decode(module, sampling, [])
+    assert judge(sampling, ids, oracle=fail) == Verdict("identical")
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("position", [0, 4, BUDGET - 1])
+def test_planted_wrong_token_is_a_mismatch_with_its_place(module, judge, sampling, position):
+    reference = decode(module, sampling, [])
+    right = scores(module, sampling, reference[:position])
+    right[EOS] = -math.inf
+    worse = right.masked_fill(right < right.max() - 0.1, -math.inf)
+    wrong = int(right.masked_fill(worse.isfinite(), -math.inf).argmax())
+    verdict = judge(sampling, decode(module, sampling, [*reference[:position], wrong]))
+    assert (verdict.kind, verdict.position) == ("mismatch", position)
+    assert verdict.expected == reference[position]
+    assert verdict.gap == pytest.approx(float(right.max() - right[wrong]), abs=1e-4)
+
+
+def test_planted_tie_is_a_near_tie_without_a_gap(judge, tie):
+    position, other = tie
+    verdict = judge(GREEDY, other)
+    assert (verdict.kind, verdict.position, verdict.expected) == ("near-tie", position, 7)
+    assert verdict.gap == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_bug_behind_a_tie_is_a_mismatch(module, judge, tie):
+    position, other = tie
+    wrong = int(scores(module, GREEDY, other[:-1]).argmin())
+    verdict = judge(GREEDY, [*other[:-1], wrong])
+    assert (verdict.kind, verdict.position) == ("mismatch", position)
+    assert verdict.gap > 0.1
+
+
+@SAMPLINGS
+def test_outputs_that_end_wrongly_are_mismatches(module, judge, sampling):
+    reference = decode(module, sampling, [])
+    assert judge(sampling, reference[:7], oracle=fail) == Verdict("mismatch", 7, None, reference[7])
+    too_long = [*reference, 5]
+    assert judge(sampling, too_long, oracle=fail) == Verdict("mismatch", BUDGET, None, None)
+    assert judge(sampling, [], oracle=fail) == Verdict("mismatch", 0, None, reference[0])
+
+
+def test_an_ignored_eos_is_a_mismatch(module, judge):
+    plain = decode(module, GREEDY, [])
+    stop = StopRule(frozenset({plain[5]}), BUDGET)
+    reference = plain[: plain.index(plain[5]) + 1]
+    verdict = judge(GREEDY, plain, stop=stop, oracle=fail)
+    assert verdict == Verdict("mismatch", len(reference), None, None)
+    assert judge(GREEDY, reference, stop=stop) == Verdict("identical")
+
+
+def test_an_output_must_end_at_its_first_stop_string():
+    stop = StopRule(frozenset(), 10, ("34",), lambda ids: "".join(map(str, ids)))
+    assert ends_rightly([1, 2, 3, 4], stop)
+    assert not ends_rightly([1, 2, 3, 4, 5], stop)
+    assert not ends_rightly([1, 2, 3], stop)
+
+
+def test_noise_of_another_prompt_is_a_mismatch(module, judge):
+    ids: list[int] = []
+    other = Noise(COUPLED.seed, "test/2", 1, VOCAB, torch.device("cpu"))
+    while len(ids) < BUDGET:
+        own = (
+            scores(module, COUPLED, ids)
+            - Noise(COUPLED.seed, "test/1", 1, VOCAB, torch.device("cpu")).rows(len(ids), 1)[0]
+        )
+        choice = own + other.rows(len(ids), 1)[0]
+        choice[EOS] = -math.inf
+        ids.append(int(choice.argmax()))
+    assert judge(COUPLED, ids).kind == "mismatch"
+
+
+@SAMPLINGS
+def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
+    ids = decode(module, sampling, [])
+    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    gaps = judge.gaps(Request("test/1", 1, PROMPT, STOP), ids)
+    assert len(gaps) == len(ids)
+    assert all(0 <= gap < 1e-5 for gap in gaps)
+
+
+def test_a_token_beyond_the_cut_is_a_mismatch_however_lucky(module, judge):
+    """Its noise may be as large as it likes: its law is 0."""
+    sampling = Sampling(rule="coupled", temperature=1.0, top_k=1, seed=3)
+    reference = decode(module, sampling, [])
+    open_scores = scores(module, Sampling(rule="coupled", temperature=1.0, seed=3), [])
+    lucky = int(open_scores.argmax())
+    assert lucky not in (reference[0], EOS)
+    verdict = judge(sampling, decode(module, sampling, [lucky]))
+    assert (verdict.kind, verdict.position) == ("mismatch", 0)
+
+
+def test_tokens_that_tie_at_the_cut_may_both_be_chosen(module, judge, tie):
+    """Top-1 keeps one of the tied tokens: which one is rounding's choice, whatever the noise."""
+    sampling = Sampling(rule="coupled", temperature=1.0, top_k=1, seed=3)
+    position, other = tie
+    reference = decode(module, GREEDY, [])
+    verdict = judge(sampling, other, reference)
+    assert (verdict.kind, verdict.position) == ("near-tie", position)
+    assert verdict.gap == pytest.approx(0.0, abs=1e-6)
+
+
+@given(
+    st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6),
+    st.integers(0, 6),
+    st.floats(0.05, 1.0),
+    st.sampled_from([0.0, 1e-3, 0.1]),
+)
+def test_cut_bounds_enclose_the_cut(logits, top_k, top_p, tolerance):
+    sampling = Sampling(rule="coupled", temperature=1.0, top_k=top_k, top_p=top_p)
+    rows = torch.tensor([logits]).log_softmax(-1)
+    kept = cut(rows, sampling).isfinite()
+    floor, ceiling = cut_bounds(rows, sampling, tolerance)
+    rounding = 1e-6
+    assert (rows[kept] >= floor - rounding).all()
+    assert (rows[~kept] <= ceiling + rounding).all()
+
+
+@pytest.mark.parametrize("mass", [0.6, 0.9, 0.99])
+def test_a_top_p_cut_moves_as_far_as_scores_can_move_a_mass(mass):
+    """And not by as much as scores do: a mass of 0.9 is not 1.2 where scores are off by 0.3."""
+    by = 0.3
+    rows = torch.tensor([[mass, 1 - mass]]).log()
+    least = (rows + torch.tensor([-by, by])).softmax(-1)[0, 0].item()  # what top-p must be above
+    for top_p, kept in ((least + 1e-3, True), (least - 1e-3, False)):
+        floor, _ = cut_bounds(rows, Sampling("coupled", 1.0, top_p=top_p), by)
+        assert (rows[0, 1] >= floor[0]).item() is kept
+
+
+@SAMPLINGS
+def test_the_reference_itself_is_judged(module, sampling):
+    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    request = Request("test/1", 1, PROMPT, STOP)
+    ids = decode(module, sampling, [])
+    assert judge.reference(request, ids) == Verdict("reference", gap=0.0)
+    assert judge.facts() is None  # no tolerance was needed
+    right = scores(module, sampling, ids[:4])
+    right[EOS] = -math.inf
+    wrong = decode(module, sampling, [*ids[:4], int(right.argmin())])
+    found = judge.reference(request, wrong)
+    assert (found.kind, found.position, found.expected) == ("mismatch", 4, ids[4])
+    assert judge.reference(request, ids[:7]) == Verdict("mismatch", 7, None, None)
+
+
+def test_no_output_is_tied_with_a_reference_that_is_wrong(module, judge):
+    right = decode(module, GREEDY, [])
+    row = scores(module, GREEDY, right[:3])
+    row[EOS] = -math.inf
+    worse = decode(module, GREEDY, [*right[:3], int(row.argmin())])
+    verdict = judge(GREEDY, right, worse)
+    assert (verdict.kind, verdict.position) == ("mismatch", 3)
+    assert verdict.gap > 0.1
+
+
+def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
+    right = decode(module, GREEDY, [])
+    other = [(right[0] + 1) % VOCAB, *right[1:]]
+
+    class Nothing(torch.nn.Module):
+        dtype, device = module.dtype, module.device
+
+        def forward(self, input_ids, past_key_values=None, use_cache=False, logits_to_keep=0):
+            out = module(input_ids)
+            out.logits[:, -3:, 2] = math.nan
+            return out
+
+    with pytest.raises(NotFinite, match=f"output token {BUDGET - 3}: "):
+        judge(GREEDY, other, right, oracle=Nothing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tolerance_is_twice_the_difference_and_below_its_ceiling(dtype):
+    found = measure_tolerance(tiny(dtype), [[5] * 30, list(range(2, 40))], positions=50)
+    assert found.positions == 50
+    assert found.ceiling == CEILING[dtype]
+    assert 0 < found.value == min(2 * found.largest, found.ceiling)
+
+
+def test_tolerance_needs_a_text(module):
+    with pytest.raises(ValueError, match="at least one token"):
+        measure_tolerance(module, [])
+
+
+def test_coupled_tolerance_is_divided_by_the_temperature(module):
+    greedy, coupled = (
+        Judge(lambda: module, sampling, lambda: [range(2, 40)]) for sampling in (GREEDY, COUPLED)
+    )
+    assert coupled._allowed == pytest.approx(greedy._allowed / COUPLED.temperature)
+
+
+def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
+    judge = Judge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
+    request = Request("test/1", 1, PROMPT, STOP)
+    reference = decode(module, GREEDY, [])
+    judge.verdict(request, reference, reference)
+    assert judge.facts() is None
+    judge.verdict(request, reference, [2] * BUDGET)
+    assert judge.facts() == {
+        "value": pytest.approx(2 * judge.facts()["largest"]),
+        "largest": judge.facts()["largest"],
+        "ceiling": 1e-3,
+        "positions": 38,
+    }
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "rule", "judged"),
+    [
+        ("exact_tokens", "greedy", True),
+        ("exact_tokens", "coupled", True),
+        ("exact_law", "greedy", True),
+        ("exact_law", "coupled", True),
+        ("exact_law", "rejection", False),
+        ("quality_only", "greedy", False),
+        ("bounded", "coupled", False),
+    ],
+)
+def test_only_promised_tokens_are_judged(guarantee, rule, judged):
+    assert is_judged(guarantee, rule) is judged
+
+
+# ---- under a processor --------------------------------------------------------------------------
+
+
+class NoTwins(Processor):
+    """The same id never twice running."""
+
+    def begin(self):
+        return NoTwin()
+
+
+class NoTwin(Processing):
+    def __call__(self, rows, output, tokens, parents=None):
+        before, rows = [*output[-1:], *tokens], rows.clone()
+        first = 1 - bool(output)  # what has no token before it is left as it is
+        for at, token in enumerate(before, start=first):
+            rows[at, token] = -math.inf
+        return rows
+
+
+def held(sampling):
+    return replace(sampling, processor=NoTwins())
+
+
+def decode_held(module, sampling):
+    """What vanilla would say that never says an id twice running."""
+    ids = []
+    while STOP.cut((), ids)[1] is None:
+        row = scores(module, GREEDY, ids)[None]
+        row = NoTwin()(row, ids, ())
+        if sampling.rule != "greedy":
+            noise = Noise(sampling.seed, "test/1", 1, VOCAB, row.device)
+            row = log_warp(row, sampling) + noise.rows(len(ids), 1)
+        ids.append(int(row.argmax()))
+    return ids
+
+
+@SAMPLINGS
+def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module, sampling):
+    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+    assert judge.reference(request, reference) == Verdict("reference", gap=0.0)
+    assert max(judge.gaps(request, reference)) < 1e-5
+    assert max(judge.chances(request, reference)) <= 1.0
+    assert all(-math.inf < each <= 0 for each in judge.read(request, reference).log_probs)
+
+
+@SAMPLINGS
+def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, sampling):
+    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+    wrong = [*reference[:4], reference[3]]
+    wrong += [2 + at % 2 for at in range(BUDGET - len(wrong))]
+    found = judge.verdict(request, reference, wrong)
+    assert (found.kind, found.position, found.gap) == ("mismatch", 4, None)
+    assert all(-math.inf < each <= 0 for each in judge.read(request, wrong).log_probs)
+
+
+def test_a_drawn_token_that_the_processor_forbids_is_a_mismatch(module):
+    drawing = held(Sampling("rejection", 1.0))
+    judge = Judge(lambda: module, drawing, lambda: [list(range(2, 40))])
+    request = Request("test/1", 1, PROMPT, STOP)
+    fit = [2 + at % 2 for at in range(BUDGET)]
+    assert judge.drawn(request, fit).kind == "unchecked"
+    found = judge.drawn(request, [*fit[:5], fit[4], *fit[:6]])
+    assert (found.kind, found.position, found.gap) == ("mismatch", 5, None)

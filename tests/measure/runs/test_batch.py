@@ -1,0 +1,143 @@
+"""Prompts that are decoded together: records as of each alone, and a time that they share."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.view import Progress
+from specbench_cli.plan import plan
+from specbench_cli.report.outputs import write_outputs
+from specbench_cli.report.reading import read_together
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.load import load_lines, load_rows, saturation
+from specbench_cli.summary.pairing import process
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+
+def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
+    outcome = specbench("eqspec", batch=2, limit=5, max_new_tokens=8)
+    assert outcome.exit_code == 0
+    for label in ("vanilla", "eqspec"):
+        records = outcome.by_label(label)
+        assert sorted(record.batch.place for record in records) == list(range(5))
+        assert {(record.batch.size, record.batch.at_once) for record in records} == {(5, 2)}
+        assert {record.verdict.kind for record in records} <= {"reference", "identical"}
+        assert sum(record.ns.total for record in records) <= records[0].batch.total
+        for record in records:  # its own forwards: a prefill, then one a step
+            assert record.target_forwards == 1 + len(record.steps.levels)
+        ended = [record.batch.finished for record in records]
+        assert len(set(ended)) == 5 and max(ended) <= records[0].batch.total
+    counted = [record.extra for record in outcome.by_label("eqspec")]
+    assert all(extra.keys() == {"realigned_rows"} for extra in counted)
+
+
+def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
+    whole = specbench("eqspec", batch=2, limit=5, max_new_tokens=12)
+    parts = specbench("eqspec", batch=2, limit=5, max_new_tokens=12, prefill_chunk=16)
+    assert parts.exit_code == 0
+    lengths = {(p.prompt_id, p.turn): len(p.ids) for p in RunDir.open(parts.path).prompts()}
+    several = 0
+    for label in ("vanilla", "eqspec"):
+        for ours, theirs in zip(parts.by_label(label), whole.by_label(label), strict=True):
+            assert (ours.output_ids, ours.steps) == (theirs.output_ids, theirs.steps)
+            kinds = [(kind.model, kind.role) for kind in ours.forwards.kinds]
+            told = zip(
+                map(kinds.__getitem__, ours.forwards.kind), ours.forwards.n_tokens, strict=True
+            )
+            read = [n for kind, n in told if kind == ("target", "prefill")]
+            assert sum(read) == lengths[ours.prompt_id, ours.turn]
+            assert ours.target_forwards == len(read) + len(ours.steps.levels)
+            assert 0 < ours.ns.prefill < ours.ns.total
+            several += len(read) > 1
+            assert max(read[:-1], default=0) <= 16  # the rest whole, where the other one has ended
+    assert several
+
+
+def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
+    monkeypatch.setattr(plan, "WAVES", 2)
+    outcome = specbench(batch=2, limit=6, max_new_tokens=2)
+    sizes = [record.batch.size for record in outcome.by_label("vanilla")]
+    assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
+
+
+def test_requests_join_no_sooner_than_they_arrive(specbench):
+    outcome = specbench("eqspec", batch=2, limit=4, max_new_tokens=6, load="burst:2:0.4")
+    assert outcome.exit_code == 0
+    for label in ("vanilla", "eqspec"):
+        records = sorted(outcome.by_label(label), key=lambda record: record.batch.place)
+        batches = [record.batch for record in records]
+        assert [batch.arrived for batch in batches] == [0, 0, 400_000_000, 400_000_000]
+        assert all(batch.arrived < batch.first <= batch.finished for batch in batches)
+        assert {record.verdict.kind for record in records} <= {"reference", "identical"}
+        assert {record.turn for record in records} == {1}
+    plain, _ = load_rows(outcome.records)
+    assert (plain.label, plain.requests, plain.offered) == ("vanilla", 4, 3 / 0.4)
+    counts = [r.n_tokens for r in outcome.by_label("vanilla")]
+    assert (plain.load, plain.tokens[0].tolist()) == ("burst:2:0.4", counts)
+    text = "\n".join(load_lines(outcome.records))
+    assert "    7.5 " in text and "eqspec" in text
+
+
+def test_several_rates_are_a_pass_each_of_one_process(specbench):
+    outcome = specbench(batch=2, limit=3, max_new_tokens=3, load="poisson:40,80")
+    assert outcome.exit_code == 0
+    assert (outcome.log.total, len(outcome.records)) == (6, 6)
+    by_load = {record.batch.load: record.pass_ for record in outcome.records}
+    assert by_load == {"poisson:40": 1, "poisson:80": 1001}
+    assert {process(number) for number in by_load.values()} == {1}
+    slow, fast = load_rows(outcome.records)
+    assert fast.offered == pytest.approx(2 * slow.offered)
+    parts = [each.part for each in outcome.log.said if isinstance(each, Progress)]
+    assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
+    reading = write_outputs(RunDir.open(outcome.path))
+    assert reading.summary.passes == 1
+    assert "poisson:80" in (outcome.path / "figures" / "load.csv").read_text()
+
+
+def test_what_an_interrupted_row_lacks_meets_the_whole_load_again(specbench):
+    asked = {"batch": 2, "limit": 4, "max_new_tokens": 6, "load": "burst:2:0.2"}
+    with pytest.raises(KeyboardInterrupt):
+        specbench("eqspec", log=specbench.log(interrupt_after=3), **asked)
+    before = list(RunDir.open(specbench.path(1)).records())
+    assert 0 < len(before) < 8
+    outcome = specbench(resume=specbench.path(1))
+    assert outcome.exit_code == 0
+    assert {record.key: record.batch for record in before}.items() <= {
+        record.key: record.batch for record in outcome.records
+    }.items()
+    for label in ("vanilla", "eqspec"):
+        batches = [record.batch for record in outcome.by_label(label)]
+        met = sorted((batch.place, batch.size, batch.arrived) for batch in batches)
+        assert met == [(0, 4, 0), (1, 4, 0), (2, 4, 200_000_000), (3, 4, 200_000_000)]
+
+
+def test_a_sweep_and_other_runs_are_read_as_one(specbench):
+    asked = {"batch": 2, "limit": 3, "max_new_tokens": 3}
+    loads = ("poisson:40,80", "poisson:20", "poisson:80")
+    runs = [RunDir.open(specbench(load=load, **asked).path) for load in loads]
+    found = read_together(runs)
+    rows = load_rows(found.records)
+    met = [(row.label, row.load, row.requests, len(row.ttft)) for row in rows]
+    assert met == [
+        ("vanilla", "poisson:20", 3, 1),
+        ("vanilla", "poisson:40", 3, 1),
+        ("vanilla", "poisson:80", 6, 2),  # of two runs, each with its own queue
+    ]
+    alone = load_rows(list(runs[1].records()))[0]
+    assert (rows[0].rates(), rows[0].times()) == (alone.rates(), alone.times())
+    assert found.facts.runs == 3 and not found.facts.forced
+    assert found.facts.load == "poisson:40,80 | poisson:20 | poisson:80"
+    assert len(saturation(rows)) == 1
+
+
+@pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])
+def test_a_load_that_makes_no_sense_is_refused(specbench, load, why):
+    with pytest.raises(ValueError, match=why):
+        specbench(load=load)
+
+
+def test_a_method_that_decodes_alone_has_no_load(specbench):
+    with pytest.raises(UsageError, match="pearl decodes one prompt at a time, and --load"):
+        specbench("pearl", load="poisson:1")

@@ -1,0 +1,166 @@
+"""A run whose methods choose by what forwards cost: once measured, the same until it is done; and
+a probe whose rounds lie between a run's prompts."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.measure import method_costs as module
+from specbench_cli.measure import probe
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.rounds import Grid
+from specbench_cli.measure.step_costs import StepCosts
+from specbench_cli.predict.prediction import predict
+from specbench_cli.predict.run_costs import own
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+AUTO = {
+    "name": "sps-tree",
+    "params": {"shape": "dynamic", "nodes": "auto", "width": 3, "depth": 3},
+}
+
+
+@pytest.fixture
+def probes(monkeypatch, tmp_path):
+    """Quick probes that find forwards to cost what the test says, and are counted."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    made, asked = [], []
+
+    def quick(workspace, windows, positions, *, most, sampling):
+        made.append(sorted(workspace.decoders))
+        asked.append((most, sampling.rule))
+        line = {1: 1.0, 64: 1.0 + quick.rows}
+        return StepCosts(
+            source="test",
+            context=256,
+            target_ns=1e6,
+            noisy=False,
+            relative={"target": line, "draft": {1: 0.1}},
+        )
+
+    quick.rows, quick.made, quick.asked = 1.0, made, asked
+    monkeypatch.setattr(module, "quick", quick)
+    return quick
+
+
+def nodes(outcome):
+    return {r.key: r.steps.nodes for r in outcome.by_label("sps-tree")}
+
+
+def test_costs_are_measured_once_and_kept_in_the_manifest(specbench, probes):
+    flat = specbench(AUTO, limit=1)
+    assert probes.made == [["draft", "target"]]
+    assert flat.manifest["step_costs"]["relative"]["target"] == {"1": 1.0, "64": 2.0}
+    assert flat.by_label("sps-tree")[0].params.effective["nodes"] == "auto"
+    assert {r.verdict.kind for r in flat.by_label("sps-tree")} == {"identical"}
+    probes.rows = 6300.0
+    steep = specbench(AUTO, limit=1)
+    assert sum(map(sum, nodes(steep).values())) < sum(map(sum, nodes(flat).values()))
+
+
+def test_resumed_run_goes_by_the_costs_that_it_began_with(specbench, probes):
+    whole = specbench(AUTO, limit=2)
+    with pytest.raises(KeyboardInterrupt):
+        specbench(AUTO, limit=2, log=specbench.log(interrupt_after=2))
+    probes.rows = 6300.0
+    assert nodes(specbench(resume=specbench.path(2))) == nodes(whole)
+    assert len(probes.made) == 2
+
+
+def test_run_that_chooses_nothing_by_costs_measures_none(specbench, probes):
+    assert specbench("sps", limit=1).manifest.get("step_costs") is None
+    assert probes.made == []
+
+
+def test_steps_of_the_runs_batch_are_timed_where_a_method_goes_by_load(specbench, probes):
+    by_load = {"name": "eqspec", "params": {"length": "synergy", "max": 3}}
+    specbench(by_load, limit=2, batch=2)
+    specbench(AUTO, limit=1)
+    assert probes.asked == [(2, "greedy"), (0, "greedy")]
+
+
+@pytest.fixture
+def rounds(monkeypatch, tmp_path):
+    """Rounds of a few points; returns what comes to pass, in order."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    grid = Grid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
+    monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
+    monkeypatch.setattr(module, "TEXTS", 1)
+    told, go_on = [], module.Between.round
+    monkeypatch.setattr(
+        module.Between, "round", lambda between: (told.append("round"), go_on(between))
+    )
+    return told
+
+
+def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_them(
+    specbench, rounds
+):
+    log = specbench.log()
+    log.prompt = lambda progress: rounds.append(progress.prompt)
+    outcome = specbench("sps", limit=3, probe=2, threads=1, log=log)
+    assert [each for each in rounds if each != 0] == [1, "round", 2, "round", 3]
+    run = RunDir.open(outcome.path)
+    (costs,) = own(run)
+    assert (costs.quietness.rounds, costs.setup.threads) == (2, 1)
+    assert {"target", "draft"} == costs.curves.keys()
+    assert {"plain steps", "sps length=2", "sps length=6"} <= {
+        point.name for point in costs.host.points
+    }
+    rows = {row.label: row for row in predict(run.records(), run.manifest, costs, None).rows}
+    assert rows["sps"].predicted > 0
+    assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
+
+
+def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
+    from specbench_cli.measure import run as execute
+
+    def here(run_dir, number, what, flags, *, kept):
+        plan, again = execute.reopen(run_dir.path, specbench.log(), part=True)
+        execute.run(plan, again, specbench.log(), only_pass=number)
+
+    monkeypatch.setattr(execute, "run_apart", here)
+    outcome = specbench("pld", limit=1, probe=1, repeats=2, threads=1)
+    assert len(own(RunDir.open(outcome.path))) == 2
+
+
+def test_several_sequences_are_probed_together_where_a_run_has_batches(specbench, rounds):
+    outcome = specbench("pld", limit=2, probe=1, batch=2, threads=1)
+    assert own(RunDir.open(outcome.path))[0].batch.most == 2
+
+
+def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monkeypatch):
+    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
+    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
+    assert "probe: other programs took too much of this machine" in outcome.log.notes[-1]
+    assert not list(outcome.path.glob("costs-*.json"))
+
+
+def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
+    outcome = specbench("pld", limit=1, probe=1, threads=1)
+    file = outcome.path / "costs-1.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"curves": 1}))
+    with pytest.raises(UsageError, match=r"costs-1\.json is damaged"):
+        own(RunDir.open(outcome.path))
+    file.write_text("")
+    with pytest.raises(UsageError, match="is no file of costs"):
+        own(RunDir.open(outcome.path))
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"executor": "ray"}, "drop probe: it is of one machine"),
+        ({"memory_budget": "2GB"}, "does not know of the states that a probe takes"),
+        ({"probe": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_probe_beside_what_it_cannot_go_with_is_refused(beside, words):
+    with pytest.raises(ValidationError, match=words):
+        RunConfig.model_validate({"methods": [{"name": "pld"}], "probe": 2, **beside})

@@ -1,0 +1,194 @@
+"""`--grammar`: outputs of the grammar alone, the same for all methods, and counted."""
+
+from __future__ import annotations
+
+import json
+
+import llguidance
+import llguidance.hf
+import pytest
+import torch
+
+from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+from specbench_cli.measure.bench import tokenizer_of
+from specbench_cli.models import resolve
+from specbench_cli.plan import grammar as source
+from specbench_cli.plan.grammar import Grammar
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary import text
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+PERSON = {
+    "type": "object",
+    "x-guidance": {"whitespace_flexible": False},
+    "properties": {
+        "name": {"type": "string", "maxLength": 6, "pattern": "^[A-Za-z ]*$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def person(tmp_path):
+    file = tmp_path / "person.json"
+    file.write_text(json.dumps(PERSON))
+    return str(file)
+
+
+def texts(outcome, label="vanilla"):
+    tokenizer = tokenizer_of(resolve("embedded-7m"))
+    return {
+        record.prompt_id: tokenizer.decode(record.output_ids, skip_special_tokens=True)
+        for record in outcome.by_label(label)
+    }
+
+
+@pytest.mark.parametrize("rule", [{}, {"temperature": 0.8, "verify": "coupled"}])
+def test_methods_give_constrained_vanillas_ids_and_all_that_is_complete_is_valid(
+    specbench, person, rule
+):
+    tasks = {"tasks": ["json"], "limit": 3, "max_new_tokens": 48}
+    outcome = specbench("sps", "pld", grammar=person, **tasks, **rule)
+    assert outcome.exit_code == ExitCode.OK
+    assert {r.verdict.kind for r in outcome.records} == {"reference", "identical"}
+    assert all(r.finish == "eos" and r.valid for r in outcome.records)
+    for said in texts(outcome).values():
+        assert json.loads(said).keys() == PERSON["properties"].keys()
+
+
+def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, person):
+    outcome = specbench("pld", grammar=person, tasks=["json"], limit=2, max_new_tokens=5)
+    assert {(r.finish, r.valid) for r in outcome.records} == {("length", None)}
+    reading = read(RunDir.open(outcome.path))
+    (line,) = text.grammar(reading.summary, reading.facts)
+    assert (
+        line == "under grammar person.json: each row: 0 of 2 outputs complete; 2 cut by the budget"
+    )
+    assert "under grammar person.json" in " ".join(reading.facts.header({"json": 2}, 100))
+
+
+def test_vanilla_is_the_librarys_mask_in_a_loop_of_transformers(specbench, person):
+    outcome = specbench(grammar=person, tasks=["json"], limit=2, max_new_tokens=48)
+    checkpoint = resolve("embedded-7m")
+    module = module_of(load_decoder(checkpoint.path, name="target"))
+    tokenizer = tokenizer_of(checkpoint)
+    words = llguidance.hf.from_tokenizer(tokenizer)
+    asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
+    for record in outcome.by_label("vanilla"):
+        matcher = llguidance.LLMatcher(
+            words, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(PERSON))
+        )
+        ids, found = torch.tensor([list(asked[record.prompt_id])]), []
+        while len(found) < 48 and found[-1:] != [tokenizer.eos_token_id]:
+            with torch.no_grad():
+                row = module(input_ids=ids).logits[0, -1].clone()
+            bias = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
+            row[: len(bias)][bias == 0] = -torch.inf
+            row[len(bias) :] = -torch.inf
+            found.append(int(row.argmax()))
+            matcher.consume_token(found[-1])
+            ids = torch.cat((ids, torch.tensor([found[-1:]])), 1)
+        assert found == record.output_ids
+
+
+def test_a_batch_is_held_to_it_as_vanilla_alone_is(specbench, person):
+    alone = specbench(grammar=person, tasks=["json"], limit=3, max_new_tokens=24)
+    together = specbench("sps", grammar=person, tasks=["json"], limit=3, max_new_tokens=24, batch=3)
+    due = {r.prompt_id: r.output_ids for r in alone.records}
+    assert all(r.output_ids == due[r.prompt_id] for r in together.records)
+
+
+def test_drawn_outputs_are_judged_by_the_processed_law(specbench, person):
+    settings = {"grammar": person, "tasks": ["json"], "limit": 2, "max_new_tokens": 48}
+    outcome = specbench("sps", temperature=1.0, **settings)
+    assert outcome.exit_code == ExitCode.OK
+    for record in outcome.records:
+        assert record.valid
+        assert record.likelihood is not None
+        # Letters that the grammar leaves no choice of are sure.
+        assert record.log_probs[0] == 0.0
+
+
+def test_the_manifest_names_it_and_another_one_is_another_run(specbench, person, tmp_path):
+    log = specbench.log(interrupt_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        specbench("pld", grammar=person, tasks=["json"], limit=2, log=log)
+    path = specbench.path(1)
+    begun = json.loads((path / "manifest.json").read_text())
+    held = begun["grammar"]
+    assert held["name"] == "person.json"
+    assert held["library"].startswith("llguidance ")
+    assert begun["config"]["effective"]["grammar"] == f"person.json {held['sha256'][:12]}"
+    (tmp_path / "person.json").write_text(json.dumps({**PERSON, "required": []}))
+    with pytest.raises(UsageError, match="setting grammar"):
+        specbench(resume=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds", "not_"),
+    [
+        ("json", '{"a": [1, "b", null]}', '{"a": NaN}'),
+        ("words.lark", "ab", "abab"),
+        ("words.gbnf", "a1", "a"),
+        ("digits.regex", "042", "4x"),
+    ],
+)
+def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_):
+    (tmp_path / "words.lark").write_text('start: "a" "b"\n')
+    (tmp_path / "words.gbnf").write_text('root ::= "a" digit\ndigit ::= [0-9]\n')
+    (tmp_path / "digits.regex").write_text("[0-9]{3}\n")
+    asked = Grammar.read(name if name == "json" else str(tmp_path / name))
+    assert asked.holds(holds)
+    assert not asked.holds(not_)
+    assert not asked.holds(holds[:-1])
+
+
+@pytest.mark.parametrize(
+    ("file", "held", "says"),
+    [
+        (None, None, "there is no such file, and grammars by name are: json"),
+        ("a.txt", "x", "its name must say what it is"),
+        ("a.json", "{", "is not a JSON schema"),
+        ("a.json", '{"type": "objekt"}', "is not a JSON schema"),
+        ("a.lark", "start: (", "is not a Lark grammar"),
+        ("a.gbnf", "nonsense", "is not a GBNF grammar"),
+        ("a.regex", "(", "is not a regular expression"),
+    ],
+)
+def test_what_is_no_grammar_is_one_clear_error(tmp_path, file, held, says):
+    path = tmp_path / (file or "gone.json")
+    if file is not None:
+        path.write_text(held)
+    with pytest.raises(UsageError, match=says) as caught:
+        Grammar.read(str(path))
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(source, "LIBRARY", "no_such_library")
+    with pytest.raises(EnvironmentFault, match="needs the Python package") as caught:
+        Grammar.read("json")
+    assert "specbench-cli[grammar]" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("hf:vanilla", "hf:vanilla is another program's"),
+        (
+            {"name": "medusa", "label": "lossy", "params": {"accept": "typical"}},
+            "lossy is lossy, and lets tokens stand",
+        ),
+    ],
+)
+def test_a_row_that_nothing_holds_to_it_is_refused_before_the_run(specbench, row, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        specbench(row, grammar="json", tasks=["json"])
+    assert "drop --grammar" in caught.value.hint

@@ -1,0 +1,107 @@
+"""Runs on targets that are no dense decoders: from a folder to a table that says which path ran."""
+
+import itertools
+import shutil
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specbench_cli.errors import UsageError
+from specbench_cli.report.reading import read
+from specbench_cli.report.terminal.table import run_text
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.facts import Facts
+
+FAMILIES = ("mixtral", "mamba2", "t5", "llava")
+WORDS = "the a an of is in to and what who how many if each was were has have did by for on with"
+
+
+@pytest.fixture
+def folder(tiny_checkpoint, tmp_path):
+    """A tiny checkpoint with a tokenizer beside it, as a hub has them."""
+
+    def make(family, name, **how):
+        place = shutil.copytree(tiny_checkpoint(family, **how), tmp_path / name)
+        special = ["<unk>", "<end>"]
+        words = [*special, *WORDS.split(), *map(str, range(60)), *"abcdefghijklmnopqrstuvwxyz?.,"]
+        tokenizer = Tokenizer(
+            models.WordLevel({word: at for at, word in enumerate(dict.fromkeys(words))}, "<unk>")
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+        fast.save_pretrained(place)
+        return str(place)
+
+    return make
+
+
+@pytest.fixture
+def pair(folder):
+    """A target and the same with some noise as its draft."""
+
+    def make(family):
+        # transformers' own generate takes encoders and decoders of one depth.
+        how = {"num_layers": 3} if family == "t5" else {}
+        target = folder(family, "target", **how)
+        return {"target": target, "draft": folder(family, "draft", noise=0.1, **how), "raw": True}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "rule"), list(zip(FAMILIES, itertools.cycle(("greedy", "coupled")), strict=False))
+)
+def test_a_run_is_lossless_and_says_which_path_ran(specbench, pair, family, rule):
+    how = {} if rule == "greedy" else {"temperature": 0.8, "verify": "coupled"}
+    outcome = specbench("sps", "pld", "hf:vanilla", **pair(family), **how)
+    assert outcome.exit_code == 0, outcome.log.notes
+    assert [record.error for record in outcome.records] == [None] * 8
+    kinds = {record.verdict.kind for record in outcome.records}
+    assert kinds <= {"reference", "identical", "near-tie"}
+    engines = {role: model["engine"] for role, model in outcome.manifest["models"].items()}
+    assert set(engines) == {"target", "draft"}
+    assert "FusedDecoder" not in engines.values()
+    reading = read(RunDir.open(outcome.path))
+    head = run_text(reading.summary, reading.facts)
+    assert "target target (transformers' module)  draft draft (transformers' module)" in head
+
+
+def test_forwards_of_a_recurrent_target_are_all_counted(specbench, pair):
+    outcome = specbench("sps", **pair("mamba2"))
+    plain, drafted = outcome.by_label("vanilla")[0], outcome.by_label("sps")[0]
+    assert plain.target_forwards == plain.n_tokens
+    steps = drafted.steps
+    assert drafted.target_forwards == 1 + sum(1 + (nodes > 0) for nodes in steps.nodes)
+
+
+def test_a_batch_of_recurrent_targets_says_what_each_says_alone(specbench, pair):
+    how = pair("mamba2")
+    alone, together = (specbench("sps", **how, batch=n, limit=4) for n in (1, 4))
+    ids = [{r.prompt_id: r.output_ids for r in each.by_label("sps")} for each in (alone, together)]
+    assert ids[0] == ids[1]
+
+
+def test_trees_on_a_recurrent_target_fail_by_name_and_nothing_else_does(specbench, pair):
+    outcome = specbench("sps-tree", **pair("mamba2"))
+    errors = {record.error for record in outcome.by_label("sps-tree")}
+    assert all("a tree for" in error and "reads chains alone" in error for error in errors)
+    assert {record.error for record in outcome.by_label("vanilla")} == {None}
+
+
+def test_a_draft_with_an_encoder_for_a_target_without_is_refused(specbench, folder):
+    how = {"target": folder("mixtral", "target"), "draft": folder("t5", "draft"), "raw": True}
+    with pytest.raises(UsageError, match="draft cannot draft for target: it reads its prompt"):
+        specbench("sps", **how)
+
+
+def test_what_forwards_cost_is_not_measured_on_chains_alone(specbench, folder):
+    how = {"target": folder("mamba2", "target"), "draft": folder("mamba2", "draft"), "raw": True}
+    with pytest.raises(UsageError, match="forwards of target and draft cannot be measured"):
+        specbench({"name": "sps-tree", "params": {"shape": "dynamic", "nodes": "auto"}}, **how)
+
+
+def test_our_own_decoder_needs_no_word():
+    manifest = {"models": {"target": {"label": "t", "engine": "FusedDecoder"}, "draft": None}}
+    assert Facts.of(manifest).header({}, 100)[0].startswith("specbench ?  target t")
+    assert "module" not in "".join(Facts.of(manifest).header({}, 100))

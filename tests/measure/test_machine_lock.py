@@ -1,0 +1,194 @@
+"""Runs that take turns: one at work at a time, whatever becomes of the other."""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+from threading import Thread
+
+import psutil
+import pytest
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.measure import machine_lock
+from specbench_cli.measure import run as execute
+from specbench_cli.measure.machine_lock import Turns
+from specbench_cli.store.run_dir import RunDir
+
+WORKER = """
+import sys
+from pathlib import Path
+from specbench_cli.measure.machine_lock import Turns
+own, log = Turns(Path(sys.argv[1])), Path(sys.argv[2])
+for window in range(int(sys.argv[4])):
+    met = own.pass_on()
+    with log.open("a") as file:
+        file.write(f"{sys.argv[3]}{window} {met}\\n")
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "new" / "turns"
+
+
+def at_work(file, name, windows, log, alive):
+    """A run of so many windows, which tells the log when it measures."""
+
+    def work():
+        own = Turns(file, name, alive=lambda other: other in alive)
+        for _ in range(windows):
+            met = own.pass_on()
+            log.append((name, met))
+        alive.discard(name)
+        own.close()
+
+    thread = Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_two_runs_measure_in_turn_and_the_longer_one_ends_alone(file):
+    log, alive = [], {"a", "b"}
+    threads = [at_work(file, name, windows, log, alive) for name, windows in (("a", 8), ("b", 5))]
+    for thread in threads:
+        thread.join(20)
+    first = log[0][0]
+    second = "b" if first == "a" else "a"
+    assert [name for name, _ in log[:9]] == [first, second] * 4 + [first]
+    assert [entry for entry in log if entry[0] == "a"][-2:] == [("a", False)] * 2
+    assert len(log) == 13
+
+
+def test_processes_take_turns(file, tmp_path):
+    log = tmp_path / "log"
+    both = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(file), str(log), name, "3"])
+        for name in "ab"
+    ]
+    assert [process.wait(60) for process in both] == [0, 0]
+    order = [line[0] for line in log.read_text().splitlines()]
+    assert sorted(order) == list("aaabbb")
+    assert order[:4] in (list("abab"), list("baba"))
+
+
+def test_run_that_dies_at_work_holds_up_nobody(file):
+    file.parent.mkdir()
+    file.write_text(json.dumps({"last": "c", "there": ["c", "d"]}))
+    with closing(Turns(file, "a", alive=lambda name: name == "d")) as own:
+        own._alive = lambda name: False
+        assert not own.pass_on()
+    assert json.loads(file.read_text()) == {"last": "a", "there": ["a"]}
+
+
+def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatch):
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
+    file.parent.mkdir()
+    now = psutil.Process()
+    before = f"{now.pid} {now.create_time() - 100:.2f}"
+    file.write_text(json.dumps({"last": before, "there": [before]}))
+    with closing(Turns(file)) as own:
+        assert not own.pass_on()
+    assert len(json.loads(file.read_text())["there"]) == 1
+
+
+def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
+    with closing(Turns(file, "a")) as own:
+        assert not own.pass_on()
+
+
+def test_a_run_that_went_on_alone_never_waits_again(file, monkeypatch):
+    looks, clock = [], iter(range(10**6))
+    monkeypatch.setattr(machine_lock.time, "sleep", looks.append)
+    monkeypatch.setattr(machine_lock.time, "monotonic", lambda: next(clock))
+    with closing(Turns(file, "a")) as own:
+        assert not own.pass_on()
+        assert len(looks) == machine_lock.PATIENCE_S  # a second passes at each look
+        for _ in range(5):
+            assert not own.pass_on()
+        assert len(looks) == machine_lock.PATIENCE_S + 5
+
+
+def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    log, alive = [], {"a"}
+    with closing(Turns(file, "a", alive=lambda name: name in alive)) as own:
+        assert not own.pass_on()
+        alive.add("b")
+        partner = at_work(file, "b", 1, log, alive)
+        end = time.monotonic() + 10
+        while not own.pass_on():
+            assert time.monotonic() < end
+    alive.discard("a")
+    partner.join(10)
+    assert [name for name, _ in log] == ["b"]
+
+
+@pytest.mark.usefixtures("small_pair")
+def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypatch):
+    waited, opened = [], []
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+
+    def anew(path):  # as in a process of its own, which ends
+        for each in opened:
+            each.close()
+        opened.append(Turns(path))
+        return opened[-1]
+
+    monkeypatch.setattr(execute, "own_turns", anew)
+
+    def pass_on(own):
+        waited.append(own.waits_for_partner)
+        own.waits_for_partner = False
+        return False
+
+    monkeypatch.setattr(machine_lock.Turns, "pass_on", pass_on)
+
+    def run_here(run_dir, number, *_, **__):
+        execute._run_pass(plan, RunDir.open(run_dir.path), log, number, file, False)
+
+    monkeypatch.setattr(execute, "run_apart", run_here)
+    config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
+    log = specbench.log()
+    checked = RunConfig.model_validate({**config, "allow_noise": True})
+    plan, run_dir = execute.start(checked, {}, specbench.path(1), log)
+    execute.run(plan, run_dir, log, in_turn=file)
+    opened[-1].close()
+    assert len(opened) == 3
+    assert waited[0] and len(waited) >= 3 and not any(waited[1:])
+
+
+@pytest.mark.parametrize("there", ["[1e400]", '"abc"', "null", "[null]", '{"a": 1}', "7"])
+def test_file_with_invalid_names_is_left_alone(file, there):
+    file.parent.mkdir()
+    file.write_text(f'{{"last": null, "there": {there}}}')
+    with pytest.raises(UsageError, match="of something else"):
+        Turns(file)
+
+
+@pytest.mark.parametrize("name", ["", "a", f"{10**30} 5", "1e400 5", "-1 5", "nan"])
+def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
+    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    file.parent.mkdir()
+    file.write_text(json.dumps({"last": None, "there": [name]}))
+    with closing(Turns(file)) as own:
+        assert not own.pass_on()
+
+
+def test_file_that_cannot_be_written_is_said(tmp_path):
+    with pytest.raises(UsageError, match="--in-turn") as caught:
+        Turns(tmp_path)
+    assert "can be written" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "7", '{"mine": 1}', "words"])
+def test_file_of_something_else_is_left_alone(file, text):
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(UsageError, match="of something else") as caught:
+        Turns(file)
+    assert "does not exist" in caught.value.hint
+    assert file.read_text() == text

@@ -1,0 +1,108 @@
+"""Where time goes, with one worker and with several."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench_cli.engine.types import Forward
+from specbench_cli.measure.phases import covered, divided
+from specbench_cli.store.schema import ForwardKind, Ns, Trace
+
+WHOLE_PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
+WHOLE = ForwardKind("target", "verify", 0, 1, (0, 8))
+FIRST = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
+SECOND = ForwardKind("target", "verify", 0, 1, (4, 8), 0.5)
+PAST = ForwardKind("target", "draft", 0, 1, (0, 8), 0.7)
+DRAFT_PREFILL = ForwardKind("draft", "prefill", 0, 1, (0, 2), 0.9)
+DRAFT = ForwardKind("draft", "draft", 0, 1, (0, 2))
+
+
+def forward(role, worker, t0, t1):
+    return Forward("model", role, worker, 1, 1, (0, 2), t0, t1)
+
+
+def test_times_of_one_worker_add_up():
+    trace = [
+        forward("prefill", 0, 0, 18),
+        forward("draft", 0, 20, 30),
+        forward("aux", 0, 30, 33),
+        forward("verify", 0, 40, 90),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
+
+
+def test_what_is_drafted_before_the_first_token_is_of_the_prefill():
+    """Hidden Transfer's and SPACE's masks go through the target behind the prompt."""
+    trace = [
+        forward("prefill", 0, 0, 18),
+        forward("draft", 0, 18, 60),
+        forward("verify", 0, 61, 90),
+        forward("draft", 0, 90, 98),
+    ]
+    assert divided(trace, 100, 60) == Ns(100, 60, 40, 8, 29, 3)
+    joined = [forward("prefill", 0, 0, 18), forward("draft", 0, 20, 30), *trace[2:]]
+    assert divided(joined, 100, 40, since=0) == Ns(100, 40, 60, 18, 29, 13)  # one by one
+
+
+def test_parts_of_the_target_that_draft_take_drafting_time():
+    trace = [
+        forward("prefill", 0, 0, 18),
+        replace(forward("draft", 0, 20, 30), model="target", layers=(0, 1), share=0.5),
+        replace(forward("verify", 0, 40, 90), model="target"),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 10, 50, 20)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "counted"),
+    [
+        # vanilla: a prefill and two steps
+        ([WHOLE_PREFILL, WHOLE, WHOLE], (3, 0, 3.0)),
+        # a draft model, whose prefill makes no logits
+        ([DRAFT_PREFILL, WHOLE_PREFILL, DRAFT, WHOLE], (2, 2, 2.0)),
+        # a verification in two halves
+        ([WHOLE_PREFILL, FIRST, SECOND], (2, 0, 2.1)),
+        # parts that draft: an early exit, all layers but for some, and a state of its own
+        ([WHOLE_PREFILL, replace(FIRST, role="draft"), PAST, WHOLE], (2, 2, 3.3)),
+        ([replace(FIRST, role="prefill"), WHOLE_PREFILL, WHOLE], (2, 1, 2.6)),
+        ([replace(PAST, role="prefill"), WHOLE_PREFILL, WHOLE], (2, 1, 2.7)),
+    ],
+)  # fmt: skip
+def test_forwards_are_counted_by_what_they_were_for(kinds, counted):
+    n = len(kinds)
+    trace = Trace(kinds, list(range(n)), [1] * n, [0] * n, [0] * n)
+    assert trace.counted(8) == counted
+
+
+def test_host_is_what_no_worker_covers():
+    trace = [
+        forward("prefill", 0, 0, 20),
+        forward("verify", 0, 30, 70),
+        forward("draft", 1, 50, 90),
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 40, 40, 20)
+
+
+def test_busy_times_are_those_within_decode():
+    trace = [
+        forward("prefill", 0, 0, 20),
+        forward("prefill", 1, 5, 25),  # the drafter's, which went on after the first token
+        forward("verify", 0, 20, 100),
+        forward("draft", 1, 90, 130),  # still at it when the last token stood
+    ]
+    assert divided(trace, 100, 20) == Ns(100, 20, 80, 15, 80, 0)
+
+
+def test_learning_delays_the_total_and_nothing_else():
+    trace = [forward("prefill", 0, 0, 20), forward("verify", 0, 30, 70)]
+    assert divided(trace, 100, 20, learn=300) == Ns(400, 20, 80, 0, 40, 40, 300)
+    beside = [*trace, forward("draft", 1, 90, 130)]
+    assert divided(beside, 100, 20, learn=300) == Ns(400, 20, 80, 10, 40, 30, 300)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
+def test_a_union_counts_every_moment_once(spans):
+    moments = {moment for t0, t1 in spans for moment in range(t0, t1)}
+    assert covered(spans) == len(moments)

@@ -1,0 +1,396 @@
+"""Whole runs over a small pair: what they write, how they resume, what makes them fail."""
+
+import gc
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.config import permission
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+from specbench_cli.measure import environment, quiet
+from specbench_cli.measure import run as execute
+from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.judging import Judging
+from specbench_cli.measure.run import exit_code
+from specbench_cli.models import resolve
+from specbench_cli.models.aliases import HERE
+from specbench_cli.report.reading import read
+from specbench_cli.report.terminal import table
+from specbench_cli.store.invariants import validate
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Writes a plug-in file and gives its path."""
+
+    def write(source):
+        path = tmp_path / f"plugin{abs(hash(source))}.py"
+        path.write_text(textwrap.dedent(source))
+        return str(path)
+
+    return write
+
+
+def ids_and_counters(outcome):
+    return {
+        r.key: (r.output_ids, r.steps, r.target_forwards, r.draft_forwards) for r in outcome.records
+    }
+
+
+@pytest.mark.smoke
+def test_every_row_answers_every_prompt_and_is_identical_to_vanilla(specbench):
+    outcome = specbench("sps", "pld", limit=6)
+    assert len(outcome.records) == outcome.log.total == len(outcome.prompts) * 3
+    for record in outcome.records:
+        validate(record)
+        kind = "reference" if record.label == "vanilla" else "identical"
+        assert record.verdict.kind == kind
+    assert outcome.exit_code == ExitCode.OK
+    assert outcome.manifest["status"] == "finished"
+    assert outcome.manifest["memory"]["weight_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "rule", [{}, {"temperature": 0.8}, {"temperature": 0.8, "verify": "coupled"}]
+)
+def test_the_same_command_twice_gives_the_same_ids_and_counters(specbench, rule):
+    first, second = (specbench("sps", "pld", limit=3, **rule) for _ in range(2))
+    assert ids_and_counters(first) == ids_and_counters(second)
+
+
+def test_an_interrupted_run_is_resumed_to_exactly_what_it_would_have_been(specbench):
+    whole = specbench("sps", limit=4)
+    with pytest.raises(KeyboardInterrupt):
+        specbench("sps", limit=4, log=specbench.log(interrupt_after=3))
+    path = specbench.path(2)
+    assert RunDir.open(path).manifest["status"] == "interrupted"
+    kept = [record.key for record in RunDir.open(path).records()]
+    assert 3 <= len(kept) < len(whole.records)
+    rest = specbench(resume=path)
+    assert set(rest.log.cells) == {record.key for record in whole.records} - set(kept)
+    assert ids_and_counters(rest) == ids_and_counters(whole)
+    assert rest.manifest["status"] == "finished"
+
+
+def test_a_resumed_method_learns_again_what_it_knew_when_it_was_interrupted(specbench):
+    staged = {"name": "staged", "label": "staged", "params": {"depth": 3, "threshold": 0}}
+    whole = specbench(staged, limit=3, max_new_tokens=24)
+    with pytest.raises(KeyboardInterrupt):
+        specbench(staged, limit=3, max_new_tokens=24, log=specbench.log(interrupt_after=3))
+    rest = specbench(resume=specbench.path(2))
+    assert ids_and_counters(rest) == ids_and_counters(whole)
+
+
+def test_a_method_may_draft_with_models_beside_the_draft(specbench, tmp_path):
+    # a third model of the draft's own files, under a name of its own
+    folder = tmp_path / "third"
+    shutil.copytree(resolve("embedded-1m").path, folder)
+    stages = f"ngram,{folder},draft"
+    row = {"name": "staged", "label": "three", "params": {"stages": stages, "depth": 3}}
+    outcome = specbench(row, limit=2)
+    assert {record.verdict.kind for record in outcome.by_label("three")} == {"identical"}
+    assert outcome.manifest["models"]["third"]["label"] == "third"
+    trace = outcome.by_label("three")[0].forwards
+    assert {kind.model for kind in trace.kinds} == {"target", "draft", "third"}
+    assert not any(str(tmp_path) in file.read_text() for file in written_by(outcome))
+
+
+def written_by(outcome):
+    return [file for file in outcome.path.rglob("*") if file.is_file()]
+
+
+def test_resuming_a_finished_run_does_nothing(specbench):
+    whole = specbench("sps")
+    again = specbench(resume=whole.path)
+    assert again.log.cells == []
+    assert ids_and_counters(again) == ids_and_counters(whole)
+
+
+def test_a_second_turn_goes_on_from_vanillas_answer_for_all_rows(specbench):
+    outcome = specbench("sps", limit=1, category=["multi_turn"])
+    first, second = sorted(outcome.prompts, key=lambda prompt: prompt.turn)
+    assert (first.turn, second.turn) == (1, 2)
+    answer = next(r.output_ids for r in outcome.by_label("vanilla") if r.turn == 1)
+    context = " ".join(map(str, second.ids))
+    # The edges may be merged anew with the template around them.
+    assert " ".join(map(str, answer[1:-2])) in context
+    assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
+
+
+def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Fragile(Method):
+            '''Raises on one question.'''
+            name = "fragile"
+
+            def propose(self, session, limit):
+                if session.requests[0].prompt_id.startswith("mini/qa"):
+                    raise RuntimeError("cannot [bold]answer[/bold] this")
+                return session.chain([session.tokens()[-1]] * min(2, limit))
+        """
+    )
+    outcome = specbench("fragile", "sps", limit=6, plugins=[path])
+    failed = [record for record in outcome.by_label("fragile") if record.error]
+    assert 0 < len(failed) < len(outcome.by_label("fragile"))
+    assert all("RuntimeError: cannot" in record.error for record in failed)
+    assert all(
+        "/" not in record.error.split("(")[-1] for record in failed
+    )  # no path of this machine
+    assert all(record.verdict.kind == "identical" for record in outcome.by_label("sps"))
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+def test_a_method_that_commits_a_wrong_token_is_a_mismatch_and_exit_1(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method, Step, Outcome
+
+        class Liar(Method):
+            '''Replaces the sixth token of vanilla's answer.'''
+            name = "liar"
+
+            def generate(self, session):
+                session.prefill()
+                while session.finish is None:
+                    draft = session.chain(())
+                    outcome = session.verify(draft, session.score(draft))
+                    if len(session.output()) == 5:
+                        wrong = (outcome.committed[0] + 1) % 4000 + 50
+                        outcome = Outcome((), (wrong,), ("plain",), 0)
+                    yield Step(0, draft, session.commit(outcome))
+        """
+    )
+    outcome = specbench("liar", limit=2, plugins=[path], category=["qa"])
+    verdicts = [record.verdict for record in outcome.by_label("liar")]
+    assert {verdict.kind for verdict in verdicts} == {"mismatch"}
+    assert {verdict.position for verdict in verdicts} == {5}
+    assert outcome.exit_code == ExitCode.BAD_ANSWER
+
+
+def test_a_method_that_stops_early_is_a_failed_cell(specbench, plugin):
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Short(Method):
+            '''Commits one token and returns.'''
+            name = "short"
+
+            def generate(self, session):
+                session.prefill()
+                return iter(())
+        """
+    )
+    outcome = specbench("short", limit=1, plugins=[path])
+    (record,) = {r.error for r in outcome.by_label("short")}
+    assert record.startswith("stopped after 1 tokens")
+
+
+def test_a_draft_that_is_not_needed_is_not_loaded(specbench):
+    outcome = specbench("pld", limit=1)
+    assert set(outcome.manifest["models"]) == {"target"}
+
+
+def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled(
+    specbench, tmp_path, plugin, monkeypatch, capsys
+):
+    task = tmp_path / "own.jsonl"
+    task.write_text('{"prompt": "How much is 2 + 2?"}\n')
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Edited(Method):
+            name = "edited"
+
+            def propose(self, session, limit):
+                return session.chain(())
+        """
+    )
+    asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
+    with pytest.raises(KeyboardInterrupt):
+        specbench("edited", log=specbench.log(interrupt_after=1), **asked)
+    whole = execute.reopen(specbench.path(1), specbench.log())[1]
+    whole.release()  # nothing changed: it would go on
+    task.write_text('{"prompt": "How much is 2 + 3?"}\n')
+    versions = environment.versions()
+    monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
+    weights = whole.manifest["models"]["target"]
+    whole.update(models={"target": {**weights, "sha256": "ab"}})
+    with pytest.raises(UsageError, match="was begun with something else") as refused:
+        execute.reopen(specbench.path(1), specbench.log())
+    names = ("the data of task own (", f"torch ({versions['torch']} then")
+    assert all(name in refused.value.message for name in names)
+    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+
+    # The plug-in is compared first, before any of its code runs.
+    Path(path).write_text(Path(path).read_text() + "# edited")
+    with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
+        execute.reopen(specbench.path(1), specbench.log())
+    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+
+    permission.permit(execute.permissions_to_resume(specbench.path(1), True))
+    plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
+    execute.run(plan, run_dir, specbench.log(), force=True)
+    names = (*names, "the file of edited (")
+    mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
+    assert any(what.startswith("the weights of target (ab") for what in mixed)
+    assert all(any(what.startswith(name) for what in mixed) for name in names)
+    table.print_runs([read(RunDir.open(specbench.path(1)))], families=False)
+    assert "mixed: measured before and after a change of torch (" in capsys.readouterr().out
+
+
+def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp_path, plugin):
+    task = tmp_path / "own.jsonl"
+    task.write_text('{"prompt": "How much is 2 + 2?"}\n')
+    path = plugin(
+        """
+        from specbench_cli.api import Method
+
+        class Plain(Method):
+            '''Proposes nothing.'''
+            name = "plain"
+
+            def propose(self, session, limit):
+                return session.chain(())
+        """
+    )
+    outcome = specbench("plain", tasks=[str(task)], plugins=[path], max_new_tokens=2)
+    written = written_by(outcome)
+    assert {file.name for file in written} >= {"manifest.json", "prompts.jsonl", "records.jsonl"}
+    assert not any(str(tmp_path) in file.read_text() for file in written)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(
+    specbench, tmp_path
+):
+    task = tmp_path / "long.jsonl"
+    task.write_text('{"prompt": "short"}\n{"prompt": "' + "word " * 5000 + '"}\n')
+    with pytest.raises(UsageError, match="4096 positions"):
+        specbench("pld", tasks=[str(task)], max_new_tokens=4)
+
+
+def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
+    records = specbench("sps", limit=6).records
+    ours = next(r for r in records if r.label == "sps")
+    ours.verdict.kind = "mismatch"
+    assert exit_code(records, {}) == ExitCode.BAD_ANSWER
+    ours.peer = True
+    assert exit_code(records, {}) == ExitCode.OK
+    ours.void = True
+    assert exit_code(records, {}) == ExitCode.ENVIRONMENT
+
+
+def heads_that_do_not_load(folder):
+    """Rows of EAGLE-2 by what is wrong with their heads, and a word of what is said."""
+    good = HERE / "embedded" / "embedded-eagle"
+    for name in ("cut", "no-json", "no-tensors"):
+        shutil.copytree(good, folder / name)
+    with (folder / "cut" / "model.safetensors").open("r+b") as file:
+        file.truncate(2000)
+    (folder / "no-json" / "config.json").write_text("{")
+    (folder / "no-tensors" / "model.safetensors").unlink()
+    found = {"cut": "is damaged", "no-json": "damaged or cut off", "no-tensors": "lacks model"}
+    rows = {str(folder / name): (name, word) for name, word in found.items()}
+    return {
+        **rows,
+        str(folder / "gone"): ("gone", "no such eagle head"),
+        "embedded-medusa": ("other", "no head's layout is known"),
+    }
+
+
+@pytest.mark.usefixtures("shipped_pair")  # whose heads fit no other
+def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specbench, log, tmp_path):
+    heads = heads_that_do_not_load(tmp_path)
+    rows = [
+        {"name": "eagle2", "label": label, "params": {"head": source}}
+        for source, (label, _) in heads.items()
+    ]
+    view = log()
+    done = specbench(*rows, "eagle2", limit=1, max_new_tokens=4, log=view)
+    assert done.exit_code == ExitCode.ENVIRONMENT
+    assert {record.label for record in done.records} == {"vanilla", "eagle2"}
+    assert [row["label"] for row in done.manifest["rows"]] == ["vanilla", "eagle2"]
+    for label, word in heads.values():
+        (note,) = (note for note in view.notes if note.startswith(f"{label} is left out"))
+        assert word in note
+        assert word in done.manifest["left_out"][label]
+        assert str(tmp_path) not in done.manifest["left_out"][label]
+    names = [each for each in view.said if isinstance(each, str)]
+    assert names.index("warming up 2 rows") == 1, "they were named before any row was run"
+
+
+def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbench, tmp_path):
+    cut = next(iter(heads_that_do_not_load(tmp_path)))
+    with pytest.raises(EnvironmentFault, match="is damaged"):
+        specbench({"name": "eagle2", "params": {"head": cut}}, limit=1)
+
+
+@pytest.mark.usefixtures("shipped_pair")
+def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench, log, tmp_path):
+    cut = Path(next(iter(heads_that_do_not_load(tmp_path))))
+    view = log(interrupt_after=1)
+    row = {"name": "eagle2", "label": "mended", "params": {"head": str(cut)}}
+    with pytest.raises(KeyboardInterrupt):
+        specbench(row, "pld", limit=2, max_new_tokens=4, log=view)
+    shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
+    with pytest.raises(UsageError, match="changed since: the weights of eagle cut"):
+        specbench(resume=specbench.path(1))
+    plan, run_dir = execute.reopen(specbench.path(1), view, force=True)
+    view.interrupt_after = None
+    assert execute.run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
+    assert run_dir.manifest["left_out"] == {}
+    labels = [record.label for record in run_dir.records()]
+    assert labels.count("mended") == labels.count("pld") == 2
+
+
+def test_named_prompts_are_asked_and_no_others(specbench):
+    named = ["mini/qa-003", "mini/rag-001"]
+    outcome = specbench("pld", limit=None, prompts=named)
+    assert {record.prompt_id for record in outcome.records} == set(named)
+    with pytest.raises(UsageError, match=r"no question 'mini/qa-3'; did you mean 'mini/qa-"):
+        specbench("pld", limit=None, prompts=["mini/qa-3"])
+
+
+def test_a_pass_that_is_to_stop_finishes_its_prompt_and_begins_no_other(specbench):
+    outcome = specbench("pld", limit=6, stop_after=1e-6)
+    assert len({record.prompt_id for record in outcome.records}) == 1
+    assert outcome.manifest["status"] == "finished"
+    assert "--stop-after 1e-06: 1 of 6 prompts" in outcome.log.notes
+
+
+def test_no_collection_before_an_output_goes_through_what_judging_loaded(specbench, monkeypatch):
+    """It is transformers: a collection took 80 ms where it takes 2, before each output."""
+    monkeypatch.setattr(quiet, "WINDOW_S", 0.0)  # each output is judged before the next prompt
+    loaded, looked_at = [], []
+    record, measure = Judging.record, Cell.measure
+
+    def loading(judging, cell, group):
+        if not loaded:
+            loaded.extend([] for _ in range(50_000))
+        return record(judging, cell, group)
+
+    def watched(cell):
+        if loaded:
+            looked_at.append(len(gc.get_objects()))
+        measure(cell)
+
+    monkeypatch.setattr(Judging, "record", loading)
+    monkeypatch.setattr(Cell, "measure", watched)
+    specbench("pld", limit=2, max_new_tokens=4)
+    assert looked_at
+    assert max(looked_at) < 50_000
+
+
+def test_a_run_under_load_has_no_prompt_to_stop_before():
+    with pytest.raises(ValueError, match="stop_after ends a pass"):
+        RunConfig.model_validate({"methods": ["pld"], "load": "poisson:2", "stop_after": 3})

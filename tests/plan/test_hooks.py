@@ -1,0 +1,41 @@
+"""Declaration hooks of a method return the right types, or are named in an error."""
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.errors import UsageError
+from specbench_cli.plan.plan import Arm
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "says"),
+    [
+        ("models", "embedded-1m", "models must return a tuple of names of models, got str"),
+        ("models", (3,), "models must return a tuple of names of models, got tuple"),
+        ("artifacts", None, "artifacts must return a tuple of Trained modules, got None"),
+        ("artifacts", ("head",), "artifacts must return a tuple of Trained modules, got tuple"),
+    ],
+)
+def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
+    wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", hook: lambda self: returned})
+    with pytest.raises(UsageError, match=f"^mine: {says}"):
+        Arm("mine", "mine", wrong(), {}).check_hooks()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "says"),
+    [
+        ("accept", "typical", "accept must return an AcceptRule or None, got str 'typical'"),
+        ("needed", "draft", "needed must return a set of words, got str 'draft'"),
+        ("scope", "forever", "scope must return prompt, run or corpus, got str 'forever'"),
+    ],
+)
+def test_a_property_of_a_wrong_type_is_named(attribute, value, says):
+    wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", attribute: value})
+    with pytest.raises(UsageError, match=f"^mine: {says}"):
+        Arm("mine", "mine", wrong(), {}).check_hooks()
+
+
+def test_every_method_of_ours_returns_what_it_must():
+    for name in registry.ours():
+        Arm(name, name, registry.build(name, {}), {}).check_hooks()

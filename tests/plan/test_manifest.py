@@ -1,0 +1,52 @@
+"""What a manifest says of rows before anything is measured."""
+
+import pytest
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.run import reopen
+from specbench_cli.plan.plan import make_plan
+from specbench_cli.store.run_dir import RunDir
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "timing_free", "uses"),
+    [
+        ("vanilla", {}, True, []),
+        ("pld", {}, True, []),
+        ("sps", {}, True, ["draft"]),
+        ("hf:assisted", {}, True, ["draft"]),
+        ("eagle3", {}, True, ["eagle3"]),
+        ("rest", {}, True, ["datastore"]),
+        ("specdec++", {}, True, ["draft", "acceptance"]),
+    ],
+)
+def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
+    method, params, timing_free, uses
+):
+    config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
+    (row,) = (row for row in rows(make_plan(config)) if row["label"] == method)
+    assert (row["timing_free"], row["uses"]) == (timing_free, uses)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "scope"),
+    [
+        ("pld", {}, "prompt"),
+        ("rest", {}, "prompt"),
+        ("suffix", {}, "run"),
+        ("suffix", {"scope": "prompt"}, "prompt"),
+        ("token-recycling", {}, "run"),
+    ],
+)
+def test_row_says_how_long_it_remembers(method, params, scope):
+    config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
+    (row,) = (row for row in rows(make_plan(config)) if row["label"].startswith(method))
+    assert row["state_scope"] == scope
+
+
+def test_run_whose_files_a_plug_in_wrote_to_is_not_resumed(tmp_path):
+    RunDir.create(tmp_path / "run", {"spoiled": "bad"}).close("interrupted")
+    with pytest.raises(UsageError, match="bad changed its files"):
+        reopen(tmp_path / "run", view=None, force=True)

@@ -1,0 +1,72 @@
+"""The runs that several targets and drafts stand for."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import UsageError
+from specbench_cli.plan.matrix import is_matrix, pairs
+
+
+def config(**more):
+    rows = [{"name": name, "label": name} for name in ("vanilla", "sps", "pld")]
+    return RunConfig(**{"methods": rows, **more})
+
+
+def rows(run):
+    return [row.label for row in run.methods]
+
+
+def test_a_target_is_a_run_with_all_rows_and_its_own_name():
+    asked = config(targets=["embedded-7m", "org/name"], draft="embedded-1m")
+    found = pairs(asked)
+    assert is_matrix(asked) and not is_matrix(found["name"])
+    assert [(name, run.target, run.draft) for name, run in found.items()] == [
+        ("embedded-7m", "embedded-7m", "embedded-1m"),
+        ("name", "org/name", "embedded-1m"),
+    ]
+    assert all(rows(run) == ["vanilla", "sps", "pld"] for run in found.values())
+
+
+def test_a_further_draft_is_a_run_of_vanilla_and_the_rows_that_use_it():
+    found = pairs(config(target="a", drafts=["x", "y"]))
+    assert {name: rows(run) for name, run in found.items()} == {
+        "a+x": ["vanilla", "sps", "pld"],
+        "a+y": ["vanilla", "sps"],
+    }
+    assert [run.draft for run in found.values()] == ["x", "y"]
+
+
+def test_models_of_one_name_have_folders_of_their_own():
+    assert list(pairs(config(targets=["one/m", "two/m"]))) == ["m", "m-2"]
+
+
+def test_a_run_that_is_read_again_is_the_same():
+    (run,) = pairs(config(targets=["a"])).values()
+    assert RunConfig.model_validate_json(run.model_dump_json()) == run
+
+
+def test_drafts_that_nobody_uses_are_refused():
+    with pytest.raises(UsageError, match="--drafts x is for methods with a draft model"):
+        pairs(config(methods=[{"name": "pld", "label": "pld"}], drafts=["x"]))
+
+
+def test_too_many_pairs_are_refused():
+    names = [str(n) for n in range(6)]
+    with pytest.raises(UsageError, match="6 targets and 6 drafts are 36 runs"):
+        pairs(config(targets=names, drafts=names))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"target": "a", "targets": ["b"]}, "both target and targets"),
+        ({"draft": "a", "drafts": ["b"]}, "both draft and drafts"),
+        ({"targets": ["b", "b"]}, "has b twice"),
+    ],
+)
+def test_what_says_two_things_is_refused(given, says):
+    with pytest.raises(ValidationError, match=says):
+        config(**given)

@@ -1,0 +1,62 @@
+"""Before a run: what it could tell apart, by what is known of the spread between questions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from specbench_cli.plan.power import outlook
+from specbench_cli.stats.detectable import SPREAD, detectable
+
+COLUMNS = "family,label,speedup_low,speedup_high,n_prompts"
+
+
+@dataclass(frozen=True)
+class _Question:
+    task: str
+    cluster: str
+    family: str
+
+
+def _plan(questions: int = 24, methods: int = 3):
+    arm = SimpleNamespace(method=SimpleNamespace(upper_bound=False))
+    return SimpleNamespace(
+        arms=(arm,) * methods,
+        questions=tuple(
+            _Question("mini", f"mini/{i}", f"family {i % 6}") for i in range(questions)
+        ),
+        target=SimpleNamespace(label="embedded-7m"),
+    )
+
+
+def _earlier(folder, name: str, rows: str, target: str = "embedded-7m", status: str = "finished"):
+    run = folder / name
+    run.mkdir()
+    manifest = {"status": status, "models": {"target": {"label": target}}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "summary.csv").write_text(f"{COLUMNS}\n{rows}")
+
+
+def test_without_an_earlier_run_a_spread_is_assumed_and_says_so(tmp_path):
+    found = outlook(_plan(), tmp_path)
+    assert (found["spread"], found["spread_from"]) == (SPREAD, "assumed")
+    assert found["ratio"] == pytest.approx(detectable(24, 3, families=6), abs=1e-3)
+
+
+def test_spread_is_that_of_the_newest_finished_run_of_the_target(tmp_path):
+    _earlier(tmp_path, "2026a", "all,sps,1.0,4.0,16\n")
+    _earlier(tmp_path, "2026b", "all,vanilla,,,16\nall,sps,1.0,1.48,16\nqa,sps,1.0,9.0,4\n")
+    _earlier(tmp_path, "2026c", "all,sps,1.0,2.0,16\n", target="another")
+    _earlier(tmp_path, "2026d", "all,sps,1.0,2.0,16\n", status="interrupted")
+    _earlier(tmp_path, "2026e", "all,sps,none,2.0,16\n")
+    found = outlook(_plan(), tmp_path)
+    assert (found["spread"], found["spread_from"]) == (0.4, "2026b")
+    assert found["ratio"] > outlook(_plan(), tmp_path / "empty")["ratio"]
+
+
+@pytest.mark.parametrize(("questions", "methods"), [(1, 3), (24, 1)])
+def test_where_nothing_can_be_compared_nothing_is_detected(tmp_path, questions, methods):
+    assert outlook(_plan(questions, methods), tmp_path)["ratio"] is None

@@ -1,0 +1,393 @@
+"""Recommendations: halving on a stand-in for timing, what is never recommended, rounds as runs."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specbench_cli import registry
+from specbench_cli.config.load import load
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.predict.recommend import advice, journal, search
+from specbench_cli.predict.recommend.halving import Candidates, Measured, Pace, halve
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Ns, Params, Record, Verdict
+
+PROMPTS = [f"mini/{n}" for n in range(64)]
+FAST = {"a": 2.0, "b": 1.5, "c": 1.2, "d": 1.1, "e": 0.9, "f": 0.8, "g": 0.7, "h": 0.5}
+
+
+def record(label, prompt, seconds, **other):
+    values = {
+        "prompt_id": prompt,
+        "cluster": prompt,
+        "task": "mini",
+        "family": "qa",
+        "category": "qa",
+        "turn": 1,
+        "method": label,
+        "label": label,
+        "peer": False,
+        "params": Params(),
+        "sampling": "greedy",
+        "guarantee": "exact_tokens",
+        "pass_": 1,
+        "seed": 0,
+        "output_ids": [1] * 10,
+        "origin": None,
+        "n_tokens": 10,
+        "finish": "length",
+        "steps": None,
+        "target_forwards": None,
+        "draft_forwards": None,
+        "forwards": None,
+        "ns": Ns(total=round(seconds * 1e9)),
+        "peak_bytes": 1,
+        "other_cpu": 0.0,
+        "verdict": Verdict("identical"),
+        "score": None,
+        "void": False,
+        "error": None,
+    }
+    return Record(**{**values, **other})
+
+
+class Machine:
+    """A stand-in for timing: vanilla takes a second a prompt, others as much less as they are
+    fast; a round takes `around` seconds beside that. It stops at a round's limit, as runs do."""
+
+    def __init__(self, fast, around=5.0, **wrong):
+        self.fast, self.around, self.wrong = fast, around, wrong
+        self.rounds = {}
+        self.spent = 0.0
+
+    def __call__(self, name, rows, prompts, limit_s):
+        seconds, records = 0.0, []
+        for place, prompt in enumerate(prompts):
+            if place and seconds > limit_s:
+                break
+            for label in ("vanilla", *rows):
+                took = 1.0 / self.fast.get(label, 1.0)
+                seconds += took
+                records.append(record(label, prompt, took, **self.wrong.get(label, {})))
+        self.rounds[name] = (list(rows), list(prompts))
+        self.spent += seconds + self.around
+        return Measured(records, seconds + self.around)
+
+
+def candidates(fast=FAST, lossy=()):
+    labels = list(fast)
+    half = len(labels) // 2 or 1
+    return Candidates([labels[:half], labels[half:]], {each: each not in lossy for each in labels})
+
+
+def test_halving_keeps_the_faster_half_until_the_fastest_is_left():
+    machine = Machine(FAST)
+    found = halve(candidates(), PROMPTS, 600, machine)
+    assert found.winners == ["a"]
+    rounds = [sorted(rows) for name, (rows, _) in machine.rounds.items() if name != "pilot"]
+    assert rounds == [sorted(FAST), ["a", "b", "c", "d"], ["a", "b"]]
+    assert found.trials["a"].ratio == pytest.approx(2.0)
+    assert found.trials["h"].rounds == 1
+
+
+def test_no_round_asks_a_prompt_of_another_and_each_asks_more_than_the_one_before():
+    machine = Machine(FAST)
+    halve(candidates(), PROMPTS, 600, machine)
+    asked = [prompts for name, (_, prompts) in machine.rounds.items() if name != "pilot"]
+    assert len({prompt for each in asked for prompt in each}) == sum(map(len, asked))
+    assert sorted(map(len, asked)) == list(map(len, asked))
+    assert len(asked[0]) < len(asked[-1])
+
+
+@pytest.mark.parametrize("seconds", [60, 120, 600, 3000])
+def test_the_budget_is_kept_but_for_one_prompt_of_a_round(seconds):
+    machine = Machine(FAST)
+    found = halve(candidates(), PROMPTS, seconds, machine)
+    assert found.spent_s == pytest.approx(machine.spent)
+    assert machine.spent <= seconds + sum(1 / each for each in FAST.values()) + 1
+
+
+def test_a_candidate_that_nobody_expected_to_be_slow_ends_its_round_in_time():
+    machine = Machine(FAST | {"h": 0.01})
+    halve(candidates(FAST | {"h": 0.01}), PROMPTS, 600, machine)
+    assert machine.spent <= 600 + 110
+
+
+def test_what_there_is_no_time_for_is_named_and_each_method_comes_before_a_second_setting():
+    fast = dict(FAST)
+    found = halve(candidates(fast), PROMPTS, 40, Machine(fast))
+    assert found.untried and set(found.untried) <= {"e", "f", "g", "h"}
+    assert {*found.trials} >= {"a", "b"}
+
+
+def test_no_method_is_left_out_where_rounds_of_a_prompt_each_fit():
+    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    machine = Machine(FAST)  # the pilot takes 7 s, and rounds of 8, 4 and 2 rows 14, 10 and 8
+    found = halve(methods, PROMPTS, 40, machine)
+    assert (found.untried, found.winners) == ([], ["a"])
+    assert len(machine.rounds["round-1"][1]) == 1
+    assert halve(methods, PROMPTS, 38, Machine(FAST)).untried == ["h"]
+
+
+def test_a_round_whose_share_is_too_short_for_a_prompt_asks_one_where_the_time_left_is_not():
+    machine = Machine(FAST, around=20.0)  # the second round takes 23.9 s, and its share is 23.7
+    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    found = halve(methods, PROMPTS, 99, machine)
+    assert (found.rounds, found.winners, found.untried) == (3, ["a"], [])
+
+
+def test_a_time_that_is_enough_for_nothing_is_refused_with_one_that_is():
+    with pytest.raises(UsageError, match="no time to try anything") as caught:
+        halve(candidates(), PROMPTS, 8, Machine(FAST))
+    assert "--minutes" in caught.value.hint
+
+
+def test_the_fastest_is_out_if_an_output_is_not_vanillas_or_it_fails():
+    wrong = {
+        "a": {"verdict": Verdict("mismatch", position=3)},
+        "b": {"error": "MethodFault: no", "n_tokens": None, "output_ids": None},
+    }
+    found = halve(candidates(), PROMPTS, 600, Machine(FAST, **wrong))
+    assert found.winners == ["c"]
+    assert "is not vanilla's" in found.trials["a"].out
+    assert found.trials["b"].out == "MethodFault: no"
+
+
+def test_where_all_fail_there_is_no_winner():
+    wrong = {label: {"error": "no", "n_tokens": None, "output_ids": None} for label in FAST}
+    found = halve(candidates(), PROMPTS, 600, Machine(FAST, **wrong))
+    assert found.winners == []
+
+
+def test_void_times_end_a_search_with_what_to_do():
+    wrong = {label: {"void": True} for label in ("vanilla", *FAST)}
+    with pytest.raises(EnvironmentFault, match="not quiet") as caught:
+        halve(candidates(), PROMPTS, 600, Machine(FAST, **wrong))
+    assert "--allow-noise" in caught.value.hint
+
+
+def test_lossy_candidates_are_halved_among_themselves():
+    found = halve(candidates(lossy=("a", "b")), PROMPTS, 600, Machine(FAST))
+    assert found.winners == ["c", "a"]
+
+
+def test_few_prompts_end_a_search_without_asking_one_twice():
+    machine = Machine(FAST)
+    found = halve(candidates(), PROMPTS[:3], 600, machine)
+    assert found.winners == ["a"]
+    assert sum(len(p) for name, (_, p) in machine.rounds.items() if name != "pilot") <= 3
+
+
+def test_one_candidate_is_measured_once():
+    machine = Machine({"a": 2.0})
+    found = halve(candidates({"a": 2.0}), PROMPTS, 600, machine)
+    assert (found.winners, found.rounds) == (["a"], 1)
+
+
+def test_pace_learns_what_lies_around_outputs():
+    pace = Pace.of(Measured([record("vanilla", "mini/1", 1.0)], 6.0), 20)
+    assert (pace.round_s, pace.warm_s) == (pytest.approx(5.0), pytest.approx(2.0))
+    done = [record(label, "mini/2", 1.0) for label in ("vanilla", "a")]
+    pace.learn(Measured(done, 2.0 + 5.0 + 4.0 + 1.0), 1)
+    assert pace.around_s == pytest.approx(0.5)
+    assert pace.fits(["a"], 9.0 + 3.1) == 1
+
+
+def test_a_confirmation_leaves_time_for_what_is_checked_behind_it():
+    ns = Ns(total=10**9, prefill=5 * 10**8)
+    pace = Pace.of(Measured([record("vanilla", "mini/1", 1.0, ns=ns)], 6.0), 0, 20)
+    assert (pace.check_s, pace.read_s) == (pytest.approx(2.0), pytest.approx(1.0))
+    prompts, limit = pace.confirmation(["a"], 5.0 + 2.0 + 30.0)
+    assert (prompts, limit) == (10, pytest.approx(20.0))
+    assert pace.confirmation(["a"], 1.0)[0] == 0
+
+
+ROW = SimpleNamespace(
+    label="a",
+    method="pld",
+    params={},
+    lossless=True,
+    guarantee="exact_tokens",
+    speedup=1.4,
+    speedup_low=1.2,
+    speedup_high=1.6,
+    speedup_note=None,
+    broken=False,
+    broken_why=None,
+    mat=2.0,
+    tokens_per_s=100.0,
+    identical=9,
+    near_tie=0,
+    mismatch=0,
+    unchecked=0,
+    n_prompts=9,
+    n_outputs=9,
+    mismatch_bound=0.3,
+    score_difference=None,
+    score_difference_low=None,
+    score_difference_high=None,
+)
+CHOSEN = [
+    ({}, True, "above 1"),
+    ({"speedup_low": 0.99}, False, "is not above 1"),
+    ({"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 0.99}, False, "is not above 1"),
+    ({"speedup_low": None, "speedup_note": "too few questions"}, False, "too few questions"),
+    ({"broken": True, "broken_why": "2 mismatches"}, False, "2 mismatches"),
+]
+
+
+@pytest.mark.parametrize(("changes", "chosen", "why"), CHOSEN)
+def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(changes, chosen, why):
+    row = SimpleNamespace(**{**vars(ROW), **changes})
+    kept = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
+    confirmed = advice._confirmed(kept, row)
+    assert confirmed["pays"] is chosen
+    outcome = SimpleNamespace(found=SimpleNamespace(trials={}))
+    assert why in advice._why([confirmed], confirmed if chosen else None, outcome)
+
+
+def asked(*methods, **more):
+    config, sources = load(
+        {"methods": list(methods) or registry.lossless(), "allow_noise": True, **more},
+        [],
+        None,
+        methods=registry,
+        env={},
+        folder=Path("/nonexistent"),
+    )
+    return config, sources
+
+
+@pytest.mark.usefixtures("small_pair")
+class TestRounds:
+    """Rounds as runs, on a small pair."""
+
+    def test_the_same_seed_gives_the_same_order_of_trials_and_prompts(self):
+        first, again = (search.prepare(*asked("sps", "pld", seed=3), 10) for _ in range(2))
+        other = search.prepare(*asked("sps", "pld", seed=4), 10)
+        assert (first.waves, first.search, first.held_out) == (
+            again.waves,
+            again.search,
+            again.held_out,
+        )
+        assert first.search != other.search
+        assert set(first.waves[0]) == {"sps", "pld"}
+        assert sorted(map(sorted, first.waves[:1])) == sorted(map(sorted, other.waves[:1]))
+
+    def test_prompts_that_confirm_share_no_cluster_with_those_that_are_searched_on(self):
+        kept = search.prepare(*asked("pld"), 10)
+        cluster = {q.prompt_id: q.cluster for q in search.make_plan(kept.config).questions}
+        assert not {cluster[p] for p in kept.search} & {cluster[p] for p in kept.held_out}
+
+    def test_every_beginning_of_the_prompts_is_spread_over_families(self):
+        kept = search.prepare(*asked("pld"), 10)
+        family = {q.prompt_id: q.family for q in search.make_plan(kept.config).questions}
+        assert len({family[p] for p in kept.search[:6]}) == 6
+
+    def test_all_lossless_methods_that_can_run_are_candidates_and_others_are_left_out(self):
+        kept = search.prepare(*asked(), 10)
+        methods = {row.name for row in kept.config.methods}
+        assert {"sps", "pld", "staged"} <= methods
+        assert "eagle3" not in methods and "head" in kept.left_out["eagle3"]
+        assert not methods & {"typical", "lenient", "hf:assisted", "draft-alone"}
+        assert len(kept.config.methods) <= search.MOST + 1
+
+    @pytest.mark.parametrize("minutes", [0, -3, 0.1, float("nan")])
+    def test_a_time_that_is_none_is_refused(self, minutes):
+        with pytest.raises(UsageError, match=r"--minutes .* is too short"):
+            search.prepare(*asked("pld"), minutes)
+
+    def test_another_programs_method_is_no_candidate(self):
+        with pytest.raises(UsageError, match="hf:assisted is another program's"):
+            search.prepare(*asked("hf:assisted"), 10)
+
+    def test_a_single_question_cannot_be_held_out(self):
+        config, sources = asked("pld", prompts=["mini/qa-000"])
+        with pytest.raises(UsageError, match="recommend chooses on some questions"):
+            search.prepare(config, sources, 10)
+
+    def test_an_interrupted_recommendation_goes_on_where_it_was(self, tmp_path, log, monkeypatch):
+        machine = self.counted(monkeypatch)
+        kept = search.prepare(*asked("sps", "pld", seed=1, max_new_tokens=6), 10)
+        place = tmp_path / "here"
+        journal.create(place, kept)
+        with pytest.raises(KeyboardInterrupt):
+            search.recommend(kept, place, log(interrupt_after=9))
+        done = {path.name: len(list(RunDir.open(path).records())) for path in rounds(place)}
+        again = journal.Journal.read(place)
+        assert again.rounds["pilot"].seconds is not None
+        outcome = search.recommend(again, place, log())
+        after = {path.name: len(list(RunDir.open(path).records())) for path in rounds(place)}
+        assert all(after[name] >= n for name, n in done.items())
+        assert outcome.run == place / "confirmation" and outcome.confirmed
+        records = list(RunDir.open(outcome.run).records())
+        assert {r.label for r in records} == {"vanilla", *outcome.confirmed}
+        assert {r.verdict.kind for r in records} <= {"identical", "reference"}
+        seen = {
+            r.prompt_id
+            for path in rounds(place)
+            if path.name != "confirmation"
+            for r in RunDir.open(path).records()
+        }
+        assert not seen & {r.prompt_id for r in records}
+        assert machine.limits and all(limit > 0 for limit in machine.limits)
+
+    def counted(self, monkeypatch):
+        """No round is longer than a few prompts, however fast the machine is."""
+        limits = []
+        fits = Pace.fits
+        monkeypatch.setattr(Pace, "fits", lambda pace, rows, s: min(2, fits(pace, rows, s)))
+        monkeypatch.setattr(Pace, "confirmation", lambda *_: (2, 60.0))
+        monkeypatch.setattr(search, "LEAST_HELD_OUT", 4)
+        monkeypatch.setattr(search, "SETTINGS", 2)
+        monkeypatch.setattr("specbench_cli.measure.passes.WARM_UP_ROUNDS", 1)
+        config = search.Rounds._config
+
+        def watched(self, name, round_):
+            limits.append(round_.limit_s)
+            return config(self, name, round_)
+
+        monkeypatch.setattr(search.Rounds, "_config", watched)
+        return SimpleNamespace(limits=limits)
+
+
+def rounds(place):
+    return [path for path in sorted(place.iterdir()) if path.is_dir()]
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "note").write_text("mine")
+    config = RunConfig.model_validate({"methods": ["vanilla"]})
+    kept = journal.Journal(
+        schema=1,
+        version="0",
+        created_utc="",
+        minutes=1,
+        config=config,
+        sources={},
+        waves=[],
+        left_out={},
+        search=[],
+        held_out=[],
+    )
+    with pytest.raises(UsageError, match="is not empty"):
+        journal.create(tmp_path, kept)
+    with pytest.raises(UsageError, match="holds no recommendation"):
+        journal.Journal.read(tmp_path)
+
+
+def test_the_result_names_no_folder_of_this_machine(tmp_path):
+    journal.finish(tmp_path, {"lines": [{"text": "serve /home/me/models/big --x"}]})
+    assert json.loads((tmp_path / journal.RESULT).read_text()) == {
+        "lines": [{"text": "serve big --x"}]
+    }
+    assert journal.finished(tmp_path) is not None
+
+
+def test_trials_are_told_as_json_can_hold_them():
+    found = halve(candidates(), PROMPTS, 600, Machine(FAST))
+    assert json.dumps([dataclasses.asdict(trial) for trial in found.trials.values()])

@@ -1,0 +1,106 @@
+"""Sampled outputs against vanilla's: likelihood per token and length, pair by pair."""
+
+import numpy as np
+import pytest
+
+from specbench_cli.summary import text
+from specbench_cli.summary.evidence import Evidence, compare
+from specbench_cli.summary.summary import summarise
+
+
+@pytest.fixture
+def sampled(synthetic):
+    """vanilla and sps on 40 prompts under rejection; sps's tokens are less likely by `shift`."""
+
+    def make(shift=0.0, longer=0):
+        rng = np.random.default_rng(2)
+        fakes = (
+            synthetic.Fake("vanilla", verdict="reference"),
+            synthetic.Fake("sps", guarantee="exact_law", verdict="unchecked", length=5, alpha=0.7),
+        )
+        records = synthetic.records(fakes, prompts=40, tokens=20)
+        for record in records:
+            record.sampling = "rejection"
+            per_token = -1.5 + 0.1 * rng.normal()
+            if record.label == "sps":
+                per_token -= shift
+                record.n_tokens += longer
+            record.log_likelihood = per_token * record.n_tokens
+        return records
+
+    return make
+
+
+def compared(records):
+    by_label = {label: [r for r in records if r.label == label] for label in ("vanilla", "sps")}
+    return compare(by_label["vanilla"], by_label["sps"])
+
+
+def test_one_law_shows_no_difference(sampled):
+    found = compared(sampled())
+    assert abs(found.likelihood.difference) < 0.1
+    assert found.likelihood.p > 0.05
+    assert (found.length.difference, found.length.p) == (0.0, 1.0)
+
+
+def test_less_likely_tokens_are_seen(sampled):
+    found = compared(sampled(shift=0.2))
+    assert found.likelihood.difference == pytest.approx(-0.2, abs=0.05)
+    assert found.likelihood.p < 1e-3
+
+
+def test_longer_outputs_are_seen(sampled):
+    found = compared(sampled(longer=4))
+    assert (found.length.difference, found.length.p) == (4.0, pytest.approx(1e-4))
+    assert found.likelihood.p > 0.05
+
+
+def test_outputs_without_a_likelihood_say_nothing(synthetic):
+    records = synthetic.records((synthetic.vanilla, synthetic.sps), prompts=4, tokens=8)
+    assert compared(records) == Evidence(None, None)
+
+
+def test_evidence_stands_under_the_table_and_in_the_row_and_breaks_nothing(sampled, manifest):
+    summary = summarise(sampled(shift=0.2), manifest, resamples=49)
+    (row,) = (row for row in summary.rows if row.label == "sps")
+    assert row.log_likelihood_p < 1e-3
+    assert not row.broken
+    (line,) = text.evidence(summary)
+    assert line.startswith("evidence, not proof: sps log-likelihood a token -0.2")
+    assert "unchecked" in text.verdicts(row)
+    assert "specbench audit" in text.proof(summary)
+
+
+def test_replayed_rows_say_that_they_prove_nothing(sampled, manifest):
+    records = sampled()
+    for record in records:
+        record.sampling, record.log_likelihood = "replay", None
+    summary = summarise(records, manifest, resamples=49)
+    (row,) = (row for row in summary.rows if row.label == "sps")
+    assert text.verdicts(row) == "40 replayed"
+    assert text.proof(summary).startswith("proof: none")
+    assert text.evidence(summary) == []
+
+
+def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
+    rng = np.random.default_rng(3)
+    fakes = (
+        synthetic.Fake("vanilla", verdict="reference"),
+        synthetic.Fake("loose", guarantee="quality_only", verdict="unchecked", length=5, alpha=0.9),
+    )
+    records = synthetic.records(fakes, prompts=60, tokens=20)
+    for record in records:
+        record.score = float(rng.random() < (0.9 if record.label == "vanilla" else 0.5))
+    summary = summarise(records, manifest, resamples=200)
+    (row,) = summary.lossy
+    assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
+    ends = row.score_difference_low, row.score_difference_high
+    between = ", ".join(f"{100 * end:+.1f}" for end in ends)
+    assert text.lost(row) == f"{100 * row.score_difference:+.1f} [{between}]"
+    assert text.at_what_cost(row) == f"at {text.lost(row)} points, n 60"
+
+
+def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
+    summary = summarise(synthetic.records(prompts=4), manifest, resamples=50)
+    assert {text.lost(row) for row in summary.rows} == {text.NONE}
+    assert {text.at_what_cost(row) for row in summary.rows} == {""}

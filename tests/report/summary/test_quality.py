@@ -1,0 +1,43 @@
+"""Figures of a model's quality from records."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.store.schema import Record, Steps
+from specbench_cli.summary.quality import distinct_4_grams, quality
+
+
+@pytest.mark.parametrize(
+    ("ids", "share"),
+    [([], 1.0), ([1, 2, 3], 1.0), ([1, 2, 3, 4, 5], 1.0), ([7] * 8, 1 / 5), ([1, 2] * 5, 2 / 7)],
+)
+def test_distinct_4_grams(ids: list[int], share: float) -> None:
+    assert distinct_4_grams(ids) == pytest.approx(share)
+
+
+def test_figures_are_by_family_and_over_all(synthetic) -> None:
+    (made,) = synthetic.records([synthetic.sps], prompts=1)
+
+    def cell(family: str, score: float, ids: list[int], finish: str) -> Record:
+        steps = Steps(*([[1] * (len(ids) - 1)] * 5))
+        return replace(made, family=family, score=score, output_ids=ids, finish=finish, steps=steps)
+
+    cells = [
+        cell("qa", 1.0, [1, 2, 3, 4, 5], "eos"),
+        cell("qa", 0.0, [7] * 9, "length"),
+        cell("rag", 1.0, [1, 2, 3], "eos"),
+        replace(cell("rag", 0.0, [1], "eos"), label="vanilla"),
+        replace(cell("rag", 0.5, [1], "eos"), error="ValueError"),
+    ]
+    found = quality(cells, "sps")
+    assert list(found) == ["qa", "rag", "all"]
+    assert (found["qa"].accuracy, found["qa"].ended, found["qa"].repetitive) == (0.5, 0.5, 0.5)
+    assert (found["rag"].outputs, found["rag"].accuracy) == (1, 1.0)
+    assert found["all"].accuracy == pytest.approx(2 / 3)
+    assert all(figures.mat == 1.0 for figures in found.values())
+
+
+def test_without_scores_there_is_no_accuracy(synthetic) -> None:
+    (made,) = synthetic.records([synthetic.sps], prompts=1)
+    assert quality([replace(made, score=None)], "sps")["all"].accuracy is None
