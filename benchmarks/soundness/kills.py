@@ -40,7 +40,7 @@ import torch
 from specbench_cli import app
 from specbench_cli.engine.workers import process
 from specbench_cli.engine.workers.lifeline import end_with
-from specbench_cli.measure import bench, passes, quiet
+from specbench_cli.measure import bench, passes, quiet, repeats
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 

@@ -7,6 +7,7 @@ import pytest
 from specbench_cli import app
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
+from specbench_cli.measure import repeats
 from specbench_cli.measure import run as execute
 from specbench_cli.plan import tune
 from specbench_cli.store.run_dir import RunDir
