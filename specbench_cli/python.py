@@ -157,20 +157,21 @@ def compare(
     Raises:
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
-    from specbench_cli.commands.compare import GATE, TOLERANCE, as_share
     from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.outcome import gate
+    from specbench_cli.compare.outcome import as_share, gate
     from specbench_cli.compare.reading import side
+    from specbench_cli.config.commands import CompareOptions
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
         for word, each in (("base", base), ("new", new))
     )
+    usual = CompareOptions()
     found = put_together(
         side(base),
         side(new),
-        tolerance=as_share(str(TOLERANCE if tolerance is None else tolerance)),
-        fail_on=gate(GATE if fail_on is None else fail_on),
+        tolerance=as_share(str(usual.tolerance if tolerance is None else tolerance)),
+        fail_on=gate(usual.fail_on if fail_on is None else fail_on),
     )
     return Compared(found)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.config import options
 from specbench_cli.config.options import PANELS, settings
 from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench_cli.config.commands import InitOptions
 
 FILE = Path("specbench.yaml")
 EXAMPLES = (
@@ -32,26 +33,15 @@ limit: 12
 _WIDTH = 96
 
 
-def init(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="The file; specbench.yaml is read without being named."
-        ),
-    ] = FILE,
-    schema: Annotated[
-        bool,
-        typer.Option(
-            "--schema", help="Print the JSON schema of such files instead.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-) -> None:
+@options.parsed_command("specbench_cli.config.commands:InitOptions")
+def init(asked: InitOptions) -> None:
     """Write a commented config file with every setting; an existing one is left alone."""
-    if schema:
+    if asked.as_schema:
         from specbench_cli.config.schema import schema as schema_of
 
         output.data(json.dumps(schema_of(), indent=2))
         return
+    file = asked.file
     try:
         with file.open("x", encoding="utf-8") as new:
             new.write(_text())

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from specbench_cli.config.predict import PredictOptions
     from specbench_cli.measure.hardware.roofline import Roofline
 
 
 def under_load(
-    name: str,
-    files: Sequence[Path],
-    load: str,
-    batch: int | None,
-    json: bool,
-    roofline: Roofline | None,
+    name: str, load: str, options: PredictOptions, roofline: Roofline | None
 ) -> ExitCode:
     """What a run's rows would meet under load."""
     from specbench_cli.commands.predicting import roofline as elsewhere
@@ -39,12 +34,12 @@ def under_load(
         raise UsageError(f"--load {error}", "specbench predict --help") from error
     run = RunDir.open(folder(name))
     config = run.manifest.get("config", {}).get("effective", {})
-    size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
+    size, chunk = options.batch or config.get("batch") or 1, config.get("prefill_chunk")
     if roofline is not None:
         roofline = replace(roofline, batch=size)
         probes = [BatchCosts(elsewhere.under_load(run, roofline))]
     else:
-        given = [fitting(Costs.load(file), run) for file in files]
+        given = [fitting(Costs.load(file), run) for file in options.costs]
         probes = [BatchCosts(each) for each in given or own(run)]
     costs = probes[0].costs
     simulated, missing = simulate_load(
@@ -57,7 +52,7 @@ def under_load(
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
     off = table.errors(rows, measured)
-    if json:
+    if options.as_json:
         output.json_line(
             {
                 "event": "done",
@@ -107,9 +102,7 @@ def _apart(size: int) -> str:
     )
 
 
-def resettled(
-    name: str, files: Sequence[Path], asked: Sequence[str], row: str | None, json: bool
-) -> ExitCode:
+def resettled(name: str, options: PredictOptions) -> ExitCode:
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
@@ -119,14 +112,14 @@ def resettled(
     from specbench_cli.store.run_dir import RunDir, folder
 
     swept: dict[str, dict[str, Sequence[object]]] = {}
-    for (method, param), values in from_sweeps(asked).swept.items():
+    for (method, param), values in from_sweeps(options.sweep).swept.items():
         swept.setdefault(method, {})[param] = values.value
     run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in files] or own(run)
+    probes = [fitting(Costs.load(file), run) for file in options.costs] or own(run)
     costs, also = probes[0], probes[1:]
     by_probe, prices = zip(
         *(
-            simulate_settings(run.records(), run.prompts(), run.manifest, each, swept, row)
+            simulate_settings(run.records(), run.prompts(), run.manifest, each, swept, options.row)
             for each in probes
         ),
         strict=True,
@@ -136,7 +129,7 @@ def resettled(
         sum(getattr(each, of) for each in prices) for of in ("forwards", "extrapolated")
     )
     foreign = foreign_to(costs, run)
-    if json:
+    if options.as_json:
         worked_out = ("speedup", "break_even", "error")
         rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]
         more = {"forwards": forwards, "extrapolated": extrapolated}
