@@ -224,7 +224,9 @@ def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
     """
     whole = app if whole is None else whole
     one, name = copy.copy(whole), args[:1]
-    one.registered_commands = [_with_options(c) for c in whole.registered_commands if c.name in name]
+    one.registered_commands = [
+        _with_options(c) for c in whole.registered_commands if c.name in name
+    ]
     one.registered_groups = [
         _with_commands(each, _asked(args[1:], each.typer_instance))
         for each in whole.registered_groups
@@ -237,7 +239,7 @@ def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
     one.registered_commands = [_bare(each) for each in whole.registered_commands]
     one.registered_groups = []
     for group in whole.registered_groups:
-        alone = copy.copy(group.typer_instance)
+        alone = copy.copy(group.typer_instance or app)
         alone.registered_commands = []
         one.registered_groups.append(_with_commands(group, alone))
     return one

@@ -230,6 +230,8 @@ def _over_time(asked: CompareOptions) -> ExitCode:
 
 def _alone(asked: CompareOptions, option: str, *others: str) -> None:
     """Raise UsageError if one of the other options was given beside an option."""
-    for other in asked.given(*others):
-        other = "--format" if other == "--json" else other
-        raise UsageError(f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ...")
+    for given in asked.given(*others):
+        other = "--format" if given == "--json" else given
+        raise UsageError(
+            f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
+        )

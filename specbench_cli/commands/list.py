@@ -182,9 +182,7 @@ LISTINGS: dict[str, Listing] = {
         card,
         ("name", "aliases", "needs", "guarantee", "summary"),
     ),
-    "tasks": Listing(
-        _task_names, _task, _task, ("name", "rows", "embedded", "licence", "title")
-    ),
+    "tasks": Listing(_task_names, _task, _task, ("name", "rows", "embedded", "licence", "title")),
     "models": Listing(
         _model_names,
         _model,

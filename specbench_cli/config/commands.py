@@ -95,9 +95,7 @@ class ReportOptions(CommandOptions):
     overwrite: Annotated[bool, OVERWRITE] = False
     form: Annotated[
         Form,
-        Option(
-            OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"
-        ),
+        Option(OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"),
     ] = "table"
     as_json: Annotated[
         bool,
@@ -160,9 +158,7 @@ class CompareOptions(CommandOptions):
     ] = False
     to: Annotated[
         str | None,
-        Option(
-            OUTPUT, "FORMATS", "Instead of a table: markdown, junit, json; separate by commas."
-        ),
+        Option(OUTPUT, "FORMATS", "Instead of a table: markdown, junit, json; separate by commas."),
     ] = None
     out: Annotated[
         Path | None,
@@ -178,9 +174,9 @@ class CompareOptions(CommandOptions):
     form: Annotated[
         Form, Option(OUTPUT, None, "How it is printed; json: one document.", name="--format")
     ] = "table"
-    as_json: Annotated[
-        bool, Option(OUTPUT, None, "Short for --format json.", name="--json")
-    ] = False
+    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
+        False
+    )
 
     @property
     def printed(self) -> Form:
@@ -219,9 +215,9 @@ class AuditOptions(CommandOptions):
         ),
     ] = False
     overwrite: Annotated[bool, OVERWRITE] = False
-    as_json: Annotated[
-        bool, Option(OUTPUT, None, "Certificates as JSON lines.", name="--json")
-    ] = False
+    as_json: Annotated[bool, Option(OUTPUT, None, "Certificates as JSON lines.", name="--json")] = (
+        False
+    )
     self_test: Annotated[
         bool, Option(AUDITED, None, "Plant known faults; every one must be caught.")
     ] = False
@@ -239,9 +235,7 @@ class ListOptions(CommandOptions):
         bool, Option(OUTPUT, None, "JSON lines, with every fact.", name="--json")
     ] = False
     markdown: Annotated[bool, Option(OUTPUT, None, "Methods as a Markdown table.")] = False
-    families: Annotated[
-        bool, Option(OUTPUT, None, "Method names by family, as in README.")
-    ] = False
+    families: Annotated[bool, Option(OUTPUT, None, "Method names by family, as in README.")] = False
 
 
 WRITTEN = "What to write"

@@ -178,13 +178,13 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def built() -> Callable[..., Any]:
-            def run(context: typer.Context, **values: Any) -> Any:
+            def run(typer_context: typer.Context, **values: Any) -> Any:
                 given = {name: value for name, value in values.items() if value is not None}
-                hint = f"{context.command_path} --help"
+                hint = f"{typer_context.command_path} --help"
                 return function(validate(_import_attribute(model), given, hint))
 
             context = inspect.Parameter(
-                "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+                "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
             )
             parameters = [_parsed_parameter(each) for each in _model_settings(model)]
             return _with_signature(run, function, [context, *parameters])
@@ -227,7 +227,9 @@ def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
     except ValidationError as fault:
         raise usage_error(
             fault,
-            subject=lambda place: flags.get(str(place[0]), str(place[0])) if place else "the options",
+            subject=lambda place: (
+                flags.get(str(place[0]), str(place[0])) if place else "the options"
+            ),
             keys=lambda place: list(model.model_fields),
             hint=hint,
         ) from fault
@@ -296,8 +298,8 @@ def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     kind, metadata = field.annotation, field.metadata
     items = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(items) is Annotated:
-        item, *metadata = get_args(items)
-        kind = list[item]
+        metadata = list(items.__metadata__)
+        kind = list[items.__origin__]  # type: ignore[name-defined]
     bounds = {
         name: getattr(each, attribute)
         for each in metadata

@@ -36,7 +36,7 @@ class PredictOptions(CommandOptions):
             "Costs to predict by; of several probes, before the run and after it, the mean.",
             default="the run's",
         ),
-    ] = []
+    ] = Field([])
     against: Annotated[
         Path | None, Option(PREDICTED, "FILE", "Another machine's: what it would take.")
     ] = None
@@ -63,7 +63,7 @@ class PredictOptions(CommandOptions):
             " row accepted. As in run.",
             default=None,
         ),
-    ] = []
+    ] = Field([])
     row: Annotated[
         str | None,
         Option(
@@ -94,9 +94,7 @@ class PredictOptions(CommandOptions):
     ] = None
     shape: Annotated[
         str | None,
-        Option(
-            ROOFLINE, "TARGET[+DRAFT]", "As if its models had these shapes: llama-2-70b+7b."
-        ),
+        Option(ROOFLINE, "TARGET[+DRAFT]", "As if its models had these shapes: llama-2-70b+7b."),
     ] = None
     context: Annotated[
         int | None,
@@ -134,11 +132,11 @@ class PredictOptions(CommandOptions):
             help="Whose heads to probe.",
             default="all that ship with the target",
         ),
-    ] = []
-    set: Annotated[list[str], _of_run("set", metavar="M.PARAM=VALUE")] = []
+    ] = Field([])
+    set: Annotated[list[str], _of_run("set", metavar="M.PARAM=VALUE")] = Field([])
     plugins: Annotated[
         list[str], _of_run("plugins", help="Python file with methods.", default=None)
-    ] = []
+    ] = Field([])
     rounds: Annotated[
         int | None, Field(ge=1), Option(PROBE, "N", "Times of each point.", default="24")
     ] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,10 +18,22 @@ WHAT, TRAINING = "What to train", "Training"
 Device = Literal["auto", "cpu", "cuda"]
 HeadLoss = Literal["ttt", "paper"]
 HeadRows = Literal["eagle", "eagle3", "mtp"]
-DraftLoss = Literal["ce", "kl", "reverse-kl", "jsd", "tvd", "tvd++", "lk"]
 Begin = Literal["first", "last", "ends"]
 Samples = Literal["target", "own", "mixed"]
 Labels = Literal["sampled", "greedy"]
+
+
+class DraftLoss(StrEnum):
+    """Loss that a draft model is aligned by. Typer parses lists of no Literal."""
+
+    CE = "ce"
+    KL = "kl"
+    REVERSE_KL = "reverse-kl"
+    JSD = "jsd"
+    TVD = "tvd"
+    TVD_PLUS = "tvd++"
+    LK = "lk"
+
 
 # Options that several commands have.
 
@@ -110,9 +123,7 @@ HeadTarget = Annotated[
 Verifier = Annotated[
     str, Option(WHAT, "MODEL", "Model that verifies: one of Llama's kind that answers chats.")
 ]
-Drafter = Annotated[
-    str | None, Option(WHAT, "MODEL", "Model that drafts.", default="the target's")
-]
+Drafter = Annotated[str | None, Option(WHAT, "MODEL", "Model that drafts.", default="the target's")]
 LossOfHead = Annotated[
     HeadLoss,
     Option(
@@ -219,10 +230,10 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "LOSS",
-            "By what it is aligned: ce, kl, reverse-kl, jsd, tvd, tvd++, lk; given several times,"
-            " each makes a draft, and they are compared.",
+            f"By what it is aligned: {', '.join(DraftLoss)}; given several times, each makes a"
+            " draft, and they are compared.",
         ),
-    ] = ["kl"]
+    ] = Field([DraftLoss.KL])
     teacher_samples: Annotated[
         Samples,
         Option(
@@ -254,10 +265,10 @@ class DraftOptions(CommandOptions):
             default="the whole draft alone",
             name="--sorted",
         ),
-    ] = []
-    steps: Annotated[
-        int, Field(ge=1), Option(TRAINING, "N", "Updates, of 2,048 tokens each.")
-    ] = 400
+    ] = Field([])
+    steps: Annotated[int, Field(ge=1), Option(TRAINING, "N", "Updates, of 2,048 tokens each.")] = (
+        400
+    )
     seeds: Annotated[
         int,
         Field(ge=1),
@@ -301,9 +312,7 @@ class GridOptions(CommandOptions):
     layers: Annotated[str, Option(TRAINING, "N,N,...", "Layers of the drafts.")] = "1,2,4"
     tokens: Annotated[
         str,
-        Option(
-            TRAINING, "N,N,...", "Tokens that they read, to the next 2,048: 0.3M, 500k, 3e5."
-        ),
+        Option(TRAINING, "N,N,...", "Tokens that they read, to the next 2,048: 0.3M, 500k, 3e5."),
     ] = "0.1M,0.3M,1M,3M,10M"
     seeds: Annotated[
         int,
@@ -370,7 +379,7 @@ class MethodHeadOptions(CommandOptions):
             ARGUMENTS, "METHOD", "The method that drafts with it.", default="the one of --plugin"
         ),
     ] = None
-    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with the method.")] = []
+    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with the method.")] = Field([])
     target: HeadTarget = "embedded"
     loss: LossOfHead = "ttt"
     replies: Replies = None
@@ -394,7 +403,9 @@ class CompareHeadsOptions(CommandOptions):
     ]
     out: Out
     target: HeadTarget = "embedded"
-    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with further methods.")] = []
+    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with further methods.")] = (
+        Field([])
+    )
     loss: LossOfHead = "ttt"
     replies: Replies = None
     seed: Seed = 0
@@ -473,9 +484,9 @@ class DatastoreOptions(CommandOptions):
     """Options of `specbench train rest`."""
 
     out: Out
-    target: Annotated[
-        str, Option(WHAT, "MODEL", "Model whose tokens the datastore is in.")
-    ] = "embedded"
+    target: Annotated[str, Option(WHAT, "MODEL", "Model whose tokens the datastore is in.")] = (
+        "embedded"
+    )
     text: Annotated[
         list[Path],
         Option(
@@ -485,7 +496,7 @@ class DatastoreOptions(CommandOptions):
             "it for several.",
             default="the target's own replies",
         ),
-    ] = []
+    ] = Field([])
     replies: Annotated[
         int,
         Field(ge=1),
@@ -506,9 +517,7 @@ class ConvertOptions(CommandOptions):
     folder: Annotated[
         Path, Option(ARGUMENTS, "DIR", "Folder with pytorch_model.bin and config.json.")
     ]
-    out: Annotated[
-        Path, Option(OUTPUT, "DIR", "Folder for model.safetensors and config.json.")
-    ]
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for model.safetensors and config.json.")]
     unpickle: Annotated[
         bool,
         Option(OUTPUT, None, "Read the pickle; its tensors alone, running no code of it."),

@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from specbench_cli import registry
-from specbench_cli.commands.training.app import app
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -27,6 +28,9 @@ from specbench_cli.training.acceptance import (
     weighted_bce,
 )
 from specbench_cli.training.acceptance_trainer import calibration, divergence, export
+
+app = with_all_options(train)
+
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.commands.training.app import app
-from specbench_cli.commands.training.draft import Loss, _row
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
+from specbench_cli.commands.training.draft import _row
+from specbench_cli.config.train import DraftLoss
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -44,6 +46,9 @@ from specbench_cli.training.losses import (
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
 from specbench_cli.training.trainer import WORK
+
+app = with_all_options(train)
+
 
 ONE = torch.ones(1)
 
@@ -96,7 +101,7 @@ def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(se
 
 
 def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> None:
-    assert {each.value for each in Loss} == {"ce", *DISTANCES}
+    assert {each.value for each in DraftLoss} == {"ce", *DISTANCES}
 
 
 def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(

@@ -1,14 +1,12 @@
-"""What the commands of `specbench train` share: options, recipes, progress bars and curves."""
+"""Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,114 +17,20 @@ from rich.progress import (
 )
 
 from specbench_cli import files, output
-from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.mat import Estimate
     from specbench_cli.training.loop import Point, Result
 
     Plan = TypeVar("Plan", bound=Schedule)
 
-WHAT, TRAINING = "What to train", "Training"
-"""Panels of the help."""
-
 CURVE_POINTS = 100
 CURVES = "training_curve"
-
-
-class Device(StrEnum):
-    """Where to train."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-Out = Annotated[
-    Path,
-    typer.Option(
-        metavar="DIR",
-        help="Folder for the models and the work in progress.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", help="Seed of weights and data.", min=0, rich_help_panel=TRAINING),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume/--fresh",
-        help="Continue what OUT holds, or start this model over.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Scale = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        help="Factor on the steps of the recipe; 1 made the shipped models.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens",
-        help="Tokens to train on, in place of --steps-scale: as many for several heads are an"
-        " equal budget.",
-        metavar="N",
-        min=1,
-        rich_help_panel=TRAINING,
-    ),
-]
-Sequences = Annotated[
-    int | None,
-    typer.Option(
-        "--sequences",
-        help="Texts of 512 tokens an update; the learning rate is for 4. More of them fill a GPU:"
-        " there are as many updates less.",
-        metavar="N",
-        min=1,
-        show_default="the recipe's",
-        rich_help_panel=TRAINING,
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        "--lr",
-        help="Peak learning rate.",
-        metavar="X",
-        min=0.0,
-        show_default="the recipe's",
-        rich_help_panel=TRAINING,
-    ),
-]
-Smoke = Annotated[
-    bool,
-    typer.Option(
-        "--smoke",
-        help="A few steps on generated text: does it run at all?",
-        rich_help_panel=TRAINING,
-    ),
-]
-Where = Annotated[Device, typer.Option(help="Where to train.", rich_help_panel=TRAINING)]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with gsm8k_train.jsonl.",
-        envvar="SPECBENCH_DATA",
-        show_default="downloaded",
-        rich_help_panel=TRAINING,
-    ),
-]
 
 
 def recipes(
@@ -222,13 +126,25 @@ def _is_curves(content: bytes) -> bool:
     return isinstance(found, dict) and all("curve" in each for each in found.values())
 
 
-def device(wanted: Device) -> "torch.device":
+def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
+    """Return the target and its draft. Raise UsageError if none is named and none is customary."""
+    from specbench_cli.models import resolve
+
+    found = resolve(target)
+    drafting = draft or found.draft
+    if drafting is None:
+        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
+    return found, resolve(drafting)
+
+
+def device(wanted: str) -> "torch.device":
+    """Return the device to train on for "auto", "cpu" or "cuda"."""
     import torch
 
     found = torch.cuda.is_available()
-    if wanted is Device.CUDA and not found:
+    if wanted == "cuda" and not found:
         raise EnvironmentFault("no CUDA device is here", "use --device cpu")
-    return torch.device("cuda" if found and wanted is not Device.CPU else "cpu")
+    return torch.device("cuda" if found and wanted != "cpu" else "cpu")
 
 
 class Bars:
