@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes import options
 from specbench_cli import __version__, registry
 from specbench_cli.commands._card import brief, catalogue_row, family_rows
 from specbench_cli.errors import ExitCode
@@ -58,6 +59,11 @@ def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
     """specbench list methods --families, specbench list methods --markdown."""
     found = table_after(marker, (ROOT / page).read_text(encoding="utf-8"))
     assert found == [list(row.values()) for row in rows()]
+
+
+def test_the_page_of_options_is_generated():
+    """python -m recipes.options > docs/options.md."""
+    assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == options.page()
 
 
 def test_exit_codes_are_the_documented_ones():
