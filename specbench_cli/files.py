@@ -47,6 +47,8 @@ _ABOUT_STAGING = "temporary files of specbench, removed by its next command\n"
 """Content of the file that marks a temporary folder."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of the temporary files of `replace`. A killed process may leave one."""
+_CONFIG = "config.json"
+"""The file without which a folder is no model: it is removed first and written last."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
@@ -292,7 +294,11 @@ def staging_folder(
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _write_file_list(Path(name), folder, known | both)
-        for place in moved:
+        # A killed process must not leave a new config.json beside old weights, or the reverse.
+        last = [place for place in moved if Path(place).name == _CONFIG]
+        for place in last:
+            (folder / place).unlink(missing_ok=True)
+        for place in sorted(moved, key=last.count):
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (made / place).replace(folder / place)
         _write_file_list(Path(name), folder, known | moved)

@@ -342,6 +342,7 @@ LIVE = (
         "10.0.0.1",
         "10.0.0.1:80/x",
         "_10.0.0.1_",
+        "mailto:evil@",
     ),
     *("(https://evil.example)", "<https://evil.example>", "[x](https://evil.example)", ":+1:"),
 )
