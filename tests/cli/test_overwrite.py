@@ -293,6 +293,35 @@ def trained(cli, *words):
     assert code == 0, err
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("draft",), "seed-0"),
+        (("draft",), "seed-0/kl"),
+        (("draft",), "seed-0/training"),
+        (("draft",), "seed-0/training/kl"),
+        (("pair",), "training/embedded-7m"),
+        (("pair",), "training/tokenizer"),
+        (("medusa",), "training"),
+        (("replies",), "training"),
+        (("rest",), "training"),
+        (("rest",), "datastore"),
+        (("judge",), "judge"),
+        (("specee",), "exits"),
+    ],
+    ids=str,
+)
+def test_training_writes_into_no_folder_that_is_a_link(tmp_path, monkeypatch, cli, words, name):
+    monkeypatch.chdir(tmp_path)
+    place, mine = Path("out", name), Path("mine")
+    place.parent.mkdir(parents=True)
+    mine.mkdir()
+    place.symlink_to(mine.resolve())
+    code, _, err = cli("train", *words, "--smoke", "--out", "out")
+    assert (code, "is a link" in err) == (2, True), err
+    assert not list(mine.iterdir())
+
+
 @pytest.mark.parametrize("name", ["seed-0/kl/alignment.json", "seed-0/kl/config.json"])
 def test_training_follows_no_link_in_a_model_folder(tmp_path, monkeypatch, cli, name):
     monkeypatch.chdir(tmp_path)

@@ -189,7 +189,8 @@ def check_model(out: Path, name: str) -> None:
     from specbench_cli.training.trainer import WORK
 
     folder = out / name
-    files.refuse_link(folder)
+    for place in (out / WORK, out / WORK / name, folder):
+        files.refuse_link(place)
     if not folder.exists():
         return
     found = {each.name for each in folder.iterdir()} if folder.is_dir() else {""}

@@ -215,6 +215,7 @@ def draft(
         for seed in range(seeds):
             with shared.bars() as report:
                 folder = out / f"seed-{seed}"
+                files.refuse_link(folder)
                 trainer = Aligner(
                     folder,
                     found.path,

@@ -441,6 +441,7 @@ def _said(chat: Encoded) -> Iterator[int]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Note what a folder's work is for, or refuse to go on with work for something else."""
+    files.refuse_link(folder)
     file = folder / loop.MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
