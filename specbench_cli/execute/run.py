@@ -316,7 +316,8 @@ def run(
             # The disk is full, another process uses the folder, or a file is damaged: keep the
             # status "running", with which a resumption accepts lines without a digest.
             with suppress(OSError, ConcurrentWriteError, UsageError):
-                run_dir.read()
+                with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
+                    run_dir.read()
                 if only_pass is None and not alone and not dealt:
                     run_dir.adopt_lines()
                 run_dir.close("interrupted")

@@ -253,8 +253,21 @@ class RunDir:
         return (path / _MANIFEST).exists()
 
     def read(self) -> None:
-        """Have the manifest as it is now. Raises what `open` does."""
-        self.manifest = RunDir.open(self.path).manifest
+        """Have the manifest as it is now, with what other processes of the run wrote.
+
+        Raises:
+            UsageError: as `open`.
+            ConcurrentWriteError: it is the manifest of another run.
+        """
+        found = RunDir.open(self.path).manifest
+        began, now = (each.get("created_utc") for each in (self.manifest, found))
+        if began != now:
+            raise ConcurrentWriteError(
+                f"{self.path / _MANIFEST} is the manifest of another run: that run began at {now},"
+                f" this one at {began}",
+                hint=f"specbench run --resume {shlex.quote(str(self.path))}",
+            )
+        self.manifest = found
         self._take_digests()
 
     def _take_digests(self) -> None:
@@ -420,6 +433,7 @@ class RunDir:
                 manifest or its prompt; a second record of the same cell; a token that the target
                 does not have; a damaged prompt.
         """
+        self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
         yield from self._records(of)
 
@@ -442,6 +456,7 @@ class RunDir:
         Raises:
             UsageError: as `records`.
         """
+        self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
         order = _Order(self.path / _RECORDS)
         for read in pieces.read(self._reader(), make):
@@ -470,18 +485,16 @@ class RunDir:
         found = {name: seal(self.path / name) for name in (_RECORDS, _PROMPTS)}
         return {name: each for name, each in found.items() if each is not None}
 
-    def changed_files(self) -> list[str]:
-        """Return the names of the files that changed since the run was finished.
+    def _is_changed(self, name: str) -> bool:
+        """Return True if a file changed since the run was finished.
 
-        A file that was removed or emptied contains nothing wrong, and is not among them.
+        A file that was removed or emptied contains nothing wrong, and does not count as changed.
         """
-        expected = self.manifest.get("files") or {}
-        finished = self.manifest.get("status") == "finished"
-        return [
-            name
-            for name, found in (self._seal() if expected and finished else {}).items()
-            if found["bytes"] and found != expected.get(name)
-        ]
+        expected = self.manifest.get("files")
+        if not expected or self.manifest.get("status") != "finished":
+            return False
+        found = seal(self.path / name)
+        return found is not None and found["bytes"] > 0 and found != expected.get(name)
 
     def _check_seal(self, name: str, read: Callable[[], Iterator[Any]]) -> None:
         """Raise UsageError if a file changed since the run was finished.
@@ -489,20 +502,21 @@ class RunDir:
         Args:
             read: Reads the file. The error is the one that this raises, if any.
         """
-        if name not in self.changed_files():
+        if not self._is_changed(name):
             return
-        hint = (
-            f"restore {name} from a copy; or begin a new run: specbench run; or accept the change"
-            f" and label the run: specbench run --resume {shlex.quote(str(self.path))} --force"
-        )
+        force = f"specbench run --resume {shlex.quote(str(self.path))} --force"
+        ways = f"restore {name} from a copy; begin a new run: specbench run; or "
         try:
             deque(read(), maxlen=0)
         except UsageError as error:
-            raise UsageError(error.message, hint) from error
+            delete = (error.hint or "").partition(";")[0]
+            raise UsageError(
+                error.message, f"{ways}{delete}, and have the run labelled: {force}"
+            ) from error
         raise UsageError(
             f"{self.path / name} was changed after the run was finished: its SHA-256 is not the one"
             f" in {_MANIFEST}",
-            hint,
+            f"{ways}accept the change and have the run labelled: {force}",
         )
 
     def accept_changes(self) -> None:
@@ -511,7 +525,8 @@ class RunDir:
         Raises:
             UsageError: a file contains a line that is not valid.
         """
-        if not (changed := self.changed_files()):
+        changed = [name for name in (_RECORDS, _PROMPTS) if self._is_changed(name)]
+        if not changed:
             return
         deque(self._records(), maxlen=0)
         words = [f"{name} (changed after the run was finished)" for name in changed]
@@ -537,7 +552,7 @@ class RunDir:
             tasks={task["name"] for task in manifest.get("tasks") or ()},
             prompts={
                 (each.prompt_id, each.turn): (each.task, each.cluster, each.family, each.category)
-                for each in self.prompts()
+                for each in self._checked_prompts()
             },
             workers=set(manifest.get("workers") or ()),
         )
@@ -571,6 +586,10 @@ class RunDir:
                 questions that the run does not have.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
+        return self._checked_prompts()
+
+    def _checked_prompts(self) -> Iterator[Prompt]:
+        """Return the prompts; raise UsageError as `prompts`, except for a finished run."""
         digests = self._digests[_PROMPTS]
         return (prompt for prompt, _ in self._prompt_lines(digests, complete=self._is_complete))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 
 import pytest
@@ -196,3 +197,47 @@ def test_edit_of_a_finished_run_is_accepted_with_force_and_labelled(specbench):
 def test_copy_of_a_run_is_read_like_the_run(specbench, tmp_path):
     path = shutil.copytree(specbench("pld").path, tmp_path / "copy")
     assert len(list(RunDir.open(path).records())) == 4
+
+
+def test_manifest_of_another_run_is_noticed_and_the_own_one_written_back(specbench, monkeypatch):
+    other = specbench("pld").path / "manifest.json"
+    held = {**json.loads(other.read_text()), "created_utc": "2020-01-01T00:00:00+00:00"}
+    started = execute._run_pass
+
+    def replaced(plan, run_dir, *args, **kwargs):
+        started(plan, run_dir, *args, **kwargs)
+        (run_dir.path / "manifest.json").write_text(json.dumps(held))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "_run_pass", replaced)
+        with pytest.raises(
+            ConcurrentWriteError, match=r"manifest\.json is the manifest of another"
+        ):
+            specbench("pld")
+    path = specbench.path(2)
+    manifest = RunDir.open(path).manifest
+    assert manifest["status"] == "interrupted"
+    assert manifest["created_utc"] != held["created_utc"]
+    again = specbench(resume=path)
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def test_folder_that_is_full_keeps_its_whole_lines_for_a_resumption(specbench):
+    path = interrupted(specbench)
+    size = (path / "records.jsonl").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Full(specbench.log):
+        def stage(self, text):
+            if text.startswith("warming"):  # room for one of two records
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 3000, before[1]))
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            specbench(resume=path, log=Full())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (path / "records.jsonl").stat().st_size == size + 3000
+    assert len(list(RunDir.open(path).records())) == 3
+    assert len(specbench(resume=path).records) == 4

@@ -167,7 +167,9 @@ def test_damaged_line_of_a_finished_run_is_still_named(run):
     put(run, [lines(run)[0], "{oops\n"])
     with pytest.raises(UsageError, match="line 2 is no record") as caught:
         list(run.records())
-    assert "from a copy" in caught.value.hint
+    assert "restore records.jsonl from a copy; " in caught.value.hint
+    assert "delete that line: sed -i 2d" in caught.value.hint
+    assert f"specbench run --resume {run.path} --force" in caught.value.hint
 
 
 def test_changed_prompt_of_a_finished_run_is_noticed(run):
