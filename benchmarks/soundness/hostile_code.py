@@ -456,9 +456,10 @@ FORGING: dict[str, tuple[str, str]] = {
     ),
 }
 
-TESTS = """
-NEEDLE = "NEEDLE-OF-THE-TESTS"
+NEEDLE = '\nNEEDLE = "NEEDLE-OF-THE-TESTS"\n'
 
+TESTS = f"""
+{NEEDLE}
 def check(add):
     for a, b in ((2, 3), (40, 2), (-1, 1)):
         assert add(a, b) == a + b
@@ -543,7 +544,7 @@ def program(name: str, traps: Path, port: int) -> tuple[str, str]:
     for call, number in _CALLS.items():
         body = body.replace(f"{{{call}}}", str(number))
     attempt = f"{head}\ndef attempt():\n{textwrap.indent(body, '    ')}\n"
-    return attempt, f"{TESTS}\nassert attempt()\n"
+    return attempt, f"{NEEDLE}\nassert attempt()\n"
 
 
 def tried(names: list[str], *, uncontained: bool = False) -> Iterator[tuple[str, list[str], bool]]:

@@ -9,6 +9,7 @@ keeps two rooms, each a process:
 - the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
   values that it compares are Python's own types, and the answer never sees what is expected. A pass
   is this process's exit code: an answer can make itself fail, and can pass only by right replies.
+  This process also counts how often each assertion holds, and writes the counts to standard output.
 
 On Linux each room has namespaces of its own (user, mount, process, network, IPC, host name): no
 network, no processes but itself, no files but libraries to read and an empty folder to write, no
@@ -23,6 +24,7 @@ a pipe of whoever started it, is closed.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import ctypes
 import json
@@ -34,6 +36,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TextIO
 
@@ -156,13 +159,19 @@ _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def written(value: Any, number: Callable[[Any], int]) -> Any:
-    """A value as JSON can hold it; `number` gives the number of an object that is no data."""
+def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
+    """Return a value as JSON can hold it.
+
+    Args:
+        number: Returns the number of an object that is no data.
+        draw: Copy the values of iterators, which exhausts them. False treats an iterator as an
+            object that is no data.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     for name, (kind, parts, _) in _DATA.items():
-        if isinstance(value, kind):
-            return {name: [written(part, number) for part in parts(value)]}
+        if isinstance(value, kind) and (draw or kind is not Iterator):
+            return {name: [written(part, number, draw=draw) for part in parts(value)]}
     return {"object": number(value)}
 
 
@@ -217,11 +226,66 @@ def _serve(calls: int, replies: int) -> None:
             value = deeds[deed](*(read(told, kept.__getitem__) for told in inputs))
             reply = json.dumps({"value": written(value, number)})
         except BaseException as fault:  # of the answer's: SystemExit too
-            reply = json.dumps({"raised": type(fault).__name__})
+            reply = json.dumps({"raised": _builtin_name(type(fault))})
         print(reply, file=told_to, flush=True)
 
 
+def _builtin_name(kind: type[BaseException]) -> str:
+    """Return the name of the nearest base class that is a builtin exception."""
+    names = (each.__name__ for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
+    return next(names, "BaseException")
+
+
 # The tests' room ------------------------------------------------------------------------------
+
+_EXCEPTIONS = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type)
+    and issubclass(kind, BaseException)
+    and not issubclass(
+        kind, StopIteration | StopAsyncIteration | GeneratorExit | BaseExceptionGroup
+    )
+}
+"""The exceptions of an answer that the tests see as they are, by name.
+
+`StopIteration` and its kind would end a loop over `map` without an error, and skip the assertions
+that are left. They become a RuntimeError, as in a generator (PEP 479)."""
+
+_HOLDS = "assertion holds"
+"""Name of the counting function in the tests' namespace. No program can contain this name."""
+
+
+def assertions(tests: ast.Module) -> list[ast.Assert]:
+    """Return the assertions of a program in the order of the source."""
+    found = [node for node in ast.walk(tests) if isinstance(node, ast.Assert)]
+    return sorted(found, key=lambda each: (each.lineno, each.col_offset))
+
+
+def _counted(tests: str, counts: list[int]) -> ast.Module:
+    """Return a program that counts how often each of its assertions holds.
+
+    Args:
+        counts: Gets a zero for each assertion of the program, in the order of the source.
+    """
+    tree = ast.parse(tests)
+    places = {each: place for place, each in enumerate(assertions(tree), len(counts))}
+    counts += [0] * len(places)
+    for node in list(ast.walk(tree)):
+        for field in ("body", "orelse", "finalbody"):
+            lines = getattr(node, field, None)
+            if isinstance(lines, list):
+                counted: list[ast.stmt] = []
+                for line in lines:
+                    counted.append(line)
+                    if line in places:
+                        name = ast.Name(_HOLDS, ast.Load())
+                        call = ast.Expr(ast.Call(name, [ast.Constant(places[line])], []))
+                        for new in ast.walk(call):
+                            ast.copy_location(new, line)
+                        counted.append(call)
+                setattr(node, field, counted)
+    return tree
 
 
 class _Asking:
@@ -236,20 +300,40 @@ class _Asking:
         self._replies = replies
 
     def __call__(self, deed: str, *inputs: Any) -> Any:
-        """The value of what the answer was asked.
+        """Return the value of what the answer was asked. Ends the tests if there is no true reply.
 
         Raises:
-            Exception: of Python's own type of that name, where the answer raised one.
+            BaseException: of Python's own type of that name, where the answer raised one.
         """
-        told = [deed, *(written(each, _number_of) for each in inputs)]
-        print(json.dumps(told), file=self._calls, flush=True)
-        reply = json.loads(self._replies.readline())
-        if "raised" in reply:
-            kind = vars(builtins).get(reply["raised"])
-            if isinstance(kind, type) and issubclass(kind, Exception):
-                raise kind
-            raise RuntimeError(reply["raised"])
-        return read(reply["value"], lambda number: _Remote(self, number))
+        try:
+            told = [written(each, _number_of) for each in inputs]
+        except BaseException:  # tests that expect an exception must not take it for the answer's
+            os._exit(FAILED)
+        return self._ask(deed, *told)
+
+    def bind(self, name: str, value: Any) -> None:
+        """Let the answer read a value by name if it is data.
+
+        An iterator is not data here: copying its values would exhaust the tests' own.
+        """
+        try:
+            told = written(value, _number_of, draw=False)
+        except (TypeError, RecursionError):
+            return
+        self._ask("bind", name, told)
+
+    def _ask(self, *told: Any) -> Any:
+        try:
+            print(json.dumps(told), file=self._calls, flush=True)
+            reply = json.loads(self._replies.readline())
+            raised = str(reply["raised"]) if "raised" in reply else None
+            value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
+        except BaseException:  # the answer's process has ended, or what it wrote is no reply
+            os._exit(FAILED)
+        if raised is None:
+            return value
+        kind = _EXCEPTIONS.get(raised, RuntimeError)
+        raise kind.__new__(kind)
 
 
 class _Remote:
@@ -274,24 +358,34 @@ def _number_of(value: Any) -> int:
     return int(vars(value)["_number"])
 
 
-def _test(calls: int, replies: int) -> None:
+def _test(calls: int, replies: int, report: int) -> None:
     """Hold the tests against the answer; an exception is a failure."""
     job = json.load(sys.stdin)
     ask = _Asking(os.fdopen(calls, "w"), os.fdopen(replies))
     ask("load", job["program"])
-    names: dict[str, Any] = {"__name__": "tests"}
+    stars: dict[str, Any] = {}
+    for line in job["stars"]:
+        exec(line, stars)  # noqa: S102 (the task's)
+    names = {name: stars[name] for name in job["starred"] if name in stars}
+    counts: list[int] = []
+
+    def holds(place: int) -> None:
+        counts[place] += 1
+
+    names.update({"__name__": "__main__", _HOLDS: holds})
     exec(compile(job["own"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
     for name in job["asked"]:
         with suppress(NameError):
             names[name] = ask("name", name)
     given: dict[str, Any] = {}
     for piece in job["tests"]:
-        exec(compile(piece, "tests", "exec"), names)  # noqa: S102 (the task's)
+        exec(compile(_counted(piece, counts), "tests", "exec"), names)  # noqa: S102 (the task's)
         for name in job["given"]:
             if name in names and names[name] is not given.get(name, given):
                 given[name] = names[name]
-                with suppress(TypeError):  # no data
-                    ask("bind", name, names[name])
+                ask.bind(name, names[name])
+    with os.fdopen(report, "w") as file:
+        json.dump(counts, file)
 
 
 # Rooms ----------------------------------------------------------------------------------------
@@ -524,12 +618,14 @@ def _show(path: str, inside: str) -> None:
 def main(contained: bool, leash: int) -> int:
     """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
     calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
-    serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1]}
+    report = os.dup(1)
+    serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}
     rooms: list[int] = []
     try:
         rooms.append(_room(contained, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
-        rooms.append(_room(contained, lambda: _test(calls[1], replies[0]), testing, deaf=False))
-        for number in (*calls, *replies, ended[1]):
+        test = partial(_test, calls[1], replies[0], report)
+        rooms.append(_room(contained, test, testing, deaf=False))
+        for number in (*calls, *replies, ended[1], report):
             os.close(number)
         select.select([leash, ended[0]], [], [])
     except OSError as fault:
