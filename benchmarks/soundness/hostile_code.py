@@ -34,7 +34,22 @@ C = ctypes.CDLL(None, use_errno=True)
 TRAP, PORT = {trap!r}, {port}
 """
 
-_CALLS = {name: each[os.uname().machine == "aarch64"] for name, each in contained.CALLS.items()}
+CALLS = {
+    # system calls that programs below make by number: x86-64, ARM64
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "clone": (56, 220),
+    "io_setup": (206, 0),
+    "keyctl": (250, 219),
+    "membarrier": (324, 283),
+    "perf_event_open": (298, 241),
+    "process_vm_readv": (310, 270),
+    "request_key": (249, 218),
+    "socket": (41, 198),
+    "timer_create": (222, 107),
+    "userfaultfd": (323, 282),
+}
+_CALLS = {name: each[os.uname().machine == "aarch64"] for name, each in CALLS.items()}
 
 
 REACHING: dict[str, tuple[str, str]] = {
@@ -248,6 +263,89 @@ REACHING: dict[str, tuple[str, str]] = {
         "take files from a process by its handle",
         "own = C.syscall(ctypes.c_long(434), ctypes.c_long(os.getpid()), ctypes.c_long(0))\n"
         "return C.syscall(ctypes.c_long(438), ctypes.c_long(own), 0, 0) >= 0",
+    ),
+    "timers": (
+        "use up the user's timers",
+        "number, made = ctypes.c_long({timer_create}), ctypes.byref(ctypes.c_int())\n"
+        "return C.syscall(number, ctypes.c_long(1), 0, made) == 0",
+    ),
+    "signals-queued": (
+        "use up the user's queue of signals",
+        "first = signal.SIGRTMIN\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(first, first + 2))\n"
+        "for _ in range(999): os.kill(os.getpid(), first + 1)\n"
+        "waited = (signal.sigtimedwait([first + 1], 0) for _ in range(999))\n"
+        "return sum(each is not None for each in waited) > 65",
+    ),
+    "pages-given": (
+        "share pages of its own with the kernel",
+        "import struct\n"
+        "page = ctypes.create_string_buffer(4096)\n"
+        "vector = struct.pack('PN', ctypes.addressof(page), 4096)\n"
+        "return C.vmsplice(os.pipe()[1], vector, ctypes.c_size_t(1), 0) >= 0",
+    ),
+    "pages-of-libraries": (
+        "take a library's pages into a pipe",
+        "size, at = ctypes.c_size_t(4096), ctypes.c_longlong(0)\n"
+        "with open(os.__file__, 'rb') as f:\n"
+        "    return C.splice(f.fileno(), ctypes.byref(at), os.pipe()[1], None, size, 0) >= 0",
+    ),
+    "pages-sent": (
+        "send a library's pages to a pipe",
+        "with open(os.__file__, 'rb') as f:\n"
+        "    return os.sendfile(os.pipe()[1], f.fileno(), 0, 4096)",
+    ),
+    "pages-asked": (
+        "see which pages of a library are in memory",
+        "import mmap\n"
+        "with open(os.__file__, 'rb') as f: m = mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE)\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(m))\n"
+        "length, seen = ctypes.c_size_t(4096), ctypes.create_string_buffer(1)\n"
+        "return C.mincore(ctypes.c_void_p(at), length, seen) == 0",
+    ),
+    "pages-merged": (
+        "have its pages merged with those of others",
+        "import mmap\nmmap.mmap(-1, 8192).madvise(mmap.MADV_MERGEABLE)\nreturn True",
+    ),
+    "pages-huge": (
+        "take huge pages of the machine",
+        "import mmap\n"
+        "at = C.mmap(None, ctypes.c_size_t(1 << 21), 3, 0x40022, -1, ctypes.c_long(0))\n"
+        "return ctypes.get_errno() == 12  # ENOMEM: there are none, but it looked",
+    ),
+    "read-ahead": (
+        "make the machine read a library from the disk ahead of use",
+        "with open(os.__file__, 'rb') as f:\n"
+        "    return C.readahead(f.fileno(), ctypes.c_longlong(0), ctypes.c_size_t(4096)) == 0",
+    ),
+    "file-map": (
+        "ask a file system where a library lies on the disk",
+        "import fcntl\n"
+        "with open(os.__file__, 'rb') as f:\n"
+        "    try: fcntl.ioctl(f, 0xC020660B, bytearray(32))\n"
+        "    except OSError as fault: return fault.errno != 1\n"
+        "return True",
+    ),
+    "packet-filter": (
+        "load a packet filter into the kernel",
+        "import struct\n"
+        "rule = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0))\n"
+        "wanted = struct.pack('HP', 1, ctypes.addressof(rule))\n"
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, 26, wanted)\n"
+        "return True",
+    ),
+    "barrier": (
+        "interrupt all processors of the machine",
+        "number, command = ctypes.c_long({membarrier}), ctypes.c_long(1)\n"
+        "return C.syscall(number, command, ctypes.c_long(0)) == 0",
+    ),
+    "memory-locked": (
+        "lock memory",
+        "return C.mlock(ctypes.create_string_buffer(4096), ctypes.c_size_t(4096)) == 0",
+    ),
+    "slow-down": (
+        "change the processors that it may use",
+        "os.sched_setaffinity(0, {0})\nreturn True",
     ),
     "clone": (
         "clone itself into a new user namespace",
