@@ -64,9 +64,24 @@ NEEDLE = '\nNEEDLE = "NEEDLE-OF-THE-TESTS"\n'
 
 TESTS = f"""
 {NEEDLE}
+cases = iter([(2, 3), (40, 2), (-1, 1)])
+
+
 def check(add):
-    for a, b in ((2, 3), (40, 2), (-1, 1)):
+    for a, b in cases:
         assert add(a, b) == a + b
+    for total in map(add, [1, 2], [2, 1]):
+        assert total == 3
+    try:
+        add(None, 1)
+    except (TypeError, ValueError):
+        pass
+    else:
+        assert False
+
+
+if __name__ == "__main__":
+    check(add)
 """
 
 HARMLESS = (
@@ -142,7 +157,7 @@ def program(name: str, traps: Path, port: int) -> tuple[str, str]:
     """A hostile answer, and the tests that it must not pass."""
     head = HEAD.format(trap=str(traps), port=port)
     if name in FORGING:
-        return f"{head}\n{FORGING[name][1]}\n", f"{TESTS}\ncheck(add)\n"
+        return f"{head}\n{FORGING[name][1]}\n", TESTS
     body = REACHING[name][1]
     body = body.replace("{path!r}", repr(sys.path))
     for call, number in _CALLS.items():

@@ -649,6 +649,7 @@ def _enclose() -> None:
     """Leave everything of the system's but this process, its libraries and its pipes."""
     _write("/proc/sys/user/max_user_namespaces", "0")
     _done(_C.sethostname(b"room", 4))
+    _done(_C.setdomainname(b"room", 4))
     _system(_number("keyctl"), _JOIN_SESSION_KEYRING, None)
     _done(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
     new = "/proc"  # a folder that every system has, and that nobody's Python is in

@@ -106,6 +106,8 @@ FAST = (
     " lease lock-library lock-library-ofd pipe-size asynchronous process-handle"
     " timers signals-queued pages-given pages-of-libraries pages-sent pages-asked pages-merged"
     " pages-huge read-ahead file-map packet-filter barrier memory-locked slow-down memory-files"
+    " descriptors files-in-flight hard-link signals-by-files raw-socket domain-name paths-above"
+    " stop-iteration iterator-named module-name ended-for-error replies-ahead object-numbers own-mro"
     " clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
@@ -116,6 +118,10 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
     for name, reached, passed in hostile_code.tried(FAST):
         assert (reached, passed) == ([], False), name
+
+
+def test_hostile_programs_meet_tests_that_a_right_one_passes():
+    assert ran("def add(a, b): return a + b", True, hostile_code.TESTS)
 
 
 def test_filter_of_system_calls_leaves_what_programs_use():
