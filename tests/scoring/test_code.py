@@ -107,7 +107,8 @@ FAST = (
     " timers signals-queued pages-given pages-of-libraries pages-sent pages-asked pages-merged"
     " pages-huge read-ahead file-map packet-filter barrier memory-locked slow-down memory-files"
     " descriptors files-in-flight hard-link signals-by-files raw-socket domain-name paths-above"
-    " stop-iteration iterator-named module-name ended-for-error replies-ahead object-numbers own-mro"
+    " stop-iteration iterator-named module-name ended-for-error replies-ahead object-numbers"
+    " own-mro"
     " clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
