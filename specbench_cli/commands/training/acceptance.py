@@ -31,6 +31,7 @@ def specdec(asked: AcceptanceOptions) -> None:
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 
+    shared.check_outputs(asked.out, f"{CALIBRATION}.json", f"{CALIBRATION}.png")
     models, drafts = shared.target_and_draft(asked.target, asked.draft)
     with shared.bars() as report:
         trainer = AcceptanceTrainer(
@@ -66,7 +67,7 @@ def _calibrated(result: AcceptanceResult, rejection_weight: float, out: Path) ->
         "bins": [asdict(part) for part in result.bins],
     }
     file = out / f"{CALIBRATION}.json"
-    files.replace(file, json.dumps(facts, indent=1) + "\n")
+    files.write_listed(file, json.dumps(facts, indent=1) + "\n")
     _draw(result, rejection_weight, file.with_suffix(".png"))
 
 
@@ -92,4 +93,4 @@ def _draw(result: AcceptanceResult, rejection_weight: float, path: Path) -> None
         )
         axes.plot([b.predicted for b in result.bins], [b.labelled for b in result.bins], "o-")
         axes.legend(frameon=False)
-        figure.savefig(path, dpi=100)
+        shared.write_figure(figure, path, dpi=100)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Said = Sequence[tuple[Aligned, Aligned]]  # of each seed, before and after
 
 
+TABLE, DRAWN = "alignment.json", "alignment.svg"
+"""Files with the results of all losses."""
 FIGURES = ("alpha", "mat", "mbsu")
 """What a draft is worth."""
 
@@ -42,6 +44,7 @@ def draft(asked: DraftOptions) -> None:
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
 
+    shared.check_outputs(asked.out, TABLE, DRAWN)
     _check_combination(asked)
     target, place = resolve(asked.target), shared.device(asked.device)
     problems = [] if asked.smoke else load_gsm8k(asked.data)
@@ -56,9 +59,9 @@ def draft(asked: DraftOptions) -> None:
         worth[name] = said
         rows.append(_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
-    files.replace(asked.out / "alignment.json", text)
+    files.write_listed(asked.out / TABLE, text)
     if len(worth) > 1:
-        _draw(worth, asked.out / "alignment.svg")
+        _draw(worth, asked.out / DRAWN)
     output.rows(rows)
 
 
@@ -98,6 +101,7 @@ def _align(
     from specbench_cli.training.align import alignment
 
     folder = asked.out / f"seed-{seed}"
+    files.refuse_link(folder)
     with shared.bars() as report:
         trainer = _trainer(folder, seed, asked, target, place, problems, report)
         plan = alignment(
@@ -194,4 +198,4 @@ def _draw(worth: Mapping[str, Said], path: Path) -> None:
             axes.set_xticks(range(len(worth)), list(worth), rotation=30)
             axes.set_ylabel("MAT" if what == "mat" else what)
             axes.legend(fontsize="x-small")
-        figure.savefig(path)
+        shared.write_figure(figure, path)

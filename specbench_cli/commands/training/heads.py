@@ -177,6 +177,8 @@ def _train(
     _finish(asked.out, scaled.name, trainer.train_kind(kind, scaled, asked.loss))
 
 
+COMPARISON = "comparison.json"
+"""File of `train compare` with the table."""
 COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
@@ -249,6 +251,7 @@ def compare(asked: CompareHeadsOptions) -> None:
 
     from specbench_cli import registry
 
+    shared.check_outputs(asked.out, COMPARISON)
     for file in asked.plugins:
         registry.load_plugin(file)
     records = []
@@ -272,5 +275,5 @@ def compare(asked: CompareHeadsOptions) -> None:
             }
         )
     text = json.dumps(records, indent=1) + "\n"
-    files.replace(asked.out / "comparison.json", text)
+    files.write_listed(asked.out / COMPARISON, text)
     output.rows(records)

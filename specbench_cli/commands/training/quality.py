@@ -47,12 +47,13 @@ def quality(asked: QualityOptions) -> None:
     so a busy machine does no harm. A measurement whose run is complete is not repeated.
     """
     out, limit, seed = asked.out, asked.limit, asked.seed
+    files.check_listed(out / FILE)
     facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
     facts["models"] = {
         measurement.name: _measured(measurement, out, limit, seed) for measurement in MEASUREMENTS
     }
     path = out / FILE
-    files.replace(path, json.dumps(facts, indent=1) + "\n")
+    files.write_listed(path, json.dumps(facts, indent=1) + "\n")
     output.rows(table(facts))
     output.data(str(path))
 
