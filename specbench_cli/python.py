@@ -74,7 +74,7 @@ def run(
     from specbench_cli.commands._progress import RunProgress, make_progress
     from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
     from specbench_cli.config import permission
-    from specbench_cli.config.load import compose
+    from specbench_cli.config.load import load
     from specbench_cli.config.sources import from_call
     from specbench_cli.measure.isolation.rooms import vet
 
@@ -85,7 +85,7 @@ def run(
     registry.guard_neighbours()
     named = {"target": target, "methods": methods, "tasks": tasks}
     given = {key: _plain(value) for key, value in named.items() if value is not None}
-    asked, sources = compose(
+    asked, sources = load(
         from_call(given | {key: _plain(value) for key, value in settings.items()}),
         file,
         methods=registry,

@@ -296,9 +296,9 @@ def _parsed_parameter(setting: Setting) -> inspect.Parameter:
 def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     """Return the type that typer parses the value of a field as, and the bounds of a number."""
     kind, metadata = field.annotation, field.metadata
-    items = get_args(kind)[0] if get_origin(kind) is list else None
+    items: Any = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(items) is Annotated:
-        metadata = list(items.__metadata__)
+        metadata = [bound for inner in items.__metadata__ for bound in inner.metadata]
         kind = list[items.__origin__]  # type: ignore[name-defined]
     bounds = {
         name: getattr(each, attribute)

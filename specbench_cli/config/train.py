@@ -6,7 +6,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge
 from pydantic import Field
 
 from specbench_cli.config.commands import CommandOptions
@@ -257,7 +256,7 @@ class DraftOptions(CommandOptions):
         ),
     ] = 0
     exits: Annotated[
-        list[Annotated[int, Ge(1)]],
+        list[Annotated[int, Field(ge=1)]],
         Option(
             TRAINING,
             "N",

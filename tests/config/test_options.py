@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import typer
-from annotated_types import Ge
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
@@ -40,7 +39,7 @@ class Model(BaseModel):
 class Parsed(CommandOptions):
     file: Annotated[Path, Option(ARGUMENTS, "FILE", "File.")]
     length: Annotated[int, Field(ge=1, le=9), Option(WHAT, "N", "Length.", short="-l")] = 5
-    layers: Annotated[list[Annotated[int, Ge(1)]], Option(WHAT, "N", "Layers.")] = Field([])
+    layers: Annotated[list[Annotated[int, Field(ge=1)]], Option(WHAT, "N", "Layers.")] = Field([])
     kind: Annotated[Literal["a", "b"], Option(WHAT, "KIND", "a or b.")] = "a"
     keep: Annotated[bool, Option(WHAT, None, "Keep.", name="--keep/--drop")] = True
     data: Annotated[Path | None, Option(WHAT, "DIR", "Data.", env="TEST_DATA")] = None

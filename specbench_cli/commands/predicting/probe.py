@@ -11,6 +11,7 @@ from specbench_cli import output, registry
 from specbench_cli.commands._progress import count_rounds
 from specbench_cli.config import permission
 from specbench_cli.config.load import load
+from specbench_cli.config.sources import from_command_line
 from specbench_cli.errors import EnvironmentFault, ExitCode
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ def _asked(
 
     def ask(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
         return load(
-            {**fixed, **given, "methods": names},
-            sets,
+            from_command_line({**fixed, **given, "methods": names}, sets),
             None,
             methods=registry,
             env=os.environ,
