@@ -66,6 +66,23 @@ def test_the_page_of_options_is_generated():
     assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == options.page()
 
 
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+STATION = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `(\S+)` \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("file", "function"), STATION.findall(ARCHITECTURE))
+def test_each_station_of_the_page_about_the_architecture_is_a_function(file, function):
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    for name in function.split("."):
+        tree = next(node for node in tree.body if getattr(node, "name", None) == name)
+    assert isinstance(tree, ast.FunctionDef)
+
+
+def test_an_option_passes_at_most_six_stations():
+    (section,) = re.findall(r"^## An option, .*?(?=^## |\Z)", ARCHITECTURE, re.M | re.S)
+    assert 1 < len(STATION.findall(section)) <= 6
+
+
 def test_exit_codes_are_the_documented_ones():
     codes = README.split("## Exit codes")[1].split("## ")[0]
     documented = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", codes, re.M)
