@@ -299,7 +299,7 @@ def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     items: Any = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(items) is Annotated:
         metadata = [bound for inner in items.__metadata__ for bound in inner.metadata]
-        kind = list[items.__origin__]  # type: ignore[name-defined]
+        kind = list[items.__origin__]
     bounds = {
         name: getattr(each, attribute)
         for each in metadata

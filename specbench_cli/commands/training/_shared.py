@@ -1,12 +1,11 @@
 """Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import (
     BarColumn,
@@ -22,7 +21,6 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
     from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.training.family import Schedule
@@ -112,13 +110,6 @@ def check_outputs(folder: Path, *names: str) -> None:
     """Raise UsageError if a file of these names exists that specbench did not write."""
     for name in names:
         files.check_listed(folder / name)
-
-
-def write_figure(figure: "Figure", path: Path, **options: Any) -> None:
-    """Draw a figure in the format of the path's suffix, and write it as `files.write_listed`."""
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."), **options)
-    files.write_listed(path, content.getvalue())
 
 
 def forget_work(out: Path, name: str) -> None:
@@ -225,6 +216,8 @@ def finish(
     mat: "Mapping[str, Sequence[Estimate]] | None" = None,
 ) -> None:
     """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
+    from specbench_cli.report.figures.training import draw_curves
+
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
@@ -242,41 +235,7 @@ def finish(
             facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
         output.data(str(out / name))
     files.write_own(path, json.dumps(facts, indent=1) + "\n", _is_curves)
-    _draw(facts, out / f"{CURVES}.png")
-
-
-def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
-    """The loss curves, and beside them what MAT heads came to on held-out replies."""
-    from matplotlib.figure import Figure
-
-    from specbench_cli.report.figures.drawing import style
-
-    with style.defaults():
-        heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
-        figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
-        read = "tokens read (millions)"
-        axes = figure.add_subplot(
-            1,
-            2 if heads else 1,
-            1,
-            xlabel=read,
-            ylabel="training loss (nats a token)",
-            yscale="log",
-        )
-        lines = {}
-        for name, fact in facts.items():
-            curve = fact["curve"]
-            tokens = [point["tokens"] / 1e6 for point in curve]
-            (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
-        axes.legend(fontsize="x-small")
-        if heads:
-            axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
-            for name, fact in heads.items():
-                step = fact["tokens"] / fact["steps"] / 1e6
-                colour, mat = lines[name].get_color(), fact["mat"]
-                at = [point["step"] * step for point in mat]
-                axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
-        write_figure(figure, path, dpi=100)
+    draw_curves(facts, out / f"{CURVES}.png")
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:

@@ -60,6 +60,8 @@ def specdec(asked: AcceptanceOptions) -> None:
 
 def _calibrated(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
     """Write what the predictions are worth, and draw it."""
+    from specbench_cli.report.figures.training import draw_calibration
+
     facts = {
         "kl": result.divergence,
         "kl_of_the_mean": result.divergence_of_mean,
@@ -68,29 +70,4 @@ def _calibrated(result: AcceptanceResult, rejection_weight: float, out: Path) ->
     }
     file = out / f"{CALIBRATION}.json"
     files.write_listed(file, json.dumps(facts, indent=1) + "\n")
-    _draw(result, rejection_weight, file.with_suffix(".png"))
-
-
-def _draw(result: AcceptanceResult, rejection_weight: float, path: Path) -> None:
-    """Draw the labelled share of acceptance by the predicted one."""
-    from matplotlib.figure import Figure
-
-    from specbench_cli.report.figures.drawing import style
-
-    with style.defaults():
-        figure = Figure(figsize=(3.3, 3.2), layout="constrained")
-        axes = figure.add_subplot(
-            xlabel="predicted chance of acceptance",
-            ylabel="labelled chance",
-            xlim=(0, 1),
-            ylim=(0, 1),
-        )
-        shares = [at / 100 for at in range(101)]
-        axes.plot(shares, shares, color="#999999", linewidth=0.8, label="equal")
-        weighted = [s / (s + rejection_weight * (1 - s)) for s in shares]
-        axes.plot(
-            weighted, shares, "--", color="#999999", linewidth=0.8, label="where the loss is least"
-        )
-        axes.plot([b.predicted for b in result.bins], [b.labelled for b in result.bins], "o-")
-        axes.legend(frameon=False)
-        shared.write_figure(figure, path, dpi=100)
+    draw_calibration(result.bins, rejection_weight, file.with_suffix(".png"))

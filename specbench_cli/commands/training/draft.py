@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
@@ -18,16 +16,12 @@ if TYPE_CHECKING:
 
     from specbench_cli.config.train import DraftOptions
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.align import Aligned, Aligner, AlignResult
+    from specbench_cli.training.align import Aligned, Aligner, AlignResult, Said
     from specbench_cli.training.corpus import Chat
-
-    Said = Sequence[tuple[Aligned, Aligned]]  # of each seed, before and after
 
 
 TABLE, DRAWN = "alignment.json", "alignment.svg"
 """Files with the results of all losses."""
-FIGURES = ("alpha", "mat", "mbsu")
-"""What a draft is worth."""
 
 
 @options.parsed_command("specbench_cli.config.train:DraftOptions")
@@ -42,6 +36,8 @@ def draft(asked: DraftOptions) -> None:
     95% intervals over seeds, also of how far a loss is over the first one.
     """
     from specbench_cli.models import resolve
+    from specbench_cli.report.figures.training import draw_alignment
+    from specbench_cli.training.align import loss_row
     from specbench_cli.training.corpus import load_gsm8k
 
     shared.check_outputs(asked.out, TABLE, DRAWN)
@@ -57,11 +53,11 @@ def draft(asked: DraftOptions) -> None:
             result = _align(name, loss, seed, asked, target, place, problems)
             said.append((result.mat[0], result.mat[-1]))
         worth[name] = said
-        rows.append(_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
+        rows.append(loss_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
     files.write_listed(asked.out / TABLE, text)
     if len(worth) > 1:
-        _draw(worth, asked.out / DRAWN)
+        draw_alignment(worth, asked.out / DRAWN)
     output.rows(rows)
 
 
@@ -149,53 +145,3 @@ def _trainer(
         vocabulary=asked.vocabulary,
     )
     return trainer.smoke() if asked.smoke else trainer
-
-
-def _row(name: str, tokens: int, said: Said, first: Said) -> dict[str, object]:
-    """A loss in the table: its mean over seeds, and how far it is over the first loss, seed by
-    seed, each with its interval."""
-    row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(said)}
-    for figure in FIGURES:
-        before, after, of_first = (
-            [getattr(each, figure) for each in ends]
-            for ends in (*zip(*said, strict=True), [ends[1] for ends in first])
-        )
-        row[f"{figure} before"] = round(mean(before), 4)
-        over = [ours - theirs for ours, theirs in zip(after, of_first, strict=True)]
-        for what, values in ((figure, after), (f"{figure} over first", over)):
-            row[what] = round(mean(values), 4)
-            half = _half(values)
-            row[f"{what} low"] = None if half is None else round(mean(values) - half, 4)
-            row[f"{what} high"] = None if half is None else round(mean(values) + half, 4)
-    return row
-
-
-def _half(values: Sequence[float]) -> float | None:
-    """Half of the interval of a mean, by Student's t; None of one value."""
-    from scipy.stats import t
-
-    from specbench_cli.stats.bootstrap import LEVEL
-
-    n = len(values)
-    return float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / n**0.5 if n > 1 else None
-
-
-def _draw(worth: Mapping[str, Said], path: Path) -> None:
-    """Alpha and MAT by loss: each seed, their mean with its interval, and where they began."""
-    from matplotlib.figure import Figure
-
-    from specbench_cli.report.figures.drawing import style
-
-    with style.defaults():
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
-        for axes, what in zip(figure.subplots(1, 2), FIGURES, strict=False):
-            for at, said in enumerate(worth.values()):
-                after = [getattr(end, what) for _, end in said]
-                axes.plot([at] * len(after), after, ".", color="0.6", zorder=1)
-                axes.errorbar(at + 0.2, mean(after), _half(after), fmt="o", color="C0", capsize=3)
-            begun = mean(getattr(begin, what) for said in worth.values() for begin, _ in said)
-            axes.axhline(begun, color="0.4", lw=0.8, ls="--", label="before")
-            axes.set_xticks(range(len(worth)), list(worth), rotation=30)
-            axes.set_ylabel("MAT" if what == "mat" else what)
-            axes.legend(fontsize="x-small")
-        shared.write_figure(figure, path)
