@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench_cli import files, output, registry
 from specbench_cli.config import options, plugin_file
@@ -60,7 +60,9 @@ def audit(asked: AuditOptions) -> ExitCode:
         output.json_line(certificate.facts())
     done += _audited(due, folder, asked, total=len(names))
     if not asked.as_json:
-        _show(sorted(done, key=lambda certificate: names.index(certificate.method)))
+        from specbench_cli.report.terminal.certificates import print_certificates
+
+        print_certificates(sorted(done, key=lambda certificate: names.index(certificate.method)))
     return ExitCode.OK if all(c.passed for c in done) else ExitCode.BAD_ANSWER
 
 
@@ -140,62 +142,6 @@ def _write(certificate: Certificate, folder: Path, overwrite: bool) -> None:
         files.write_listed(_file(folder, certificate.method), text, overwrite=overwrite)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _show(certificates: list[Certificate]) -> None:
-    if len(certificates) == 1:
-        output.rows(_checks(certificates[0]))
-        output.data(f"\n{certificates[0].method}: {certificates[0].verdict}")
-    else:
-        output.rows([_row(certificate) for certificate in certificates])
-    for certificate in certificates:
-        for finding in certificate.findings:
-            if finding.problem is not None:
-                output.data(
-                    f"\n{certificate.method}: {certificate.verdict} by {finding.check}\n"
-                    f"{finding.problem}"
-                )
-
-
-def _row(certificate: Certificate) -> dict[str, Any]:
-    """A method in a line."""
-    found = {finding.check: finding for finding in certificate.findings}
-
-    def figure(check: str, name: str) -> float | None:
-        return found[check].figure.get(name) if check in found else None
-
-    failed = [finding.check for finding in certificate.findings if not finding.passed]
-    return {
-        "method": certificate.method,
-        "verdict": certificate.verdict,
-        "law off by": _small(figure("law", "total_variation")),
-        "outcomes": figure("law", "outcomes"),
-        "outputs": sum(int(f.figure.get("outputs", 0)) for f in certificate.findings if f.is_claim),
-        "steps": figure("counters", "steps"),
-        "failed": failed,
-        "seconds": round(certificate.seconds, 1),
-    }
-
-
-def _checks(certificate: Certificate) -> list[dict[str, Any]]:
-    return [
-        {
-            "check": finding.check,
-            "result": "passed" if finding.passed else "FAILED" if finding.shown else "NOT SHOWN",
-            "figures": ", ".join(
-                f"{name.replace('_', ' ')} {_small(value)}"
-                for name, value in finding.figure.items()
-            ),
-            "seconds": round(finding.seconds, 1),
-        }
-        for finding in certificate.findings
-    ]
-
-
-def _small(value: float | None) -> str | None:
-    if value is None:
-        return None
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
 
 
 def _self_test(json: bool) -> ExitCode:

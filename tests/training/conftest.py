@@ -8,19 +8,19 @@ from unittest.mock import patch
 
 import pytest
 
-from specbench_cli.report.figures import training
+from specbench_cli.commands.training import _shared
 
-DRAW = training.draw_curves
+DRAW = _shared._draw
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_curves() -> Iterator[None]:
     """Each command draws those of its whole folder anew, which takes longer than a short stage."""
-    with patch.object(training, "draw_curves", lambda *_: None):
+    with patch.object(_shared, "_draw", lambda *_: None):
         yield
 
 
 @pytest.fixture(scope="session")
 def curves() -> Callable[[], AbstractContextManager[object]]:
     """Has commands draw them, while what it gives is entered."""
-    return lambda: patch.object(training, "draw_curves", DRAW)
+    return lambda: patch.object(_shared, "_draw", DRAW)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.progress import (
     BarColumn,
@@ -216,8 +216,6 @@ def finish(
     mat: "Mapping[str, Sequence[Estimate]] | None" = None,
 ) -> None:
     """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
-    from specbench_cli.report.figures.training import draw_curves
-
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
     facts = json.loads(content) if content is not None else {}
@@ -235,7 +233,14 @@ def finish(
             facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
         output.data(str(out / name))
     files.write_own(path, json.dumps(facts, indent=1) + "\n", _is_curves)
-    draw_curves(facts, out / f"{CURVES}.png")
+    _draw(facts, out / f"{CURVES}.png")
+
+
+def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
+    """Draw all curves of a folder. Importing matplotlib takes a second."""
+    from specbench_cli.report.figures.training import draw_curves
+
+    draw_curves(facts, path)
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:
