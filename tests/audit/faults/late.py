@@ -17,12 +17,12 @@ from methods.medusa import Medusa
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
 from methods.stand import Stand
-from specbench_cli.audit.faults.laws import OtherLaw
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome, Tokens
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling
+from tests.audit.faults.laws import OtherLaw
 
 LATE = 40
 """Number of output tokens after which the late faults begin."""

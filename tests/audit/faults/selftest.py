@@ -1,13 +1,13 @@
-"""The audit audited: every planted fault must be caught, by the check that is there for it."""
+"""The self-test of the audit: every planted fault must be caught, by the check for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.finding import Finding
 from specbench_cli.audit.runner import CHECKS, run_checks
+from tests.audit.faults.planted import FAULTS, Fault
 
 GIVEN_BY = {
     "acceptance": "law",

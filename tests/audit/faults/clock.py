@@ -11,10 +11,10 @@ import torch
 
 from methods.mtp import Mtp
 from methods.sps import Sps
-from specbench_cli.audit.faults.learning import Learning
 from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
+from tests.audit.faults.learning import Learning
 
 # ---- the clock ----------------------------------------------------------------------------------
 

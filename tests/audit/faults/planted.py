@@ -21,17 +21,6 @@ from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.stand import StandParams
-from specbench_cli.audit.faults import (
-    clock,
-    engine,
-    late,
-    laws,
-    learning,
-    methods,
-    parallel,
-    trees,
-    windows,
-)
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import scoring, session
 from specbench_cli.engine.batch import Batch
@@ -48,6 +37,17 @@ from specbench_cli.engine.verify import siblings as verify_tree
 from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
+from tests.audit.faults import (
+    clock,
+    engine,
+    late,
+    laws,
+    learning,
+    methods,
+    parallel,
+    trees,
+    windows,
+)
 
 
 @dataclass(frozen=True)
