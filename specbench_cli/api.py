@@ -84,23 +84,13 @@ from specbench_cli.engine.drafting.growth import (
     size_of,
 )
 
-# A draft without a model: n-grams, counted while they are used; all substrings, with their counts
-# or with their first places; all places of any string in texts that stay as they are.
-from specbench_cli.engine.drafting.automaton import SuffixAutomaton
-from specbench_cli.engine.drafting.ngram import KatzModel
+# A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
-from specbench_cli.engine.drafting.suffix_tree import SuffixTree
-
-# Which of earlier texts leave a memory that is full.
-from specbench_cli.engine.drafting.eviction import EvictionName
 
 # A draft model with a tokenizer of its own: the text as it reads it, and what it spells in several
 # tokens where the target has one.
 from specbench_cli.engine.drafting.transcript import Transcript
 from specbench_cli.engine.drafting.vocabulary import Runs
-
-# A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
-from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
@@ -169,7 +159,6 @@ __all__ = [
     "DraftModelMethod",
     "Drafter",
     "EnvironmentFault",
-    "EvictionName",
     "FeatureHead",
     "Features",
     "Field",
@@ -185,7 +174,6 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "KatzModel",
     "Law",
     "Layer",
     "LayerReader",
@@ -222,10 +210,8 @@ __all__ = [
     "Said",
     "Sampling",
     "Scratch",
-    "SearchParams",
     "SequentialHead",
     "Session",
-    "SetSearch",
     "SpanParams",
     "SpanRule",
     "Spans",
@@ -233,8 +219,6 @@ __all__ = [
     "Step",
     "StopRule",
     "SuffixArray",
-    "SuffixAutomaton",
-    "SuffixTree",
     "Template",
     "Tokens",
     "Topics",

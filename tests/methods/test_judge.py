@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.judge import JudgeHead
-from methods.judge import Judge, JudgeParams, Verdict
+from methods.judge.head import JudgeHead
+from methods.judge.method import Judge, JudgeParams, Verdict
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from methods.draft_alone import DraftAlone
-from methods.judge import Judge, JudgeParams
+from methods.judge.method import Judge, JudgeParams
 from methods.lenient import Lenience, LenientParams
 from methods.random_accept import RandomAcceptance, RandomAcceptParams
 from methods.sps import Sps, SpsParams

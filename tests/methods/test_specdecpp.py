@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
-from methods._artifacts.acceptance import AcceptanceHead
-from methods.specdecpp import SpecDecPP, SpecDecPPParams
+from methods.specdecpp.head import AcceptanceHead
+from methods.specdecpp.method import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, walk

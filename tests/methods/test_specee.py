@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.exits import ExitPredictors, looked_at, seen
-from methods.specee import SpecEE, SpecEEParams
+from methods.specee.method import SpecEE, SpecEEParams
+from methods.specee.predictors import ExitPredictors, looked_at, seen
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault

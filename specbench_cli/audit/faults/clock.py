@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods.mtp import Mtp
+from methods.mtp.method import Mtp
 from methods.sps import Sps
 from specbench_cli.audit.faults.learning import Learning
 from specbench_cli.engine.models.decoder import Part

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from methods._artifacts.exits import TOP, ExitPredictors, looked_at, seen
-from methods.specee import SpecEEParams
+from methods.specee.method import SpecEEParams
+from methods.specee.predictors import TOP, ExitPredictors, looked_at, seen
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.workspace import Workspace

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from methods._heads.eagle import EagleHead
+from methods.eagle.head import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
 from specbench_cli.engine.drafting.goodput import emitted
