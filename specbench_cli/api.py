@@ -33,15 +33,7 @@ from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, S
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
-from specbench_cli.engine.verify.accept import (
-    NEVER,
-    AcceptParams,
-    AcceptRule,
-    Lenient,
-    RandomAccept,
-    Places,
-    Typical,
-)
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, Places
 from specbench_cli.engine.verify.random import Random
 
 # Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
@@ -141,7 +133,6 @@ from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
     "AUTO",
-    "NEVER",
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
@@ -181,7 +172,6 @@ __all__ = [
     "Length",
     "LengthParams",
     "LengthRule",
-    "Lenient",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -202,7 +192,6 @@ __all__ = [
     "Places",
     "Preparer",
     "Random",
-    "RandomAccept",
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
@@ -224,7 +213,6 @@ __all__ = [
     "Topics",
     "Trained",
     "Transcript",
-    "Typical",
     "UsageError",
     "Weights",
     "Widths",

@@ -108,7 +108,7 @@ _plugged_in: dict[str, Entry] = {}
 
 @cache
 def ours() -> dict[str, Entry]:
-    """Return the built-in methods by name, in the order of `FAMILIES`.
+    """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
     Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
     entry. They are read from the source text, because importing the classes would import torch.
@@ -116,8 +116,12 @@ def ours() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for module, file in _sources():
         found |= parse_entries(file.read_text(encoding="utf-8"), module)
-    ranks = {family: rank for rank, family in enumerate(FAMILIES)}
-    return dict(sorted(found.items(), key=lambda item: ranks[item[1].family]))
+    return dict(sorted(found.items(), key=lambda item: _place(*item)))
+
+
+def _place(name: str, entry: Entry) -> tuple[int, str]:
+    """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
+    return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
 
 
 def _sources() -> Iterator[tuple[str, Traversable]]:
