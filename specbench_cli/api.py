@@ -45,7 +45,8 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 # decides once a token is kept.
 from specbench_cli.engine.drafting.chains import draft_chains
 from specbench_cli.engine.drafting.draft_model import DraftModelMethod
-from specbench_cli.engine.drafting.lengths import Fixed, Length, LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.lengths import Fixed, Length
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
 from specbench_cli.engine.learning import Topics

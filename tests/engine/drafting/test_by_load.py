@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.drafting.goodput import emitted, smartspec, synergy
-from specbench_cli.engine.drafting.lengths import PROBE, LengthParams, SmartSpec, Synergy, rule_of
+from specbench_cli.engine.drafting.by_load import PROBE, emitted
+from specbench_cli.engine.drafting.length_params import LengthParams, rule_of
+from specbench_cli.engine.drafting.smartspec import SmartSpec, best_lengths
+from specbench_cli.engine.drafting.synergy import Synergy, best_length
 from specbench_cli.engine.types import Outcome
 from specbench_cli.errors import MethodFault
 
@@ -46,7 +48,7 @@ PRICES = st.tuples(*[st.floats(0.01, 4)] * 4)
 @given(CHANCES, PRICES)
 def test_no_lengths_have_more_goodput_than_those_chosen(alphas, prices):
     target, draft = plane(*prices[:2]), line(*prices[2:])
-    chosen = smartspec(alphas, [4] * len(alphas), target, draft)
+    chosen = best_lengths(alphas, [4] * len(alphas), target, draft)
     best = max(
         goodput(alphas, lengths, target, draft)
         for lengths in itertools.product(range(5), repeat=len(alphas))
@@ -56,16 +58,16 @@ def test_no_lengths_have_more_goodput_than_those_chosen(alphas, prices):
 
 def test_nothing_is_drafted_where_nothing_stands_or_rows_are_dear():
     cheap = line(0.05, 0.0)
-    assert smartspec([0.0, 0.0], [8, 8], plane(1, 0.01), cheap) == [0, 0]
-    assert smartspec([0.8, 0.8], [8, 8], plane(0.01, 1), cheap) == [0, 0]  # compute-bound
-    assert smartspec([0.8, 0.8], [8, 8], plane(1, 0.001), cheap) == [8, 8]  # memory-bound
+    assert best_lengths([0.0, 0.0], [8, 8], plane(1, 0.01), cheap) == [0, 0]
+    assert best_lengths([0.8, 0.8], [8, 8], plane(0.01, 1), cheap) == [0, 0]  # compute-bound
+    assert best_lengths([0.8, 0.8], [8, 8], plane(1, 0.001), cheap) == [8, 8]  # memory-bound
     assert (
-        smartspec([0.9, 0.2], [3, 8], plane(1, 0.02), cheap)[0] == 3
+        best_lengths([0.9, 0.2], [3, 8], plane(1, 0.02), cheap)[0] == 3
     )  # no more than there is room
 
 
 def test_who_has_more_accepted_drafts_more_in_the_same_step():
-    lengths = smartspec([0.95, 0.6, 0.05], [16] * 3, plane(1, 0.08), line(0.05, 0.01))
+    lengths = best_lengths([0.95, 0.6, 0.05], [16] * 3, plane(1, 0.08), line(0.05, 0.01))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[2]
 
@@ -75,7 +77,7 @@ def test_who_has_more_accepted_drafts_more_in_the_same_step():
 
 def test_the_best_length_falls_as_the_batch_grows_and_may_be_none():
     target, draft = plane(1, 0.05), line(0.1, 0.002)
-    lengths = [synergy(0.8, crowd, 16, target, draft) for crowd in (1, 2, 4, 8, 16, 32, 64)]
+    lengths = [best_length(0.8, crowd, 16, target, draft) for crowd in (1, 2, 4, 8, 16, 32, 64)]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] >= 4 and lengths[-1] == 0
 
@@ -87,7 +89,7 @@ def test_no_length_takes_less_time_a_token_than_the_one_looked_up(alpha, prices,
     def per_token(s):
         return (target(crowd, crowd * (s + 1)) + s * draft(crowd)) / emitted(alpha, s)
 
-    assert per_token(synergy(alpha, crowd, 12, target, draft)) == min(map(per_token, range(13)))
+    assert per_token(best_length(alpha, crowd, 12, target, draft)) == min(map(per_token, range(13)))
 
 
 def test_a_step_of_several_sequences_may_cost_more_than_its_rows():
@@ -97,20 +99,20 @@ def test_a_step_of_several_sequences_may_cost_more_than_its_rows():
     def ragged(sequences, rows, even):  # a kernel of its own for more than a row of each
         return rows_alone(sequences, rows) + 0.5 * (rows > sequences > 1)
 
-    assert synergy(0.3, 1, 8, ragged, draft) == synergy(0.3, 1, 8, rows_alone, draft) > 0
-    assert synergy(0.3, 4, 8, rows_alone, draft) > 0 == synergy(0.3, 4, 8, ragged, draft)
-    assert smartspec([0.3] * 4, [8] * 4, ragged, draft) == [0] * 4
+    assert best_length(0.3, 1, 8, ragged, draft) == best_length(0.3, 1, 8, rows_alone, draft) > 0
+    assert best_length(0.3, 4, 8, rows_alone, draft) > 0 == best_length(0.3, 4, 8, ragged, draft)
+    assert best_lengths([0.3] * 4, [8] * 4, ragged, draft) == [0] * 4
 
 
 def test_unlike_lengths_are_chosen_only_where_they_bring_more_than_they_cost():
     alphas, rooms, draft = [0.9, 0.6, 0.2], [6] * 3, line(0.05, 0.0)
-    free = smartspec(alphas, rooms, plane(1, 0.05), draft)
+    free = best_lengths(alphas, rooms, plane(1, 0.05), draft)
     assert len({*free}) == 3
 
     def dear(sequences, rows, even):
         return plane(1, 0.05)(sequences, rows) + (not even)
 
-    shared = smartspec(alphas, rooms, dear, draft)
+    shared = best_lengths(alphas, rooms, dear, draft)
     assert len({*shared}) == 1
     own = [goodput(alphas, [k] * 3, plane(1, 0.05), draft) for k in range(1, 7)]
     assert goodput(alphas, shared, plane(1, 0.05), draft) == pytest.approx(max(own))

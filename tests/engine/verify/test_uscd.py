@@ -19,8 +19,8 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Outcome
-from specbench_cli.engine.verify.contrast import Contrast, spread
 from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.verify.uscd import Contrast, spread
 from specbench_cli.engine.verify.weakened import Weakened
 from specbench_cli.engine.workspace import Workspace
 

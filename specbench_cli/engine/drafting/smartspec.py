@@ -1,49 +1,29 @@
-"""How many tokens are worth a draft, by what forwards cost and by how many sequences share them."""
+"""SmartSpec: the draft lengths of a step with the most goodput.
+
+Xiaoxuan Liu et al.: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput
+(SmartSpec, TurboSpec), 2024, arXiv:2406.14066.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Self
 
-Verifying = Callable[[int, int, bool], float]
-"""Time of a step of so many sequences, whose target forward has so many rows in all, as many of
-each or not; any unit."""
-
-Drafting = Callable[[int], float]
-"""Time of a draft token more of each of so many sequences; the same unit."""
+from specbench_cli.engine.drafting.by_load import TRUST, ByLoad, Drafting, Verifying, emitted
 
 
-def emitted(alpha: float, k: int) -> float:
-    """Tokens that a chain of k brings, the target's own included, where each stands with
-    probability alpha: 1 + alpha + ... + alpha^k (Leviathan et al., arXiv:2211.17192)."""
-    return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
-def synergy(alpha: float, crowd: int, most: int, target: Verifying, draft: Drafting) -> int:
-    """The length s at which a token takes the least time in a step of so many sequences:
-    (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). The shortest where several do.
-
-    Qidong Su, Christina Giannoula, Gennady Pekhimenko: The Synergy of Speculative Decoding and
-    Batching in Serving Large Language Models, 2023, arXiv:2310.18813.
-    """
-    return min(
-        range(most + 1),
-        key=lambda s: (target(crowd, crowd * (s + 1), True) + s * draft(crowd)) / emitted(alpha, s),
-    )
-
-
-def smartspec(
+def best_lengths(
     alphas: Sequence[float], rooms: Sequence[int], target: Verifying, draft: Drafting
 ) -> list[int]:
-    """The lengths k_i of a step of n with the most goodput, which is expected tokens over time:
+    """Return the lengths k_i of n sequences with the most goodput in a step.
+
+    Goodput is expected tokens over time:
     sum_i tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(those with k_i >= j)).
 
     For each longest length, tokens are added in the order of their gains alpha_i^j as long as
     goodput grows; the best of all counts. That is optimal where forwards cost a constant and as
     much for every row. Differs from the paper: where lengths that differ cost more than as many
     rows in equal parts, they compete with the best length that all have.
-
-    Xiaoxuan Liu et al.: Optimizing Speculative Decoding for Serving Large Language Models Using
-    Goodput (SmartSpec, TurboSpec), 2024, arXiv:2406.14066.
 
     Args:
         alphas: chances that a draft token of a sequence stands.
@@ -88,3 +68,20 @@ def smartspec(
             break  # goodput first rises with the longest length, then falls
         before = found
     return best
+
+
+class SmartSpec(ByLoad):
+    """The lengths with the most goodput, by each sequence's acceptance so far.
+
+    A sequence's acceptance is shrunk to that of all in the step, and that to `acceptance`.
+    """
+
+    learns = True
+
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """See `ByLoad`."""
+        stood, tested = (sum(getattr(each, of) for each in beside) for of in ("_stood", "_tested"))
+        shared = (stood + TRUST * self._known) / (tested + TRUST)
+        alphas = [each.alpha(shared) for each in beside]
+        rooms = [each.room for each in beside]
+        return best_lengths(alphas, rooms, self._target, self._draft)

@@ -1,10 +1,12 @@
-"""Contrast: where the target is unsure, its logits are moved away from what it would say to less of
-the prompt.
+"""USCD: contrast with what the target would say to less of the prompt, where it is unsure.
 
-After USCD, uncertainty-aware selective contrastive decoding (Wang, Ding, Shen, Luo, He, Yu, Tao,
-2024, arXiv:2409.05923), which leaves the examples of a few-shot prompt out. Here the weakened
-prompt is the end of the request's own, so that every task has one. The contrast is part of the
-target's law, as temperature is: all methods are held to it (`weakened` reads the weakened prompt).
+Shuai Wang, Liang Ding, Li Shen, Yong Luo, Zheng He, Wei Yu, Dacheng Tao: USCD: Improving Code
+Generation of LLMs by Uncertainty-Aware Selective Contrastive Decoding, 2024, arXiv:2409.05923.
+
+The contrast changes the target's distribution, as temperature does, so every method is compared
+with it (`--contrast`; `weakened` reads the weakened prompt).
+Differs from the paper: it leaves the examples of a few-shot prompt out; here the weakened prompt is
+the end of the request's own prompt, so that every task has one.
 """
 
 from __future__ import annotations
