@@ -80,10 +80,8 @@ from specbench_cli.engine.drafting.growth import (
 # A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
 
-# A draft model with a tokenizer of its own: the text as it reads it, and what it spells in several
-# tokens where the target has one.
+# A draft model with a tokenizer of its own: the text as it reads it.
 from specbench_cli.engine.drafting.transcript import Transcript
-from specbench_cli.engine.drafting.vocabulary import Runs
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
@@ -196,7 +194,6 @@ __all__ = [
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
-    "Runs",
     "Said",
     "Sampling",
     "Scratch",

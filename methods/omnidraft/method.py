@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from methods.omnidraft.runs import Runs
 from specbench_cli.api import (
     Draft,
     Field,
@@ -16,7 +17,6 @@ from specbench_cli.api import (
     Out,
     Outcome,
     Pick,
-    Runs,
     Session,
     Tokens,
     Transcript,
@@ -66,7 +66,7 @@ class OmniDraft(Method):
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
         self.runs: Runs = session.memory.setdefault("runs", Runs(self.params.memory))
-        self.runs.read(session.tokens(), self.words)
+        self.runs.read(session.tokens(), self.words.spelling)
         if self.text.room > 0:
             self.model.forward(self.text.unread(), self.text.state, logits_at=None)
 
@@ -89,7 +89,7 @@ class OmniDraft(Method):
                 outs.append(self.model.forward(self._ids([w]), state))
             # 3. and 4.
             picks.append(session.pick(self._law(walk, outs), len(picks)))
-            run = self.runs.run(host.number(picks[-1][0]), self.words)
+            run = self.runs.run(host.number(picks[-1][0]), self.words.spelling)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
@@ -118,4 +118,4 @@ class OmniDraft(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 1 of the next, and step 6."""
         self.text.follow(session.tokens(), self.drafted)
-        self.runs.read(outcome.committed, self.words)
+        self.runs.read(outcome.committed, self.words.spelling)
