@@ -43,8 +43,7 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import draft_chains
-from specbench_cli.engine.drafting.draft_model import DraftModelMethod
+from specbench_cli.engine.drafting.chains import DraftModelMethod, draft_chains
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule, rule_of
 from specbench_cli.engine.drafting.lengths import Fixed, Length
 
