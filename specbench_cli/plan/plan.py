@@ -18,9 +18,9 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.contrast import Contrast
 from specbench_cli.engine.verify.hooks import wrong_return
 from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.verify.uscd import Contrast
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint, resolve

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 
-from methods.medusa import Medusa, MedusaParams
+from methods.medusa.method import Medusa, MedusaParams
 from methods.pld import Pld, PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams

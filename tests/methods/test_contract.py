@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from methods.mtp import MtpParams
+from methods.mtp.method import MtpParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.subject import longest

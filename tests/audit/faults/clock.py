@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods.mtp import Mtp
+from methods.mtp.method import Mtp
 from methods.sps import Sps
 from specbench_cli.engine.models.decoder import Part
 from specbench_cli.engine.session import Session

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.medusa import Medusa
+from methods.medusa.method import Medusa
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
 from methods.stand import Stand

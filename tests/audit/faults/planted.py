@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from methods.eagle import Eagle, EagleParams
-from methods.medusa import MedusaParams
+from methods.eagle.method import Eagle, EagleParams
+from methods.medusa.method import MedusaParams
 from methods.mirror import Mirror, MirrorParams
-from methods.mtp import Mtp, MtpParams
+from methods.mtp.method import Mtp, MtpParams
 from methods.pearl import PearlParams
 from methods.pld import PldParams
 from methods.sps import Sps, SpsParams

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.mtp import Mtp
+from methods.mtp.method import Mtp
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import Tape
