@@ -76,7 +76,7 @@ def run(
     from specbench_cli.config import permission
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     folder, file = (
         None if value is None else Path(_named(f"run(): {word}", value))

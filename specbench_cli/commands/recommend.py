@@ -207,7 +207,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     asked, sources = load(
         {"methods": registry.lossless()}

@@ -206,7 +206,7 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
 
 def _vet(plugin: str) -> None:
     """Have a plug-in imported in a process of its own first. Raises UsageError."""
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     vet(plugin)
 

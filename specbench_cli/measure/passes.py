@@ -29,7 +29,7 @@ from specbench_cli.measure.cell import (
 )
 from specbench_cli.measure.eta import LOADING, Pace, Work, process_seconds
 from specbench_cli.measure.evidence import has_near_tie, near_ties, pictured, texts
-from specbench_cli.measure.isolation.guests import Guests, Remote
+from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
 from specbench_cli.measure.judging import REPLAY, Group, Judging
 from specbench_cli.measure.machine_lock import Turns
 from specbench_cli.measure.method_costs import Between
@@ -120,7 +120,7 @@ class Pass:
         answers: what is there already.
         view: who is told.
         turns: those that the run takes, if it does.
-        guests: the rows that are decoded in processes of their plug-ins, if there are any.
+        plugins: the methods that are decoded in plug-in processes, if there are any.
         part: what a view calls the process's pass (`view.Progress`); several say their load too.
         between: what is probed between the prompts, if something is.
 
@@ -136,7 +136,7 @@ class Pass:
         answers: Answers,
         view: RunView,
         turns: Turns | None = None,
-        guests: Guests | None = None,
+        plugins: PluginMethods | None = None,
         part: str = "",
         between: Between | None = None,
     ) -> None:
@@ -170,7 +170,7 @@ class Pass:
         self._failed: dict[str, int] = {}
         self._cold: set[str] = set()  # methods that failed while warming up
         self._dropped: dict[str, str] = {}
-        self._guests = guests or Guests(plan, run_dir, 1)
+        self._plugins = plugins or PluginMethods(plan, run_dir, 1)
         self._alone = self._warm = self._judged = False
         self._of, self._part = part, part
         self._prompts = self._measured = 0
@@ -626,8 +626,8 @@ class Pass:
         config, load = self._plan.config, self._plan.load(cells[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
-        if arm.label in self._guests.labels:
-            return Remote(self._guests, cells, size, chunk, arrivals)
+        if arm.label in self._plugins.labels:
+            return PluginCells(self._plugins, cells, size, chunk, arrivals)
         return measurable(cells, size, chunk, arrivals)
 
     def _count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
@@ -676,10 +676,12 @@ class Pass:
         limit = self._plan.config.timeout_per_prompt
         failures: dict[str, str | None] = {}
         for arm in self._plan.arms:
-            if arm.label in self._guests.labels:
-                failures[arm.label] = self._guests.warm_up(arm, ids, self._bench.workspace.capacity)
+            if arm.label in self._plugins.labels:
+                failures[arm.label] = self._plugins.warm_up(
+                    arm, ids, self._bench.workspace.capacity
+                )
         for arm in self._plan.arms * WARM_UP_ROUNDS:
-            if arm.label in self.left_out or arm.label in self._guests.labels:
+            if arm.label in self.left_out or arm.label in self._plugins.labels:
                 continue
             try:
                 with limited(limit and limit * (1 + len(together))):

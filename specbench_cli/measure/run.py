@@ -21,7 +21,7 @@ from specbench_cli.errors import (
 )
 from specbench_cli.files import refuse_link
 from specbench_cli.judge.broken import broken
-from specbench_cli.measure.isolation.rooms import check_plugins, close_rooms
+from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine_lock import own as own_turns
 from specbench_cli.measure.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.measure.memory import free_memory
@@ -282,7 +282,7 @@ def run(
         elif alone:
             _run_pass(plan, run_dir, view, 1, in_turn, force)
         elif only_pass is None:
-            close_rooms()
+            end_plugin_processes()
             flags = [*view.flags(), *([] if in_turn is None else ["--in-turn", str(in_turn)])]
             flags += ["--force"] if force else []
             for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
@@ -313,7 +313,7 @@ def run(
                 run_dir.close("interrupted")
         raise
     finally:
-        close_rooms()
+        end_plugin_processes()
         run_dir.release()
     return _result(run_dir)
 
@@ -463,7 +463,7 @@ def _run_pass(
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.isolation.guests import Guests
+    from specbench_cli.measure.isolation.plugin_methods import PluginMethods
     from specbench_cli.measure.method_costs import Between, provide_costs
     from specbench_cli.measure.passes import Answers, Pass
 
@@ -481,9 +481,9 @@ def _run_pass(
         provide_costs(plan, bench, run_dir)
         plan = provide_rates(plan, bench, run_dir, view)
         threads = bench.resolved()["threads"]
-        guests = Guests(plan, run_dir, threads)
-        plan = _able(plan, guests.unfit, run_dir, view)
-        models, heads = bench.models(), {**bench.heads(), **guests.heads}
+        plugins = PluginMethods(plan, run_dir, threads)
+        plan = _able(plan, plugins.unfit, run_dir, view)
+        models, heads = bench.models(), {**bench.heads(), **plugins.heads}
         _check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
         effective["devices"] = bench.devices
@@ -491,9 +491,9 @@ def _run_pass(
         rounds, between = plan.config.probe, None
         if rounds is not None and part != TUNING:
             view.stage("warming up the probe")
-            between = Between(plan, bench, rounds, guests.labels)
+            between = Between(plan, bench, rounds, plugins.labels)
         pass_ = Pass(
-            plan, bench, run_dir, Answers.read(run_dir), view, turns, guests, part, between
+            plan, bench, run_dir, Answers.read(run_dir), view, turns, plugins, part, between
         )
         for own in plan.passes(number):
             pass_.run(own)

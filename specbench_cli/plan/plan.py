@@ -324,7 +324,7 @@ def reason(fault: SpecbenchError) -> str:
 def plug_in(config: RunConfig) -> None:
     """Import and register a configuration's plug-ins in this process.
 
-    `measure.isolation.rooms.check_plugins` imports them in processes of their own first.
+    `measure.isolation.plugin_process.check_plugins` imports them in processes of their own first.
     """
     for path in config.plugins:
         registry.load_plugin(path)

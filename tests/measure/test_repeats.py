@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.measure import repeats
+from specbench_cli.measure import repeats, worker_process
 from specbench_cli.store.run_dir import RunDir
 
 
@@ -86,16 +86,16 @@ def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
-    monkeypatch.setattr(repeats, "GRACE_S", (0.1, 0.5))
+    monkeypatch.setattr(worker_process, "GRACE_S", (0.1, 0.5))
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else ""
     begun = []
 
-    class Process(repeats.subprocess.Popen):
+    class Process(worker_process.subprocess.Popen):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             begun.append(self)
 
-    monkeypatch.setattr(repeats.subprocess, "Popen", Process)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", Process)
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):

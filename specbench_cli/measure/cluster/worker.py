@@ -13,8 +13,8 @@ from typing import Any
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
 from specbench_cli.measure.bench import Bench, readable
-from specbench_cli.measure.isolation.guests import Guests
-from specbench_cli.measure.isolation.rooms import check_plugins, close_rooms
+from specbench_cli.measure.isolation.plugin_methods import PluginMethods
+from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import manifest, placed, program
 from specbench_cli.measure.method_costs import provide_costs
@@ -113,15 +113,15 @@ class Worker:
         self._bench.check_first_turns()
         provide_costs(self._plan, self._bench, self._run_dir)
         resolved = self._bench.resolved()
-        guests = Guests(self._plan, self._run_dir, resolved["threads"])
-        for fault in guests.unfit.values():
+        plugins = PluginMethods(self._plan, self._run_dir, resolved["threads"])
+        for fault in plugins.unfit.values():
             raise fault
         self._pass = Pass(
-            self._plan, self._bench, self._run_dir, self._answers, self._seen, guests=guests
+            self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
         )
         return Loaded(
             self._bench.models(),
-            {**self._bench.heads(), **guests.heads},
+            {**self._bench.heads(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
@@ -167,7 +167,7 @@ class Worker:
     def close(self) -> None:
         """End what it began."""
         self._bench.close()
-        close_rooms()
+        end_plugin_processes()
         self._home.cleanup()
 
 

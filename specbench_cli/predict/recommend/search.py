@@ -17,7 +17,7 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.isolation.rooms import check_plugins
+from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.grid import candidates
