@@ -530,8 +530,8 @@ def _run_dealt(
     plan: Plan, run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool
 ) -> None:
     """All passes, each by fresh workers of a cluster."""
-    from specbench_cli.measure.cluster.dealing import Dealing
-    from specbench_cli.measure.cluster.ray_crew import connected
+    from specbench_cli.measure.cluster.ray_workers import connected
+    from specbench_cli.measure.cluster.scheduling import Scheduler
 
     if in_turn is not None:
         raise UsageError(
@@ -541,10 +541,10 @@ def _run_dealt(
         )
     check = partial(_check_weights, run_dir, force=force)
     for number in range(1, plan.config.repeats + 1):
-        with connected() as crew:
-            dealing = Dealing(plan, run_dir, view, crew, number, check=check, force=force)
-            dealing.run()
-        if dealing.is_over:
+        with connected() as workers:
+            scheduler = Scheduler(plan, run_dir, view, workers, number, check=check, force=force)
+            scheduler.run()
+        if scheduler.is_over:
             break
 
 

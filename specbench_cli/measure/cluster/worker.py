@@ -26,7 +26,7 @@ from specbench_cli.store.schema import Record
 
 
 @dataclass(frozen=True)
-class Introduced:
+class Introduction:
     """What a worker is.
 
     words: what it must have as the driver has it (`words`). placed: what all workers must have in
@@ -66,7 +66,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Concluded:
+class Conclusion:
     """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
 
     leaks: Mapping[str, str]
@@ -74,7 +74,7 @@ class Concluded:
     memory: Mapping[str, Any]
 
 
-class Worker:
+class ClusterWorker:
     """Does what it is asked, each a method: a run of its own, in a folder that goes with it, whose
     records its driver takes.
 
@@ -91,12 +91,12 @@ class Worker:
         self._answers, self._seen = Answers(), Seen()
         self._deals = 0
 
-    def introduce(self) -> Introduced:
+    def introduce(self) -> Introduction:
         """Plan the run with what is here. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
-        return Introduced(words(self._plan), placed(), fingerprint())
+        return Introduction(words(self._plan), placed(), fingerprint())
 
     def load(self, costs: Mapping[str, Any] | None) -> Loaded:
         """Load what is decoded with.
@@ -147,11 +147,11 @@ class Worker:
             self._pass.judge.used,
         )
 
-    def conclude(self) -> Concluded:
+    def conclude(self) -> Conclusion:
         """Decode the first questions that it was dealt once more, see `Pass.look_back`."""
         if self._deals > 1:
             self._pass.look_back()
-        return Concluded(
+        return Conclusion(
             self._run_dir.manifest["leaks"], self._pass.judge.facts(), self._bench.memory()
         )
 
