@@ -34,7 +34,7 @@ from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.phases import divided
 from specbench_cli.measure.shown import shown
-from specbench_cli.plan.plan import Arm
+from specbench_cli.plan.arm import Arm
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import (

@@ -37,7 +37,8 @@ from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.repeats import resumption
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.measure.window import Measurable, Windows
-from specbench_cli.plan.plan import REFERENCE, Arm, Plan, wave
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import REFERENCE, Plan, wave
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import PASSES_APART, Key
 from specbench_cli.tasks.schema import Question

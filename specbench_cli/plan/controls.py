@@ -16,7 +16,8 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.spans.spans import SpanParams
 from specbench_cli.engine.verify.accept import AcceptParams, RandomAccept
-from specbench_cli.plan.plan import REFERENCE, like_of
+from specbench_cli.plan.arm import like_of
+from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.store.schema import LOSSLESS
 
 DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"

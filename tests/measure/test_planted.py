@@ -42,7 +42,8 @@ from specbench_cli.measure import passes
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.measure.run import exit_code
-from specbench_cli.plan.plan import Arm, Plan, make_plan
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -104,7 +105,7 @@ def run(tmp_path_factory):
         def made(method=None, planted=None, limit=2, **more) -> Found:
             plan, bench = loaded(limit=limit, **more)
             if method is not None:
-                plan = replace(plan, arms=(plan.arms[0], Arm("faulty", "faulty", method, {})))
+                plan = replace(plan, arms=(plan.arms[0], Arm.of("faulty", "faulty", method, {})))
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
                 pass_ = passes.Pass(plan, bench, run_dir, passes.Answers(), Silent())

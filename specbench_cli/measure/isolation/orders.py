@@ -37,8 +37,9 @@ from specbench_cli.measure.cell import (
 from specbench_cli.measure.isolation import answers, state
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.models.resolve import Checkpoint
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grammar import Grammar
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
 MOST = 0.9
@@ -114,7 +115,7 @@ class PluginOrders:
         """Make the rows' methods, and ask them all that a run asks; what that changed here."""
         before = state.seen()
         for row in rows:
-            arm = Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+            arm = Arm(row.name, row.label, row.params)
             for name in ("guarantees", "source", "file_sha256"):
                 getattr(arm, name)
             for name in _PROPERTIES:
@@ -127,10 +128,7 @@ class PluginOrders:
     def open(self, opening: LoadOrder) -> dict[str, Any]:
         """Load what is decoded with; what the manifest keeps of trained modules."""
         config = opening.config.model_copy(update={"isolation": "none"})  # it is here
-        self.arms = {
-            label: Arm(name, label, registry.build(name, passed), passed)
-            for name, label, passed in opening.rows
-        }
+        self.arms = {label: Arm(name, label, passed) for name, label, passed in opening.rows}
         models = opening.target, opening.draft, opening.others
         arms = tuple(self.arms.values())
         plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)

@@ -16,7 +16,8 @@ from specbench_cli.errors import (
 from specbench_cli.measure.cell import Cell, Measured, Together
 from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.store.run_dir import RunDir
 

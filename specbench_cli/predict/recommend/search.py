@@ -20,8 +20,9 @@ from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
-from specbench_cli.plan.plan import REFERENCE, Arm, fitting, make_plan, plug_in
+from specbench_cli.plan.plan import REFERENCE, fitting, make_plan, plug_in
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
