@@ -40,7 +40,7 @@ import torch
 from specbench_cli import app
 from specbench_cli.engine.workers import process
 from specbench_cli.engine.workers.lifeline import end_with
-from specbench_cli.measure import bench, passes, quiet, repeats
+from specbench_cli.measure import bench, quiet, repeats, warm_up
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 
@@ -254,7 +254,7 @@ def main() -> int:
     with (
         patch.object(repeats, "finished", pass_apart),
         patch.object(quiet, "WINDOW_S", 0.05),
-        patch.multiple(passes, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
+        patch.multiple(warm_up, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
         patch.multiple(
             bench,
             load_decoder=cache(bench.load_decoder),

@@ -9,8 +9,8 @@ from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.spans.spans import SpanParams
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import limited, one_line, staffed
 from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.arm import Arm, like_of
 from specbench_cli.plan.plan import Plan

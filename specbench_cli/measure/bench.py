@@ -276,7 +276,7 @@ class Bench:
 
         This check runs before the measurement.
 
-        Later turns contain answers, so they are checked when they are decoded: see `Pass._prompt`.
+        Later turns contain answers, so `Prompts.prompt` checks them when they are decoded.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()

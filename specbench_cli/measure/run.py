@@ -462,10 +462,11 @@ def _run_pass(
 ) -> None:
     # Reading weights takes torch and seconds: nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
+    from specbench_cli.measure.answers import Answers
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.isolation.plugin_methods import PluginMethods
     from specbench_cli.measure.method_costs import Between, provide_costs
-    from specbench_cli.measure.passes import Answers, Pass
+    from specbench_cli.measure.repeat import Repeat
 
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
@@ -492,22 +493,22 @@ def _run_pass(
         if rounds is not None and part != TUNING:
             view.stage("warming up the probe")
             between = Between(plan, bench, rounds, plugins.labels)
-        pass_ = Pass(
+        repeat = Repeat(
             plan, bench, run_dir, Answers.read(run_dir), view, turns, plugins, part, between
         )
         for own in plan.passes(number):
-            pass_.run(own)
+            repeat.run(own)
         if between is not None:
             _keep_costs(between, run_dir, view, number)
         run_dir.update(
             # The first pass that needed a tolerance measured it; one that did not knows nothing.
-            near_ties=run_dir.manifest.get("near_ties") or pass_.near_ties(),
-            tolerance=pass_.judge.facts() or run_dir.manifest.get("tolerance"),
+            near_ties=run_dir.manifest.get("near_ties") or repeat.near_ties(),
+            tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory(),
             energy=bench.energy.facts(),
         )
-    if pass_.left_out:
-        labels, why = ", ".join(pass_.left_out), next(iter(pass_.left_out.values()))
+    if repeat.left_out:
+        labels, why = ", ".join(repeat.left_out), next(iter(repeat.left_out.values()))
         raise WorkerLost(
             f"{labels} could not be run to the end: {why.message}",
             hint=resumption(run_dir.path),

@@ -83,6 +83,18 @@ class Arm:
         return None if self.entry is not None else like_of(self.method)
 
     @property
+    def learns_from_prompts(self) -> bool:
+        """Return True if what the method decodes depends on the prompts before."""
+        return bool(self.method.state_scope != "prompt")
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Return True if a prompt decoded twice in one process has the same counters. What forwards
+        cost is the same all through a run."""
+        same = self.method.timing_free or self.method.uses_costs
+        return same and not self.method.peer and not self.learns_from_prompts
+
+    @property
     def source(self) -> str:
         """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
         if self.tuned is not None:

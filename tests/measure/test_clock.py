@@ -13,7 +13,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.cell import Cell, Together
+from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.together import Together
 from specbench_cli.plan.arm import Arm
 
 

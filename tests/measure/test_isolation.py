@@ -16,8 +16,9 @@ import torch
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Measured, limited, one_line
+from specbench_cli.measure.cell import Measured
 from specbench_cli.measure.isolation import answers, orders, plugin_process, state
+from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
 from specbench_cli.summary import text

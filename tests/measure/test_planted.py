@@ -38,7 +38,7 @@ from specbench_cli.judge import verdict
 from specbench_cli.judge.broken import broken, surprise
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
-from specbench_cli.measure import passes
+from specbench_cli.measure import answers, repeat, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.measure.run import exit_code
@@ -89,7 +89,7 @@ def run(tmp_path_factory):
     # Measured in full it takes seconds a run.
     tolerance = cache(lambda module: measure_tolerance(module, [range(5, 69)]))
     with ExitStack() as stack:
-        stack.enter_context(patch.object(passes, "WARM_UP_ROUNDS", 0))
+        stack.enter_context(patch.object(warm_up, "WARM_UP_ROUNDS", 0))
         stack.enter_context(
             patch.object(verdict, "measure_tolerance", lambda module, _: tolerance(module))
         )
@@ -108,9 +108,9 @@ def run(tmp_path_factory):
                 plan = replace(plan, arms=(plan.arms[0], Arm.of("faulty", "faulty", method, {})))
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
-                pass_ = passes.Pass(plan, bench, run_dir, passes.Answers(), Silent())
-                pass_.run(1)
-                run_dir.update(near_ties=pass_.near_ties(), tolerance=pass_.judge.facts())
+                made_by = repeat.Repeat(plan, bench, run_dir, answers.Answers(), Silent())
+                made_by.run(1)
+                run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")
             return Found(run_dir.path)
 

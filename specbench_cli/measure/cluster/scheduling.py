@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
+from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
 from specbench_cli.measure.evidence import has_near_tie
 from specbench_cli.measure.manifest import is_placed
-from specbench_cli.measure.passes import Answers
 from specbench_cli.measure.repeats import resumption
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan.plan import Plan, wave

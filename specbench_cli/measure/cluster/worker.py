@@ -12,13 +12,14 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench, readable
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import manifest, placed, program
 from specbench_cli.measure.method_costs import provide_costs
-from specbench_cli.measure.passes import Answers, Pass
+from specbench_cli.measure.repeat import Repeat
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -116,7 +117,7 @@ class ClusterWorker:
         plugins = PluginMethods(self._plan, self._run_dir, resolved["threads"])
         for fault in plugins.unfit.values():
             raise fault
-        self._pass = Pass(
+        self._repeat = Repeat(
             self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
         )
         return Loaded(
@@ -135,8 +136,8 @@ class ClusterWorker:
         self._answers.learn(known)
         self._seen.records, self._seen.notes = [], []
         self._deals += 1
-        self._pass.deal(number, names)
-        lost = next(iter(self._pass.left_out.values()), None)
+        self._repeat.run_questions(number, names)
+        lost = next(iter(self._repeat.left_out.values()), None)
         prompts = self._answers.of(names).prompts
         return Made(
             self._seen.records,
@@ -144,15 +145,15 @@ class ClusterWorker:
             self._seen.notes,
             self._run_dir.manifest["dropped"],
             None if lost is None else lost.message,
-            self._pass.judge.used,
+            self._repeat.judge.used,
         )
 
     def conclude(self) -> Conclusion:
-        """Decode the first questions that it was dealt once more, see `Pass.look_back`."""
+        """Decode the first questions that it was dealt once more, see `Repeat.look_back`."""
         if self._deals > 1:
-            self._pass.look_back()
+            self._repeat.look_back()
         return Conclusion(
-            self._run_dir.manifest["leaks"], self._pass.judge.facts(), self._bench.memory()
+            self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
         )
 
     def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
@@ -162,7 +163,7 @@ class ClusterWorker:
             known: what the run holds of all questions.
         """
         self._answers.learn(known)
-        return self._pass.near_ties(needed=True)
+        return self._repeat.near_ties(needed=True)
 
     def close(self) -> None:
         """End what it began."""

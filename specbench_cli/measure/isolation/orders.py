@@ -24,18 +24,12 @@ from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import (
-    WARM_UP_ROUNDS,
-    WARM_UP_TOKENS,
-    Cell,
-    Delay,
-    Measured,
-    measurable,
-    one_line,
-    warm_up,
-)
+from specbench_cli.measure.cell import Cell, Delay, Measured
 from specbench_cli.measure.isolation import answers, state
+from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.step_costs import StepCosts
+from specbench_cli.measure.together import measurable
+from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grammar import Grammar

@@ -13,9 +13,10 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
-from specbench_cli.measure.cell import Cell, Measured, Together
+from specbench_cli.measure.cell import Cell, Measured
 from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
+from specbench_cli.measure.together import Together
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts

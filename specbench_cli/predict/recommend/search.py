@@ -190,10 +190,10 @@ def _candidates(journal: Journal) -> Candidates:
     # Imports that take seconds, all of them here: they belong to no round.
     from specbench_cli.judge.tolerance import POSITIONS
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.cell import WARM_UP_ROUNDS, WARM_UP_TOKENS
-    from specbench_cli.measure.passes import Pass
+    from specbench_cli.measure.repeat import Repeat
+    from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS
 
-    _loaded = Bench, Pass
+    _loaded = Bench, Repeat
 
     rule = journal.config.rule
     kinds = {
