@@ -250,7 +250,7 @@ class Run:
     def exit_code(self) -> ExitCode:
         """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
         void or a method could not run here."""
-        from specbench_cli.measure.run import exit_code
+        from specbench_cli.measure.result import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from specbench_cli.errors import WorkerLost, on_one_line
 from specbench_cli.measure.cell import Cell
-from specbench_cli.measure.repeats import resumption
+from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.arm import Arm
 from specbench_cli.store.run_dir import RunDir

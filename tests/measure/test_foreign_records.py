@@ -105,9 +105,9 @@ def harmed(specbench, monkeypatch):
                 edit(run_dir.path / "records.jsonl", change)
             count(plan, run_dir, resumed)
 
-        count = execute._check_complete
+        count = execute.check_complete
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "_check_complete", counted)
+            patch.setattr(execute, "check_complete", counted)
             with pytest.raises((ConcurrentWriteError, UsageError)) as caught:
                 specbench(*methods, log=log, **config)
         assert RunDir.open(specbench.path(1)).manifest["status"] != "finished"
@@ -202,14 +202,14 @@ def test_copy_of_a_run_is_read_like_the_run(specbench, tmp_path):
 def test_manifest_of_another_run_is_noticed_and_the_own_one_written_back(specbench, monkeypatch):
     other = specbench("pld").path / "manifest.json"
     held = {**json.loads(other.read_text()), "created_utc": "2020-01-01T00:00:00+00:00"}
-    started = execute._run_pass
+    started = execute.measure_repeat
 
     def replaced(plan, run_dir, *args, **kwargs):
         started(plan, run_dir, *args, **kwargs)
         (run_dir.path / "manifest.json").write_text(json.dumps(held))
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "_run_pass", replaced)
+        patch.setattr(execute, "measure_repeat", replaced)
         with pytest.raises(
             ConcurrentWriteError, match=r"manifest\.json is the manifest of another"
         ):

@@ -41,7 +41,7 @@ from specbench_cli.judge.tolerance import measure_tolerance
 from specbench_cli.measure import answers, repeat, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
-from specbench_cli.measure.run import exit_code
+from specbench_cli.measure.result import exit_code
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir

@@ -9,16 +9,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from specbench_cli.errors import EnvironmentFault, WorkerLost
+from specbench_cli.errors import EnvironmentFault, UsageError, WorkerLost
+from specbench_cli.measure.cluster.scheduling import Scheduler
 from specbench_cli.measure.cluster.worker import ClusterWorker
+from specbench_cli.measure.view import RunView
 from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import RunDir
 
 START_S = 300.0
 """The longest that a worker may take to be there: Ray waits as long as its device is taken."""
@@ -161,6 +164,34 @@ def connected() -> Iterator[RayWorkers]:
             if began:
                 with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
                     ray.shutdown()
+
+
+def measure_on_cluster(
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    in_turn: Path | None,
+    check: Callable[[Mapping[str, Mapping[str, Any]]], object],
+    *,
+    force: bool,
+) -> None:
+    """Measure all repeats of a run, each by fresh workers of a cluster.
+
+    Args:
+        check, force: see `Scheduler`.
+    """
+    if in_turn is not None:
+        raise UsageError(
+            f"--in-turn {in_turn}: runs of one machine take turns, and --executor"
+            f" {plan.config.executor} measures on others",
+            hint="leave one of the two out",
+        )
+    for number in range(1, plan.config.repeats + 1):
+        with connected() as workers:
+            scheduler = Scheduler(plan, run_dir, view, workers, number, check=check, force=force)
+            scheduler.run()
+        if scheduler.is_over:
+            break
 
 
 def _knock(address: str) -> None:

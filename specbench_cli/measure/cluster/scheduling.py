@@ -19,7 +19,7 @@ from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
 from specbench_cli.measure.evidence import has_near_tie
 from specbench_cli.measure.manifest import is_placed
-from specbench_cli.measure.repeats import resumption
+from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import RunDir

@@ -18,6 +18,7 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
+from specbench_cli.measure.result import Result, exit_code, void
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.arm import Arm
@@ -236,14 +237,14 @@ class Rounds:
         records: list[Record] = list(RunDir.open(path).records())
         return Measured(records, round_.seconds)
 
-    def _run(self, name: str, path: Path, round_: Round) -> execute.Result:
+    def _run(self, name: str, path: Path, round_: Round) -> Result:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
         view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
         if _finished(path):
             run_dir = RunDir.open(path)
             records = list(run_dir.records())
-            code = execute.exit_code(records, run_dir.manifest)
-            return execute.Result(path, code, execute.void(records))
+            code = exit_code(records, run_dir.manifest)
+            return Result(path, code, void(records))
         if RunDir.holds_run(path):
             plan, run_dir = execute.reopen(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)

@@ -21,6 +21,7 @@ from specbench_cli.measure.cluster.ray_workers import _missing, _Ours, connected
 from specbench_cli.measure.cluster.scheduling import Scheduler
 from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made
 from specbench_cli.measure.manifest import manifest, placed
+from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Ns, Params, Record
@@ -134,7 +135,7 @@ def deal(plan, tmp_path, monkeypatch, log):
         workers = FakeWorkers(plan, **of_crew)
         found = SimpleNamespace(workers=workers, run_dir=run_dir, view=view, fault=None)
         try:
-            check = partial(execute._check_weights, run_dir, force=force)
+            check = partial(check_weights, run_dir, force=force)
             Scheduler(plan, run_dir, view, workers, 1, check=check, force=force).run()
         except Exception as fault:
             found.fault = fault
