@@ -149,7 +149,9 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
     monkeypatch.setattr(machine_lock.Turns, "pass_on", pass_on)
 
     def run_here(run_dir, number, *_, **__):
-        execute.measure_repeat(plan, RunDir.open(run_dir.path), log, number, file, False)
+        part = RunDir.open(run_dir.path)
+        part.share_lock_of(run_dir)
+        execute.measure_repeat(plan, part, log, number, file, False)
 
     monkeypatch.setattr(execute, "run_apart", run_here)
     config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
