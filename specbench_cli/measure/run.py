@@ -45,7 +45,7 @@ def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
-    from specbench_cli.plan.placement import check_places
+    from specbench_cli.measure.placement import check_places
 
     ordered = config
     check_plugins(config)

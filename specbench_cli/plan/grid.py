@@ -6,14 +6,16 @@ import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from specbench_cli import registry
 from specbench_cli.config import sweep
-from specbench_cli.engine.method import Method
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import UsageError
 from specbench_cli.plan.arm import Arm
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+    from specbench_cli.engine.verify.sampling import Rule
 
 _STEP = math.sqrt(2)
 """Between neighbouring values of a number that is tried: half as much, as much, twice as much are

@@ -27,9 +27,9 @@ def changed(line):
     def change(held):
         record = json.loads(held[line])
         names = ("total", "decode", "host")  # the same change, so that they still add up
-        change = -1 if any(str(record["ns"][name]).endswith("9") for name in names) else 1
+        delta = -1 if any(str(record["ns"][name]).endswith("9") for name in names) else 1
         for name in names:
-            record["ns"][name] += change
+            record["ns"][name] += delta
         text = json.dumps(record, separators=(",", ":")) + "\n"
         assert len(text) == len(held[line])
         assert text != held[line]

@@ -1,11 +1,12 @@
 """A plan is data: what is known of built-in methods needs no method object, and no torch."""
 
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
-from specbench_cli import registry
+from specbench_cli import plan, registry
 from specbench_cli.engine.method import Method
 from specbench_cli.plan.arm import Arm, like_of
 
@@ -28,6 +29,12 @@ def test_planning_the_default_run_does_not_import_torch(tmp_path):
     made, imported = subprocess.check_output(command, text=True).split("\n")[:2]
     assert made == "vanilla sps pld hf:vanilla hf:assisted embedded-1m"
     assert imported == ""
+
+
+def test_no_module_of_the_room_imports_torch():
+    names = [f"specbench_cli.plan.{module.name}" for module in pkgutil.iter_modules(plan.__path__)]
+    program = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
 
 
 @pytest.mark.parametrize("name", registry.ours())
