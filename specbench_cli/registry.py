@@ -69,6 +69,8 @@ class Entry:
         proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
         builds_on: keys of further papers to cite.
         project: the project that implements it, if no paper proposes it.
+        more_needs: True if `needs` is not all that it needs with default parameters: it loads
+            trained modules (`artifacts`), or checks the machine itself (`check`).
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
@@ -83,6 +85,7 @@ class Entry:
     proposed_in: tuple[str, ...] = ()
     builds_on: tuple[str, ...] = ()
     project: str = ""
+    more_needs: bool = False
     origin: str = "specbench"
 
     @property
@@ -155,6 +158,11 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
         if not isinstance(node, ast.ClassDef):
             continue
         own = dict(_literals(node, module))
+        own["more_needs"] = any(_needs_more(each) for each in node.body) or any(
+            attributes.get(base.id, {}).get("more_needs")
+            for base in node.bases
+            if isinstance(base, ast.Name)
+        )
         bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
         known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
         if "name" in own and known.get("family") and not node.name.startswith("_"):
@@ -170,6 +178,7 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
                 proposed_in=known.get("proposed_in", ()),
                 builds_on=known.get("builds_on", ()),
                 project=known.get("project", ""),
+                more_needs=known.get("more_needs", False),
             )
     return found
 
@@ -196,6 +205,18 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
         except ValueError as fault:
             place = f"{module}:{each.lineno}: {node.name}.{each.target.id}"
             raise ValueError(f"{place} must be a literal: the registry reads it") from fault
+
+
+def _needs_more(node: ast.stmt) -> bool:
+    """Return True if a statement of a class defines a need beyond `Entry.needs`.
+
+    `artifacts` that returns `... if ... else ()` depends on a parameter that is off by default.
+    """
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    returned = node.body[-1].value if isinstance(node.body[-1], ast.Return) else None
+    conditional = isinstance(returned, ast.IfExp) and ast.unparse(returned.orelse) == "()"
+    return node.name == "check" or (node.name == "artifacts" and not conditional)
 
 
 def entries() -> dict[str, Entry]:

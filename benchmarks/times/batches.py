@@ -49,7 +49,8 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.step_costs import StepCosts, quick
 from specbench_cli.measure.window import Windows
-from specbench_cli.plan.plan import Arm, make_plan
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import make_plan
 
 SIZES = (1, 2, 4, 8)
 ID_SIZES = (*SIZES, 16)

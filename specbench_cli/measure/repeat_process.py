@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
+from specbench_cli.measure.worker_process import WorkerProcess, python_command
 
 if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
@@ -25,22 +23,8 @@ DONE = 100
 """What a pass that was finished adds to its exit code: those of a process that ended otherwise, be
 it with 0, do not say so."""
 
-GRACE_S = (1.5, 10.0)
-"""How long an interrupted pass may take to end: by itself, since Ctrl-C reaches it too, and after
-it was asked to."""
-
-
 _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 """Exit codes of a pass that did not say why it ended."""
-
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
-from specbench_cli.__main__ import main
-main()
-"""
-"""`specbench` with the modules of the process that starts it, wherever that found them. `-m` would
-look in the working folder first, where a user's file may have the name of a module that we need."""
 
 
 class Unfinished(SpecbenchError):
@@ -117,32 +101,16 @@ def begin_apart(parent: int) -> None:
 
 
 def _command(path: Path, number: int) -> list[str]:
-    """What runs a pass; see `commands.run`."""
-    specbench = [sys.executable, "-P", "-c", _PROGRAM, json.dumps([*map(str, sys.path)])]
-    resumed = [*specbench, "run", "--resume", str(path)]
-    return [*resumed, "--only-pass", str(number), "--parent", str(os.getpid())]
+    """Return the command that measures a repeat; see `commands.run`."""
+    resumed = ["run", "--resume", str(path), "--only-pass", str(number)]
+    return python_command("specbench_cli.__main__:main", *resumed, "--parent", str(os.getpid()))
 
 
 def finished(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
-    """The exit code of a command, negative for a signal. Nothing of it is left if this is
-    interrupted.
+    """Return the exit code of a command, negative for a signal. If this process is interrupted, so
+    is the command.
 
     Args:
-        descriptors: open files that it shall hold too.
+        descriptors: open files that the command inherits.
     """
-    process = subprocess.Popen(command, pass_fds=descriptors)
-    try:
-        return process.wait()
-    except BaseException:
-        _end(process)
-        raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for grace, ask in zip(GRACE_S, (process.terminate, process.kill), strict=True):
-        try:
-            process.wait(grace)
-            return
-        except subprocess.TimeoutExpired:
-            ask()
-    process.wait()
+    return WorkerProcess(command, descriptors=descriptors).wait()

@@ -1,4 +1,4 @@
-"""A crew over Ray: an actor for each device of a cluster that was started by Ray's own means."""
+"""Workers over Ray: an actor for each device of a cluster that Ray's own commands started."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from specbench_cli.errors import EnvironmentFault, WorkerLost
-from specbench_cli.measure.cluster.worker import Worker
+from specbench_cli.errors import EnvironmentFault, UsageError, WorkerLost
+from specbench_cli.measure.cluster.scheduling import Scheduler
+from specbench_cli.measure.cluster.worker import ClusterWorker
+from specbench_cli.measure.view import RunView
 from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import RunDir
 
 START_S = 300.0
 """The longest that a worker may take to be there: Ray waits as long as its device is taken."""
@@ -30,7 +33,7 @@ _BEGIN = "ray start --head (docs/workers.md says how on several machines, Slurm 
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerDevice:
     """A device that a worker gets for itself, with its share of the node's CPUs."""
 
     node: str
@@ -42,7 +45,7 @@ class Seat:
         return f"{self.address}, {'a GPU' if self.gpus else 'its CPUs'}"
 
 
-def seats(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Seat]:
+def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
     """The devices of a cluster that a run can have: each GPU; the CPUs of each node, as one, where
     it asks for them or no node has a GPU.
 
@@ -60,11 +63,11 @@ def seats(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Seat]:
         for gpus in [node["Resources"].get("GPU", 0)]
     ]
     graphic = [
-        Seat(node, address, cpus // gpus, 1)
+        WorkerDevice(node, address, cpus // gpus, 1)
         for node, address, cpus, gpus in held
         for _ in range(gpus)
     ]
-    plain = [Seat(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
+    plain = [WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
     found = plain if device == "cpu" else graphic if device == "cuda" else graphic or plain
     if not found:
         told = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
@@ -75,8 +78,8 @@ def seats(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Seat]:
     return found
 
 
-class RayCrew:
-    """See `dealing.Crew`; made by `connected`."""
+class RayWorkers:
+    """See `scheduling.Workers`; made by `connected`."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -84,28 +87,27 @@ class RayCrew:
         self._asked: dict[Future[Any], str] = {}
         self._there: set[str] = set()
 
-    def hire(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
-        """See `dealing.Crew`."""
-        found = dict(zip(names, seats(self._ray.nodes(), plan.config.device), strict=False))
+    def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
+        """See `scheduling.Workers`."""
+        found = dict(zip(names, devices(self._ray.nodes(), plan.config.device), strict=False))
         pinned = importlib.import_module("ray.util.scheduling_strategies")
-        actor = self._ray.remote(Worker)
+        actor = self._ray.remote(ClusterWorker)
         order = plan.config.model_dump_json()
-        for name, seat in found.items():
+        for name, place in found.items():
             self._actors[name] = actor.options(
-                num_cpus=seat.cpus,
-                num_gpus=seat.gpus,
-                scheduling_strategy=pinned.NodeAffinitySchedulingStrategy(seat.node, soft=False),
+                num_cpus=place.cpus,
+                num_gpus=place.gpus,
+                scheduling_strategy=pinned.NodeAffinitySchedulingStrategy(place.node, soft=False),
             ).remote(order, str(folder))
-        return {name: str(seat) for name, seat in found.items()}
+        return {name: str(place) for name, place in found.items()}
 
-    def ask(self, name: str, what: str, *args: Any) -> None:
-        """See `dealing.Crew`."""
+    def send(self, name: str, what: str, *args: Any) -> None:
+        """See `scheduling.Workers`."""
         # Of signals that come while one waits, `ray.wait` makes a Ctrl-C, whatever they are.
         self._asked[getattr(self._actors[name], what).remote(*args).future()] = name
 
-    def reply(self) -> tuple[str, Any]:
-        """See `dealing.Crew`. Who does not answer for the first time within `START_S` counts as
-        lost."""
+    def receive(self) -> tuple[str, Any]:
+        """See `scheduling.Workers`. A worker is lost if its first answer takes over `START_S`."""
         new = not self._there.issuperset(self._asked.values())
         done, _ = wait(self._asked, START_S if new else None, FIRST_COMPLETED)
         if not done:
@@ -123,14 +125,14 @@ class RayCrew:
             return name, WorkerLost(why)
         return name, fault or told.result()
 
-    def dismiss(self, name: str) -> None:
-        """See `dealing.Crew`."""
+    def end(self, name: str) -> None:
+        """See `scheduling.Workers`."""
         self._ray.kill(self._actors.pop(name))
 
 
 @contextmanager
-def connected() -> Iterator[RayCrew]:
-    """A crew of the cluster that RAY_ADDRESS names, or that this machine is a node of.
+def connected() -> Iterator[RayWorkers]:
+    """Yield the workers of the cluster that RAY_ADDRESS names, or that this machine is a node of.
 
     Raises:
         EnvironmentFault: Ray is not installed, or there is no such cluster.
@@ -153,15 +155,43 @@ def connected() -> Iterator[RayCrew]:
         finally:
             if asks:
                 signal.signal(signal.SIGTERM, before)
-        crew = RayCrew(ray)
+        workers = RayWorkers(ray)
         try:
-            yield crew
+            yield workers
         finally:
-            for name in [*crew._actors]:
-                crew.dismiss(name)
+            for name in [*workers._actors]:
+                workers.end(name)
             if began:
                 with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
                     ray.shutdown()
+
+
+def measure_on_cluster(
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    in_turn: Path | None,
+    check: Callable[[Mapping[str, Mapping[str, Any]]], object],
+    *,
+    force: bool,
+) -> None:
+    """Measure all repeats of a run, each by fresh workers of a cluster.
+
+    Args:
+        check, force: see `Scheduler`.
+    """
+    if in_turn is not None:
+        raise UsageError(
+            f"--in-turn {in_turn}: runs of one machine take turns, and --executor"
+            f" {plan.config.executor} measures on others",
+            hint="leave one of the two out",
+        )
+    for number in range(1, plan.config.repeats + 1):
+        with connected() as workers:
+            scheduler = Scheduler(plan, run_dir, view, workers, number, check=check, force=force)
+            scheduler.run()
+        if scheduler.is_over:
+            break
 
 
 def _knock(address: str) -> None:

@@ -1,42 +1,39 @@
-"""What the process of a plug-in does: it sees to the import, then decodes what it is asked to."""
+"""Orders of the run, carried out in a plug-in process: import the plug-in, decode its methods."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from multiprocessing.connection import Connection
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from specbench_cli import registry
+from specbench_cli.config import plugin_file
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.verify.hooks import must_return
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
+from specbench_cli.measure import worker_process
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import (
-    WARM_UP_ROUNDS,
-    WARM_UP_TOKENS,
-    Cell,
-    Delay,
-    Measured,
-    measurable,
-    one_line,
-    warm_up,
-)
+from specbench_cli.measure.cell import Cell, Delay, Measured
 from specbench_cli.measure.isolation import answers, state
+from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.step_costs import StepCosts
+from specbench_cli.measure.together import measurable
+from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grammar import Grammar
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
 MOST = 0.9
@@ -44,7 +41,7 @@ MOST = 0.9
 
 
 @dataclass(frozen=True)
-class Opening:
+class LoadOrder:
     """What is needed to decode: the run's configuration, its models by role, what forwards cost,
     the rows, each as (method, label, parameters), and the grammar."""
 
@@ -58,7 +55,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasureOrder:
     """A cell to be measured; see `Cell`. delayed_ns: by what was learnt from the one before."""
 
     prompt: Prompt
@@ -76,7 +73,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasureAnswer:
     """What became of a cell; lost: what is said of a worker of its own that was lost."""
 
     measured: Measured | None
@@ -85,8 +82,8 @@ class Found:
 
 
 @dataclass
-class Inside:
-    """Answers orders, each a method of the same name."""
+class PluginOrders:
+    """Orders that a plug-in process carries out, a method each."""
 
     bench: Bench | None = None
     sampling: Sampling | None = None
@@ -95,11 +92,24 @@ class Inside:
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
     code: state.Seen = field(default_factory=dict)
 
+    def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
+        """Import the plug-in. Return the process-wide state that this changed.
+
+        Args:
+            file: the plug-in; None for those that are installed.
+            held: contents of plug-in files that the run checked.
+        """
+        before = state.seen()
+        plugin_file.hold_all(held)
+        if file is not None:
+            registry.load_plugin(file)
+        return state.changed(before)
+
     def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
         """Make the rows' methods, and ask them all that a run asks; what that changed here."""
         before = state.seen()
         for row in rows:
-            arm = Arm(row.name, row.label, registry.build(row.name, row.params), row.params)
+            arm = Arm(row.name, row.label, row.params)
             for name in ("guarantees", "source", "file_sha256"):
                 getattr(arm, name)
             for name in _PROPERTIES:
@@ -109,13 +119,10 @@ class Inside:
             arm.check_hooks()
         return state.changed(before)
 
-    def open(self, opening: Opening) -> dict[str, Any]:
+    def open(self, opening: LoadOrder) -> dict[str, Any]:
         """Load what is decoded with; what the manifest keeps of trained modules."""
         config = opening.config.model_copy(update={"isolation": "none"})  # it is here
-        self.arms = {
-            label: Arm(name, label, registry.build(name, passed), passed)
-            for name, label, passed in opening.rows
-        }
+        self.arms = {label: Arm(name, label, passed) for name, label, passed in opening.rows}
         models = opening.target, opening.draft, opening.others
         arms = tuple(self.arms.values())
         plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)
@@ -147,12 +154,12 @@ class Inside:
     def measure(
         self,
         label: str,
-        asked: Sequence[Asked],
+        asked: Sequence[MeasureOrder],
         settled: Sequence[tuple[Any, ...]],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[Found]:
+    ) -> list[MeasureAnswer]:
         """Measure cells of a row.
 
         Args:
@@ -167,11 +174,11 @@ class Inside:
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
-            Found(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
+            MeasureAnswer(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
             for cell in cells
         ]
 
-    def _cell(self, label: str, asked: Asked) -> Cell:
+    def _cell(self, label: str, asked: MeasureOrder) -> Cell:
         key = (label, *asked.key)
         if key not in self.cells:
             assert self.bench is not None
@@ -204,37 +211,17 @@ _PROPERTIES = (
 ).split()
 
 
-def serve(parent: int, line: Connection, file: str | None) -> None:
-    """What the process does, from its start to its end.
+def serve() -> NoReturn:
+    """Run a plug-in process from its start to its end; see `worker_process.serve`.
 
-    Args:
-        parent: the process that it must not outlive.
-        file: the plug-in; None for one that is installed.
+    Its first argument is the process that it must not outlive.
     """
-    end_with(parent)
-    os.setsid()  # with all that it starts it can be stopped, and ended
+    end_with(int(sys.argv[1]))
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's
     _first_to_go()
-    me, inside = os.getpid(), Inside()
-    answer = _answered(partial(_imported, file))
-    while True:
-        if os.getpid() != me:  # a plug-in that forked itself
-            os._exit(1)
-        try:
-            line.send_bytes(answers.dump(answer))
-            order, arguments = line.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        answer = _answered(partial(getattr(inside, order), *arguments))
-
-
-def _imported(file: str | None) -> list[str]:
-    before = state.seen()
-    if file is not None:
-        registry.load_plugin(file)
-    return state.changed(before)
+    worker_process.serve(PluginOrders(), lambda work: answers.dump(_answered(work)))
 
 
 def _answered(work: Callable[[], Any]) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""The rows of a pass that are decoded in the processes of their plug-ins."""
+"""Methods of a run that are decoded in plug-in processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
-from specbench_cli.measure.cell import Cell, Measured, Together
-from specbench_cli.measure.isolation.inside import Asked, Found, Opening
-from specbench_cli.measure.isolation.rooms import Room, file_of, room_of
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.measure.cell import Cell, Measured
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
+from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
+from specbench_cli.measure.together import Together
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.store.run_dir import RunDir
 
 
-class Guests:
-    """Opens the rooms of a plan's plug-ins, and measures their rows there.
+class PluginMethods:
+    """The methods of a plan that are measured in plug-in processes.
 
     Args:
         plan: of the run.
@@ -42,20 +44,20 @@ class Guests:
             for arm in plan.arms
             if arm.label in self.labels
         }
-        self._rooms = {
-            arm.label: room_of(files[arm.name]) for arm in plan.arms if arm.name in files
+        self._processes = {
+            arm.label: process_of(files[arm.name]) for arm in plan.arms if arm.name in files
         }
-        self._opened: set[Room] = set()
+        self._opened: set[PluginProcess] = set()
         self._warm: dict[str, tuple[list[int], int]] = {}
         self._cold: set[str] = set()
         self._settled: list[tuple[Any, ...]] = []
         self.heads: dict[str, Any] = {}
         self.unfit: dict[str, SpecbenchError] = {}
-        for room in dict.fromkeys(self._rooms.values()):
+        for process in dict.fromkeys(self._processes.values()):
             try:
-                self.heads |= self._open(room)
+                self.heads |= self._open(process)
             except (UsageError, EnvironmentFault) as fault:
-                own = (label for label, each in self._rooms.items() if each is room)
+                own = (label for label, each in self._processes.items() if each is process)
                 self.unfit |= dict.fromkeys(own, fault)
 
     def warm_up(self, arm: Arm, ids: Sequence[int], capacity: int) -> str | None:
@@ -68,16 +70,16 @@ class Guests:
 
     def measure(
         self, arm: Arm, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float]
-    ) -> list[Found]:
+    ) -> list[MeasureAnswer]:
         """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
         came to no answer."""
-        room, limit = self._rooms[arm.label], self._plan.config.timeout_per_prompt
-        if not room.alive and arm.method.state_scope != "prompt":
+        process, limit = self._processes[arm.label], self._plan.config.timeout_per_prompt
+        if not process.alive and arm.method.state_scope != "prompt":
             raise MethodFault("its process ended before, and with it what it had learnt")
-        if not room.alive:
-            self._opened.discard(room)
-            self._cold |= {label for label, each in self._rooms.items() if each is room}
-        self._open(room)
+        if not process.alive:
+            self._opened.discard(process)
+            self._cold |= {label for label, each in self._processes.items() if each is process}
+        self._open(process)
         if arm.label in self._cold and arm.label in self._warm:
             self._warmed(arm.label)
         asked = [_asked(cell) for cell in cells]
@@ -85,7 +87,7 @@ class Guests:
         began = time.perf_counter_ns()
         with self._run_dir.guarded(arm.label):
             how = size, chunk, [*arrivals]
-            found: list[Found] = room.ask(
+            found: list[MeasureAnswer] = process.ask(
                 "measure", arm.label, asked, settled, *how, within=limit * len(cells)
             )
         took = time.perf_counter_ns() - began
@@ -99,14 +101,14 @@ class Guests:
         """Cells will not be measured again."""
         self._settled += [(arm.label, *_asked(cell).key) for cell in cells]
 
-    def _open(self, room: Room) -> dict[str, Any]:
-        if room in self._opened:
+    def _open(self, process: PluginProcess) -> dict[str, Any]:
+        if process in self._opened:
             return {}
         plan = self._plan
         rows = tuple(
             (arm.name, arm.label, dict(arm.passed))
             for arm in plan.arms
-            if self._rooms.get(arm.label) is room
+            if self._processes.get(arm.label) is process
         )
         names = [name for name, _, _ in rows]
         config = plan.config.model_copy(
@@ -118,42 +120,42 @@ class Guests:
         )
         costs = self._run_dir.manifest.get("step_costs")
         models = plan.target, plan.draft, dict(plan.others)
-        opening = Opening(config, *models, costs, rows, plan.grammar)
+        opening = LoadOrder(config, *models, costs, rows, plan.grammar)
         with self._run_dir.guarded(", ".join(names)):
-            heads: dict[str, Any] = truncate_texts(room.ask("open", opening))
-        self._opened.add(room)
+            heads: dict[str, Any] = truncate_texts(process.ask("open", opening))
+        self._opened.add(process)
         return heads
 
     def _warmed(self, label: str) -> str | None:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
-        room = self._rooms[label]
+        process = self._processes[label]
         with self._run_dir.guarded(label):
-            said: str | None = room.ask("warm_up", label, ids, capacity, within=limit)
+            said: str | None = process.ask("warm_up", label, ids, capacity, within=limit)
         self._cold.discard(label)
         return said
 
 
-class Remote(Together):
+class PluginCells(Together):
     """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
 
     def __init__(
         self,
-        guests: Guests,
+        methods: PluginMethods,
         cells: Sequence[Cell],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
     ) -> None:
         super().__init__(cells, size, chunk, arrivals)
-        self._guests = guests
+        self._methods = methods
 
     def measure(self) -> None:
         """Have them measured; a process that ends fails them."""
         cells = self._cells
         try:
             how = self._size, self._chunk, self._arrivals
-            found = self._guests.measure(cells[0].arm, cells, *how)
+            found = self._methods.measure(cells[0].arm, cells, *how)
         except MethodFault as fault:
             for cell in cells:
                 cell.measured = Measured.failed(f"{cell.arm.label}: {fault.message}")
@@ -166,12 +168,12 @@ class Remote(Together):
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `window.Measurable`."""
         super().settle(other_cpu, void)
-        self._guests.settle(self._cells[0].arm, self._cells)
+        self._methods.settle(self._cells[0].arm, self._cells)
 
 
-def _asked(cell: Cell) -> Asked:
+def _asked(cell: Cell) -> MeasureOrder:
     recording, reference = cell.recording, cell.reference
-    return Asked(
+    return MeasureOrder(
         cell.prompt,
         cell.request.stop.max_new_tokens,
         cell.pass_,

@@ -16,11 +16,12 @@ import pytest
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, UsageError, WorkerLost
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cluster import dealing
-from specbench_cli.measure.cluster.dealing import Dealing
-from specbench_cli.measure.cluster.ray_crew import _missing, _Ours, connected, seats
-from specbench_cli.measure.cluster.worker import Concluded, Introduced, Loaded, Made
+from specbench_cli.measure.cluster import scheduling
+from specbench_cli.measure.cluster.ray_workers import _missing, _Ours, connected, devices
+from specbench_cli.measure.cluster.scheduling import Scheduler
+from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made
 from specbench_cli.measure.manifest import manifest, placed
+from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Ns, Params, Record
@@ -42,7 +43,7 @@ def failed(**facts):
     return Record(**nothing, **of_row, **end, **facts)
 
 
-class FakeCrew:
+class FakeWorkers:
     """Workers that answer at once, and are lost when `fate` says so.
 
     fate: of a worker and a deal, in the order of both, what becomes of it; else it is made.
@@ -56,22 +57,22 @@ class FakeCrew:
         self.asked = deque()
         self.dealt, self.dismissed, self.costs = [], [], []
 
-    def hire(self, names, plan, folder):
+    def start(self, names, plan, folder):
         return {name: f"node {name}" for name in islice(names, self.size)}
 
-    def ask(self, name, what, *args):
+    def send(self, name, what, *args):
         assert name not in [each for each, *_ in self.asked], "one thing at a time"
         self.asked.append((name, what, args))
 
-    def reply(self):
+    def receive(self):
         name, what, args = self.asked.popleft()
         return name, getattr(self, what)(name, *args)
 
-    def dismiss(self, name):
+    def end(self, name):
         self.dismissed.append(name)
 
     def introduce(self, name):
-        own = Introduced(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
+        own = Introduction(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
         return self.introduced.get(name, own)
 
     def load(self, name, costs):
@@ -106,7 +107,7 @@ class FakeCrew:
         return Made(records, prompts, [], {}, None, judged=False)
 
     def conclude(self, name):
-        return Concluded({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
+        return Conclusion({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
 
     def near_ties(self, name, known):
         assert len({key[:2] for key in known.done}) == self.plan.turns
@@ -124,18 +125,18 @@ def plan():
 
 @pytest.fixture
 def deal(plan, tmp_path, monkeypatch, log):
-    """Deal the plan to a crew; returns crew, run and view."""
-    monkeypatch.setattr(dealing, "words", lambda plan: WORDS)
+    """Deal the plan to workers; returns workers, run and view."""
+    monkeypatch.setattr(scheduling, "words", lambda plan: WORDS)
     path = tmp_path / "run"
     view = log()
 
     def run(*, resume=False, force=False, **of_crew):
         run_dir = RunDir.open(path) if resume else RunDir.create(path, manifest(plan, {}))
-        crew = FakeCrew(plan, **of_crew)
-        found = SimpleNamespace(crew=crew, run_dir=run_dir, view=view, fault=None)
+        workers = FakeWorkers(plan, **of_crew)
+        found = SimpleNamespace(workers=workers, run_dir=run_dir, view=view, fault=None)
         try:
-            check = partial(execute._check_weights, run_dir, force=force)
-            Dealing(plan, run_dir, view, crew, 1, check=check, force=force).run()
+            check = partial(check_weights, run_dir, force=force)
+            Scheduler(plan, run_dir, view, workers, 1, check=check, force=force).run()
         except Exception as fault:
             found.fault = fault
         return found
@@ -156,13 +157,13 @@ def test_every_question_is_measured_by_one_worker_with_all_its_rows(plan, deal):
     assert len(list(done.run_dir.records())) == plan.cells
     found = workers_of(done.run_dir)
     assert len(found) == 6 and all(len(own) == 1 for own in found.values())
-    assert {name for name, *_ in done.crew.dealt} == {"1", "2"}
+    assert {name for name, *_ in done.workers.dealt} == {"1", "2"}
     assert done.run_dir.manifest["workers"] == {"1": {"device": "cpu"}, "2": {"device": "cpu"}}
     assert done.run_dir.manifest["machine"]["id"] == "m1"
 
 
 def test_costs_of_forwards_are_the_first_workers_for_all(deal):
-    first, second = deal().crew.costs
+    first, second = deal().workers.costs
     assert first is None and second["target_ns"] == 1.0
 
 
@@ -172,10 +173,10 @@ def test_what_a_lost_worker_was_dealt_goes_to_another_and_nothing_is_twice(plan,
     assert done.fault is None
     assert len({record.key for record in done.run_dir.records()}) == plan.cells
     (again,) = {
-        names for own, *names in map(tuple, done.crew.dealt) if own == "2" for names in names
+        names for own, *names in map(tuple, done.workers.dealt) if own == "2" for names in names
     }
-    assert [name for name, *names in done.crew.dealt if again in names] == ["2", "1"]
-    assert done.crew.dismissed == ["2"]
+    assert [name for name, *names in done.workers.dealt if again in names] == ["2", "1"]
+    assert done.workers.dismissed == ["2"]
     assert done.run_dir.manifest["workers"]["2"] == {"device": "cpu", "lost": "node down"}
     assert any("worker 2 (node 2) was lost: node down" in note for note in done.view.notes)
 
@@ -184,7 +185,7 @@ def test_a_deal_whose_own_worker_process_was_lost_is_not_kept(deal):
     made = Made([], [], [], {}, "pearl's drafter died", judged=False)
     lost = iter([made])
     done = deal(fate=lambda name, names: next(lost, None))
-    assert done.fault is None and done.crew.dismissed == ["1"]
+    assert done.fault is None and done.workers.dismissed == ["1"]
     assert all(own == {"2"} for own in workers_of(done.run_dir).values())
 
 
@@ -203,7 +204,7 @@ def test_without_workers_the_run_says_how_to_go_on_and_a_resumption_makes_what_i
     kept = [record.key for record in first.run_dir.records()]
     assert len(kept) == 3 * 2
     second = deal(resume=True)
-    assert second.fault is None and len(second.crew.dealt) == 3
+    assert second.fault is None and len(second.workers.dealt) == 3
     keys = [record.key for record in second.run_dir.records()]
     assert keys[: len(kept)] == kept and len(set(keys)) == len(keys) == plan.cells
     assert list(second.run_dir.manifest["workers"]) == ["1", "2", "3", "4"]
@@ -230,7 +231,7 @@ def test_a_deal_that_ends_three_workers_ends_the_run(deal):
     ],
 )
 def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, says):
-    other = Introduced(own, {"machine": "m1"}, {})
+    other = Introduction(own, {"machine": "m1"}, {})
     done = deal(introduced={"2": other})
     assert isinstance(done.fault, EnvironmentFault)
     assert done.fault.message.startswith("worker 2 (node 2) has something else than the driver: ")
@@ -242,9 +243,9 @@ def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, 
 
 def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_sees(deal):
     gpus = {str(n): {"machine": "m1", "variable CUDA_VISIBLE_DEVICES": str(n)} for n in (1, 2)}
-    same = {name: Introduced(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
+    same = {name: Introduction(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
     assert deal(introduced=same).fault is None
-    other = {"4": Introduced(WORDS, {"machine": "m2"}, {"id": "m2"})}
+    other = {"4": Introduction(WORDS, {"machine": "m2"}, {"id": "m2"})}
     fault = deal(resume=True, introduced=other).fault
     assert "is of another kind than worker 3 (node 3): machine (m1, there m2)" in fault.message
 
@@ -252,7 +253,7 @@ def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_s
 def test_a_run_goes_on_on_other_machines_only_where_that_is_forced(deal):
     deal(workers=1)
     elsewhere = {
-        name: Introduced(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
+        name: Introduction(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
     }
     refused = deal(resume=True, workers=1, introduced=elsewhere).fault
     assert isinstance(refused, UsageError) and "machine (m1, there m2)" in refused.message
@@ -276,15 +277,15 @@ def test_a_worker_that_does_not_start_is_named_with_what_to_do(deal):
     assert "pip install specbench-cli==" in fault.hint
 
 
-def test_dealing_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
-    monkeypatch.setattr(FakeCrew, "near_ties", lambda *_: None)
+def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
+    monkeypatch.setattr(FakeWorkers, "near_ties", lambda *_: None)
 
     def drops(name, names):
         return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
 
     done = deal(fate=drops)
     assert done.fault is None
-    assert len(done.crew.dealt) == 2 < len(plan.questions)  # one deal for each worker
+    assert len(done.workers.dealt) == 2 < len(plan.questions)  # one deal for each worker
     assert "only vanilla is left: the run ends" in "".join(done.view.notes)
     assert done.run_dir.manifest["dropped"] == {"pld": "ValueError: no"}
 
@@ -296,8 +297,8 @@ def test_a_worker_that_dropped_all_methods_leaves_the_rest_to_the_others(plan, d
         return None
 
     done = deal(fate=drops)
-    assert [name for name, *_ in done.crew.dealt].count("1") == 1
-    assert len(done.crew.dealt) == len(plan.questions)
+    assert [name for name, *_ in done.workers.dealt].count("1") == 1
+    assert len(done.workers.dealt) == len(plan.questions)
 
 
 def test_what_a_worker_refuses_is_told_as_its_own(deal):
@@ -332,13 +333,13 @@ CLUSTER = [node("b", 8, 2), node("a", 4), node("c", 9, alive=False)]
     ],
 )
 def test_a_worker_gets_a_gpu_or_all_of_a_nodes_cpus(nodes, device, expected):
-    found = [(seat.address, seat.cpus, seat.gpus) for seat in seats(nodes, device)]
+    found = [(place.address, place.cpus, place.gpus) for place in devices(nodes, device)]
     assert found == expected
 
 
 def test_a_cluster_without_such_a_device_is_told_with_what_it_has():
     with pytest.raises(EnvironmentFault, match=r"--device cuda: .* \(a: 4 CPUs, 0 GPUs\)") as fault:
-        seats([node("a", 4)], "cuda")
+        devices([node("a", 4)], "cuda")
     assert "--num-gpus=1" in fault.value.hint
 
 

@@ -11,8 +11,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.plan import placement
-from specbench_cli.plan.placement import check_places
+from specbench_cli.measure import placement
+from specbench_cli.measure.placement import check_places
 from specbench_cli.plan.plan import make_plan
 
 

@@ -1,7 +1,7 @@
-"""The driver's side: questions are dealt to workers, and what they made of them is kept.
+"""Scheduling: the driver assigns questions to the workers of a cluster and stores their records.
 
-A question's cells, vanilla's among them, are all of one worker. What a worker was dealt is kept as
-a whole: one that is lost leaves nothing half made, and its questions go to another.
+One worker measures all methods on a question, vanilla included. The records of an assignment are
+stored together: a worker that is lost leaves nothing half done, and another gets its questions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
-from specbench_cli.measure.cluster.worker import Concluded, Introduced, Loaded, Made, words
+from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
 from specbench_cli.measure.evidence import has_near_tie
 from specbench_cli.measure.manifest import is_placed
-from specbench_cli.measure.passes import Answers
-from specbench_cli.measure.repeats import resumption
+from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import RunDir
@@ -36,10 +36,10 @@ _OWN = "CUDA_VISIBLE_DEVICES"
 """The variable in which the workers of a machine differ."""
 
 
-class Crew(Protocol):
-    """Workers, wherever they are; each is asked one thing at a time."""
+class Workers(Protocol):
+    """The workers of a cluster. Each carries out one order at a time, as a `WorkerProcess` does."""
 
-    def hire(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
+    def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
         """Start a worker for each device of the cluster.
 
         Args:
@@ -51,26 +51,26 @@ class Crew(Protocol):
             EnvironmentFault: there is no such device.
         """
 
-    def ask(self, name: str, what: str, *args: Any) -> None:
-        """Have a worker do something: a method of `Worker`."""
+    def send(self, name: str, what: str, *args: Any) -> None:
+        """Have a worker do something: a method of `ClusterWorker`."""
 
-    def reply(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         """Wait for a worker to be done: its name, and what it came to, be it an exception. One that
         is lost came to a WorkerLost."""
 
-    def dismiss(self, name: str) -> None:
+    def end(self, name: str) -> None:
         """End a worker."""
 
 
-class Dealing:
-    """One pass of a run, dealt to a crew that is fresh.
+class Scheduler:
+    """Schedules one repeat of a run on fresh workers.
 
     Args:
         plan: of the run.
         run_dir: which the driver alone writes.
         view: who is told.
-        crew: who measures.
-        number: of the pass.
+        workers: the workers, not started yet.
+        number: of the repeat.
         check: refuses models and heads that are not those that the run was begun with.
         force: go on though the machines are others than those that the run was begun on.
     """
@@ -80,13 +80,13 @@ class Dealing:
         plan: Plan,
         run_dir: RunDir,
         view: RunView,
-        crew: Crew,
+        workers: Workers,
         number: int,
         *,
         check: Callable[[Mapping[str, Mapping[str, Any]]], object],
         force: bool,
     ) -> None:
-        self._plan, self._run_dir, self._view, self._crew = plan, run_dir, view, crew
+        self._plan, self._run_dir, self._view, self._workers = plan, run_dir, view, workers
         self._number, self._check, self._force = number, check, force
         self._answers = Answers.read(run_dir)
         self._where: dict[str, str] = {}
@@ -109,7 +109,7 @@ class Dealing:
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})
-        self._where = {**self._crew.hire(map(str, count(before + 1)), self._plan, Path.cwd())}
+        self._where = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
         self._introduce()
         self._load()
         self._deal()
@@ -117,7 +117,7 @@ class Dealing:
 
     def _introduce(self) -> None:
         """See that every worker is what this run can be measured by."""
-        met: dict[str, Introduced] = self._all("introduce", starting=True)
+        met: dict[str, Introduction] = self._all("introduce", starting=True)
         ours = words(self._plan)
         for name, own in met.items():
             if other := _differing(ours, own.words):
@@ -189,7 +189,7 @@ class Dealing:
             for name in [name for name in self._where if name not in busy][: len(todo)]:
                 at[name] = todo.popleft()
                 known = self._answers.of(at[name])
-                self._crew.ask(name, "measure", self._number, at[name], known)
+                self._workers.send(name, "measure", self._number, at[name], known)
             if not at and self._finished:
                 self._view.note("only vanilla is left: the run ends")
                 break
@@ -245,7 +245,7 @@ class Dealing:
     def _conclude(self) -> None:
         """Have workers look back, and one of them look for near-ties."""
         self._view.stage("decoding first prompts once more")
-        found: list[Concluded] = list(self._all("conclude").values())
+        found: list[Conclusion] = list(self._all("conclude").values())
         manifest = self._run_dir.manifest
         leaks = {label: at for own in found for label, at in own.leaks.items()}
         tolerances = [own.tolerance for own in found if own.tolerance]
@@ -274,7 +274,7 @@ class Dealing:
         out, which while `starting` is an EnvironmentFault."""
         asked = [*self._where] if of is None else of
         for name in asked:
-            self._crew.ask(name, what, *args)
+            self._workers.send(name, what, *args)
         found = {}
         for _ in asked:
             name, told = self._reply()
@@ -291,7 +291,7 @@ class Dealing:
 
     def _reply(self) -> tuple[str, Any]:
         """A worker's answer. Raises what it failed with, saying whose it is."""
-        name, told = self._crew.reply()
+        name, told = self._workers.receive()
         if isinstance(told, SpecbenchError) and not isinstance(told, WorkerLost):
             said = f"worker {name} ({self._where[name]}): {told.message}"
             raise type(told)(said, told.hint) from told
@@ -303,7 +303,7 @@ class Dealing:
         """A worker is no more."""
         where = self._where.pop(name)
         self._view.note(f"worker {name} ({where}) was lost: {why}")
-        self._crew.dismiss(name)
+        self._workers.end(name)
         workers = self._run_dir.manifest["workers"]
         lost = why.partition(";")[0]
         self._run_dir.update(workers={**workers, name: {**workers[name], "lost": lost}})
