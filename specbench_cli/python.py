@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -265,10 +264,10 @@ class Run:
         import pandas
 
         from specbench_cli.report.export import row_dicts
-        from specbench_cli.summary.row import Row
+        from specbench_cli.summary.metrics import NULLABLE_NUMBERS
 
-        figures = {f.name: float for f in fields(Row) if f.type in ("float | None", "int | None")}
-        return pandas.DataFrame(row_dicts(self._reading.summary)).astype(figures)
+        rows = pandas.DataFrame(row_dicts(self._reading.summary))
+        return rows.astype(dict.fromkeys(NULLABLE_NUMBERS, float))
 
     def _page(self) -> str:
         """The report in a frame of its own, which keeps its style and script from the notebook."""

@@ -19,7 +19,7 @@ from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from specbench_cli.compare.outcome import Comparison, RowOutcome
 from specbench_cli.compare.pages import words
+from specbench_cli.summary.metrics import METRICS
 
 Of = Callable[[RowOutcome, Comparison], Any]
 _PLACES = 3
@@ -77,7 +78,7 @@ RULE = _same("rule", lambda row: row.rule)
 WHY = _same("why", lambda row: row.why)
 PAIRS = _same("pairs", lambda row: row.pairs)
 MAT = Column(
-    heading="MAT",
+    heading=METRICS["mat"].heading,
     shown=lambda row, _: (words.mat(row),),
     data={"mat_base": lambda row, _: row.mat[0], "mat_new": lambda row, _: row.mat[1]},
     document={"mat": lambda row, _: dict(zip(("base", "new"), row.mat, strict=True))},

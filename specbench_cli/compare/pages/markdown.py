@@ -10,7 +10,7 @@ from specbench_cli.compare.outcome import Comparison, RowOutcome
 from specbench_cli.compare.pages import columns, words
 from specbench_cli.compare.pages.columns import Column
 from specbench_cli.report.markdown_table import inline, table
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 """A commit, which GitHub and GitLab link."""
@@ -58,7 +58,7 @@ def _table(shown: Sequence[Column], rows: Sequence[RowOutcome], comparison: Comp
 
 def _cell(column: Column, row: RowOutcome, comparison: Comparison) -> str:
     """A cell of a row; the outcome that closes the gate is bold."""
-    said = "<br>".join(map(inline, column.shown(row, comparison))) or text.NONE
+    said = "<br>".join(map(inline, column.shown(row, comparison))) or formats.NONE
     return f"**{said}**" if column is columns.OUTCOME and row in comparison.failed else said
 
 

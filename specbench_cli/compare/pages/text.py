@@ -12,7 +12,7 @@ from specbench_cli.compare.outcome import OUTCOMES, Comparison, RowOutcome
 from specbench_cli.compare.pages import columns, words
 from specbench_cli.compare.trend import ChangePoint, Series, Trends
 from specbench_cli.report.terminal.table import WIDTH
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 _PLACES = 2
 """Prompts named for a finding; TSV has them all."""
@@ -55,7 +55,7 @@ def _say(form: output.Format, line: str) -> None:
 
 def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
     lines = {each.heading: each.shown(row, comparison) for each in columns.TERMINAL}
-    return {name: "; ".join(own) or (name and text.NONE) for name, own in lines.items()}
+    return {name: "; ".join(own) or (name and formats.NONE) for name, own in lines.items()}
 
 
 def print_trends(trends: Trends, form: output.Format = "table") -> None:

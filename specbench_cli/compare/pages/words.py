@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specbench_cli.compare import trend
 from specbench_cli.compare.outcome import OUTCOMES, Change, Comparison, Finding, RowOutcome
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 ACCEPT = "specbench compare --save NAME RUN"
 """The command that makes a run the baseline."""
@@ -107,7 +107,7 @@ def of_rows(n: int) -> str:
 
 def mat(row: RowOutcome) -> str:
     """MAT, once where it is the same."""
-    base, new = (text.number(value) for value in row.mat)
+    base, new = (formats.number(value) for value in row.mat)
     return base if base == new else f"{base} -> {new}"
 
 
@@ -150,7 +150,7 @@ def basis(comparison: Comparison) -> list[str]:
 def figure(kind: str, value: float) -> str:
     """A value of a trend."""
     if kind == trend.SPEEDUP:
-        return text.ratio(value)
+        return formats.ratio(value)
     if kind == trend.ACCEPTANCE:
-        return text.percent(value, 1)
-    return text.number(value, 0 if kind == trend.BAD else 2)
+        return formats.percent(value, 1)
+    return formats.number(value, 0 if kind == trend.BAD else 2)
