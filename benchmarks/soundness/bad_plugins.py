@@ -30,6 +30,7 @@ os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what 
 
 import psutil
 import torch
+import yaml
 
 from specbench_cli import app
 from specbench_cli.measure import quiet
@@ -68,99 +69,8 @@ HARM = "raise RuntimeError('and it fails')"
 
 PLUGINS: dict[str, tuple[str, str, str]] = {
     # name: kind, where, what
-    "exit-0": ("exit", "propose", "sys.exit(0)"),
-    "exit-in-start": ("exit", "start", "raise SystemExit"),
-    "exit-at-import": ("exit", "top", "sys.exit(0)"),
-    "end-0": ("end of the process", "propose", "os._exit(0)"),
-    "end-1": ("end of the process", "start", "os._exit(1)"),
-    "end-at-import": ("end of the process", "top", "os._exit(0)"),
-    "end-when-asked": ("end of the process", "body", "accept = property(lambda self: os._exit(0))"),
-    "interrupt": ("base exception", "propose", "raise KeyboardInterrupt"),
-    "generator-exit": ("base exception", "propose", "raise GeneratorExit"),
-    "own-base": ("base exception", "observe", "raise type('Own', (BaseException,), {})('x')"),
-    "raise-at-import": ("exception", "top", "raise ValueError('at import')"),
-    "raise-in-step": ("exception", "propose", "raise ValueError('in step')"),
-    "raise-in-del": (
-        "exception",
-        "propose",
-        "type('D', (), {'__del__': lambda self: 1 / 0})(); " + HARM,
-    ),
-    "recursion": ("exception", "propose", "return self.propose(session, limit)"),
-    "endless": ("hang", "propose", "while True: pass"),
-    "sleep": ("hang", "propose", "time.sleep(600)"),
-    "deaf": (
-        "hang",
-        "start",
-        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); time.sleep(600)",
-    ),
-    "memory": ("memory", "propose", "self.hoard = [bytearray(1 << 30) for _ in range(4096)]"),
-    "dtype": ("torch", "propose", "torch.set_default_dtype(torch.float64); " + HARM),
-    "dtype-at-import": ("torch", "top", "torch.set_default_dtype(torch.float64)"),
-    "threads": ("torch", "propose", "torch.set_num_threads(2); " + HARM),
-    "gradients": ("torch", "start", "torch.set_grad_enabled(True); " + HARM),
-    "deterministic": ("torch", "start", "torch.use_deterministic_algorithms(True); " + HARM),
-    "seeds": (
-        "seeds",
-        "start",
-        "torch.manual_seed(7); random.seed(7); numpy.random.seed(7); " + HARM,
-    ),
-    "folder": ("process state", "start", "os.chdir('/'); " + HARM),
-    "variables": ("process state", "start", "os.environ.clear(); " + HARM),
-    "handlers": (
-        "process state",
-        "start",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + HARM,
-    ),
-    "collector": (
-        "process state",
-        "start",
-        "gc.disable(); warnings.simplefilter('error'); " + HARM,
-    ),
-    "at-exit": ("process state", "top", "atexit.register(os._exit, 0)"),
-    "patched-verify": (
-        "patched code",
-        "start",
-        "import specbench_cli.engine.verify.decide as d; d.chosen = d.drawn = None",
-    ),
-    "patched-at-import": (
-        "patched code",
-        "top",
-        "import specbench_cli.engine.session as s; s.Session.verify = lambda *a, **k: None",
-    ),
-    "patched-clock": ("patched code", "start", "time.perf_counter_ns = lambda: 0"),
-    "patched-builtins": ("patched code", "start", "builtins.len = lambda x: 0"),
-    "threads-left": (
-        "left over",
-        "start",
-        "[threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()"
-        " for _ in range(2)]",
-    ),
-    "processes-left": (
-        "left over",
-        "start",
-        "subprocess.Popen([sys.executable, '-c', 'while True: pass']); " + HARM,
-    ),
-    "forked": ("left over", "start", "os.fork(); " + HARM),
-    "closed-streams": ("streams", "start", "os.close(1); os.close(2); sys.stdout.close(); " + HARM),
-    "loud": ("streams", "propose", "print('x' * 10**6); " + HARM),
-    "records": (
-        "the run's files",
-        "propose",
-        "folder = Path(__file__).parent / 'records'\n"
-        "        line = (folder / 'prompts.jsonl').read_bytes().splitlines(True)[0]\n"
-        "        (folder / 'records.jsonl').open('ab').write(line)",
-    ),
-    "records-kept": (
-        "the run's files",
-        "start",
-        "file = Path(__file__).parent / 'records-kept' / 'manifest.json'\n"
-        "        when = file.stat().st_mtime_ns\n"
-        "        file.write_bytes(file.read_bytes().replace(b'running', b'gnunnir'))\n"
-        "        os.utime(file, ns=(when, when))",
-    ),
-    "crash": ("crash", "propose", "ctypes.string_at(0)"),
-    "abort": ("crash", "start", "os.abort()"),
-    "stopped": ("crash", "start", "os.kill(os.getpid(), signal.SIGSTOP)"),
+    name: (each["kind"], each["where"], each["what"] + f"; {HARM}" * each.get("fails", False))
+    for name, each in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
 

@@ -83,16 +83,15 @@ class Datastore(SuffixArray, Artifact):
 def write(
     texts: Iterable[Sequence[int]], vocab_size: int, folder: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Make a datastore of texts in token ids and write it; a folder is whole or is not there.
+    """Make a datastore of texts in token ids and write it to a new folder.
 
     Args:
         facts: for "specbench" in config.json: where the texts are from.
     """
     tokens, order = Datastore.sort(texts, vocab_size)
-    part = folder.with_name(folder.name + ".part")
-    part.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     held = {"tokens": torch.from_numpy(tokens), "order": torch.from_numpy(order)}
-    save_file(held, part / "model.safetensors", {"format": "pt"})
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
     config = {
         "vocab_size": vocab_size,
         "tokens": len(tokens),
@@ -100,9 +99,4 @@ def write(
         "specbench": {"kind": Datastore.kind, **facts},
     }
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (part / "config.json").write_text(text, encoding="utf-8")
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").unlink(missing_ok=True)  # without it the folder is refused
-    for name in ("model.safetensors", "config.json"):
-        (part / name).replace(folder / name)
-    part.rmdir()
+    (folder / "config.json").write_text(text, encoding="utf-8")

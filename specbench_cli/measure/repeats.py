@@ -72,7 +72,7 @@ def run_apart(run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, 
     code = finished([*_command(path, number), *flags], () if lock is None else (lock.fd,))
     if code >= DONE and code - DONE in set(ExitCode):
         return
-    kept = kept or any(run_dir.records())
+    kept = kept or run_dir.has_records
     hint = resumption(path) if kept else None
     if code < 0:
         name = signal.Signals(-code).name

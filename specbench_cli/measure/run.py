@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from specbench_cli.plan.plan import REFERENCE, Plan, fitting, make_plan, reason
 from specbench_cli.plan.tune import Tuning
 from specbench_cli.store import matrix
 from specbench_cli.store.run_dir import COSTS, MOST_BYTES, ORDER, RunDir, new_path
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import Key, Record
 
 if TYPE_CHECKING:
     from specbench_cli.measure.method_costs import Between
@@ -134,6 +134,12 @@ def reopen(
     if run_dir.manifest.get("status") == "finished":
         if not part:
             run_dir.remove_dead_lock()
+        if force and not part:
+            run_dir.hold()
+            try:
+                run_dir.accept_changes()
+            finally:
+                run_dir.release()
         return None, run_dir
     if part:
         run_dir.share_parent_lock()
@@ -161,12 +167,13 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
-    run_dir.answered()  # a damaged record is told before anything changes
+    answered = run_dir.answered()  # a damaged record is told before anything changes
     begun, going_on = run_dir.manifest.get("program", {}), program(first)
     theirs: dict[str, str] = {}
     if config.executor != "local":  # what is said of the machine is the workers', who look at it
         theirs = {key: word for key, word in begun.items() if is_placed(key)}
     _same(run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force)
+    _check_planned(plan, run_dir, answered)
     run_dir.update(status="running", program=going_on | theirs)
     return plan
 
@@ -297,9 +304,10 @@ def run(
         run_dir.read()  # what other processes wrote
         if only_pass is None:
             _check_complete(plan, run_dir)
-            records = run_dir.records()
-            loud = plan.config.allow_noise and any(noisy(record.other_cpu) for record in records)
-            run_dir.close("finished", finished_utc=now(), noisy=loud)
+            # Read every record, so that a wrong one is found before the run is marked as finished.
+            loud = [record.other_cpu for record in run_dir.records() if noisy(record.other_cpu)]
+            is_noisy = plan.config.allow_noise and bool(loud)
+            run_dir.close("finished", finished_utc=now(), noisy=is_noisy)
             run_dir.forget_order()
     except BaseException as fault:
         empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
@@ -307,9 +315,13 @@ def run(
         if empty and not _measured(run_dir):
             run_dir.discard()
         else:
-            # The disk is full, or another process uses the folder: keep the status "running".
-            with suppress(OSError, ConcurrentWriteError):
-                run_dir.read()
+            # The disk is full, another process uses the folder, or a file is damaged: keep the
+            # status "running", with which a resumption accepts lines without a digest.
+            with suppress(OSError, ConcurrentWriteError, UsageError):
+                with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
+                    run_dir.read()
+                if only_pass is None and not alone and not dealt:
+                    run_dir.adopt_lines()
                 run_dir.close("interrupted")
         raise
     finally:
@@ -321,6 +333,19 @@ def run(
 def _result(run_dir: RunDir) -> Result:
     records = list(run_dir.records())
     return Result(run_dir.path, exit_code(records, run_dir.manifest), void(records))
+
+
+def _check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[Key]) -> None:
+    """Raise UsageError if the run contains a record or a prompt that is not in its plan.
+
+    A run that was resumed with --force may have had another plan before. It is labelled.
+    """
+    if run_dir.manifest.get("mixed"):
+        return
+    keys = set(plan.keys())
+    if foreign := next((key for key in answered if key not in keys), None):
+        raise run_dir.foreign_record(foreign)
+    run_dir.check_prompts({key[:2] for key in keys})
 
 
 def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
@@ -356,6 +381,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
+        _check_planned(rehearsal, trial, trial.answered())
         trial.resume()
     else:
         trial = RunDir.create(path, manifest(rehearsal, {}))
@@ -396,7 +422,9 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
         resumed: folder of the run to resume to measure missing outputs; None: this run.
 
     Raises:
-        ConcurrentWriteError: records are missing that the run measured.
+        ConcurrentWriteError: records are missing that the run measured, or another program changed
+            or added some.
+        UsageError: a record or a prompt is not in the plan.
     """
     if plan.config.tune is not None:
         plan = tune.tuned(plan, run_dir.manifest)
@@ -408,7 +436,7 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
             " run decoded: it was removed or overwritten during the run",
             hint=_ANEW,
         )
-    if missing := plan.missing_from(answered, run_dir.manifest):
+    if missing := plan.missing_from(answered, run_dir.manifest, run_dir.wrote):
         prompt, turn, label, pass_ = missing[0]
         raise ConcurrentWriteError(
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
@@ -416,11 +444,12 @@ def _check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) ->
             " or overwritten during the run",
             hint=f"{resumption(resumed or run_dir.path)} measures them again",
         )
+    _check_planned(plan, run_dir, answered)
 
 
 def _measured(run_dir: RunDir) -> bool:
     """Whether anything was measured that would be lost with the folder."""
-    return any(run_dir.records()) or (run_dir.path / tune.FOLDER).exists()
+    return run_dir.has_records or (run_dir.path / tune.FOLDER).exists()
 
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:

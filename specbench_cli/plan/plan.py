@@ -229,26 +229,46 @@ class Plan:
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
+    def keys(self) -> Iterator[Key]:
+        """Return the keys of all outputs that the run may contain."""
+        for process in range(1, self.config.repeats + 1):
+            for pass_ in self.passes(process):
+                for question in self.questions:
+                    for turn in range(1, len(question.turns) + 1):
+                        for arm in self.arms:
+                            yield question.prompt_id, turn, arm.label, pass_
+
     def missing_from(
-        self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
+        self,
+        answered: Mapping[Key, list[int] | None],
+        manifest: Mapping[str, Any],
+        wrote: Callable[[Key], bool] = lambda _: False,
     ) -> list[Key]:
         """Return the keys of outputs that a finished run should contain but does not.
 
-        These outputs may be missing: those of methods that were left out or dropped, those of
-        prompts that --stop-after left out, and those of turns after one on which vanilla failed. If
-        all methods except vanilla were dropped, any output may be missing.
+        These outputs may be missing if the run did not write them: those of methods that were left
+        out or dropped, those of prompts that --stop-after left out, and those of turns after one on
+        which vanilla failed. If all methods except vanilla were dropped, any output may be missing.
 
         Args:
             answered: Outputs of the run by key, each with its token ids.
             manifest: Manifest of the run.
+            wrote: Returns True if the run wrote the record with this key.
         """
+        expected = set(self._expected(answered, manifest))
+        keys = (key for key in self.keys() if key not in answered)
+        return [key for key in keys if key in expected or wrote(key)]
+
+    def _expected(
+        self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
+    ) -> Iterator[Key]:
+        """Return the keys of outputs that a finished run contains; see `missing_from`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):
-            return []
+            return
         absent = {*(manifest.get("left_out") or {}), *dropped}
         labels = [arm.label for arm in self.arms if arm.label not in absent]
         begun = {(prompt_id, pass_) for prompt_id, _, _, pass_ in answered}
-        missing: list[Key] = []
         processes = range(1, self.config.repeats + 1)
         for pass_ in (pass_ for process in processes for pass_ in self.passes(process)):
             for question in self.questions:
@@ -259,9 +279,7 @@ class Plan:
                     before = (own, turn - 1, REFERENCE, pass_)
                     if turn > 1 and answered.get(before) is None:
                         break
-                    keys = [(own, turn, label, pass_) for label in labels]
-                    missing += [key for key in keys if key not in answered]
-        return missing
+                    yield from ((own, turn, label, pass_) for label in labels)
 
     def facts(self) -> dict[str, Any]:
         """The plan for a person or a program to read."""

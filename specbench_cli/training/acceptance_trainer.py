@@ -1,6 +1,7 @@
 """Training an acceptance head: labels, schedule, what it is worth on held-out replies, export."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,8 +10,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
+from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
 from specbench_cli.training.acceptance import (
@@ -106,8 +109,9 @@ class AcceptanceTrainer(HeadTrainer):
 
         def progress(point: loop.Point) -> None:
             if point.step % MEASURE_EVERY == 0 or point.step == point.steps:
-                with log.open("a", encoding="utf-8") as file:
-                    row = {"step": point.step, "kl": divergence(predicted(), told)}
+                row = {"step": point.step, "kl": divergence(predicted(), told)}
+                fd = files.open_own(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                with os.fdopen(fd, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             self.report(recipe.name, point)
 
@@ -194,28 +198,24 @@ def calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
 def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
     """Write model.safetensors (fp16, a repeated block once) and config.json, as the authors do;
     `facts` go under "specbench"."""
-    folder.mkdir(parents=True, exist_ok=True)
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(named, staging / "model.safetensors", metadata={"format": "pt"})
+        (staging / "config.json").write_text(text, encoding="utf-8")
 
 
 def _write(replies: Sequence[Labelled], file: Path) -> None:
     lengths = torch.tensor([0, *(len(reply.ids) for reply in replies)])
-    part = file.with_suffix(".part")
-    save_file(
-        {
-            "ids": torch.cat([reply.ids for reply in replies]),
-            "drafted": torch.cat([reply.drafted for reply in replies]),
-            "chances": torch.cat([reply.chances for reply in replies]),
-            "starts": torch.tensor([reply.start for reply in replies]),
-            "ends": lengths.cumsum(0),
-        },
-        part,
-    )
-    part.replace(file)
+    content = {
+        "ids": torch.cat([reply.ids for reply in replies]),
+        "drafted": torch.cat([reply.drafted for reply in replies]),
+        "chances": torch.cat([reply.chances for reply in replies]),
+        "starts": torch.tensor([reply.start for reply in replies]),
+        "ends": lengths.cumsum(0),
+    }
+    files.replace(file, serialize(content))
 
 
 def _read(file: Path) -> list[Labelled]:

@@ -1,6 +1,7 @@
 """Runs that take turns: one at work at a time, whatever becomes of the other."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -178,10 +179,20 @@ def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
         assert not own.pass_on()
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_or_a_pipe_is_refused_at_once(tmp_path, kind):
+    mine, place = tmp_path / "mine", tmp_path / "turns"
+    mine.write_text("{}")
+    place.symlink_to(mine) if kind == "link" else os.mkfifo(place)
+    with pytest.raises(UsageError, match=r"--in-turn .*turns is a link"):
+        Turns(place)
+    assert mine.read_text() == "{}"
+
+
 def test_file_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UsageError, match="--in-turn") as caught:
         Turns(tmp_path)
-    assert "can be written" in caught.value.hint
+    assert "does not exist" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", '{"mine": 1}', "words"])

@@ -11,7 +11,7 @@ from methods._artifacts.exits import ExitPredictors, looked_at, seen
 from methods.specee import SpecEE, SpecEEParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.training.heads.exits import Read, always, export, fit, looks_of, read, schedule
 
@@ -237,6 +237,17 @@ def test_what_is_read_is_what_the_layers_say(family):
     said = target.unembed(target.norm(left))[len(prompts[0]) : -1].argmax(-1)
     own = torch.tensor(text[len(prompts[0]) + 1 :])
     assert had.right[:n, 0].tolist() == (said == own).tolist()
+
+
+def test_training_writes_through_no_link(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "exits").mkdir()
+    (tmp_path / "exits/config.json").symlink_to(mine)
+    with pytest.raises(UsageError, match="specbench did not write this"):
+        export(tmp_path / "exits", *fit(one_layer()), {})
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "exits/model.safetensors").exists()
 
 
 def test_what_training_wrote_is_read(tmp_path, family):

@@ -101,67 +101,64 @@ def _instead(owner: object, name: str, wrong: object) -> Callable[[], Any]:
     return lambda: patch.object(owner, name, wrong)
 
 
+def _engine_fault(
+    name: str,
+    check: str,
+    owner: object,
+    function: str,
+    wrong: object,
+    subject: Subject | None = None,
+) -> Fault:
+    """Return a fault that replaces a function of the engine, by default for `sps`."""
+    return Fault(name, check, subject or _sps(), _instead(owner, function, wrong))
+
+
 FAULTS: tuple[Fault, ...] = (
-    Fault("residual from p", "law", _sps(), _instead(verify, "residual", engine.residual_from_p)),
+    _engine_fault("residual from p", "law", verify, "residual", engine.residual_from_p),
     Fault("softmax q with a greedy draft", "law", _sps(methods.GreedyDraft)),
     Fault("q without the temperature", "law", _sps(methods.UnwarpedLaw)),
     Fault("unlikely draft tokens taken back", "law", _sps(methods.DropsTheUnlikely)),
-    Fault(
-        "bonus from the unwarped law",
-        "law",
-        _sps(),
-        _instead(Session, "warp", engine.unwarped_bonus),
-    ),
-    Fault(
-        "bonus from a residual", "law", _sps(), _instead(verify, "rejection", engine.residual_bonus)
-    ),
-    Fault(
-        "one uniform for two tests",
-        "law",
-        _sps(),
-        _instead(verify, "rejection", engine.one_uniform),
-    ),
-    Fault(
-        "accepted where p exceeds q",
-        "law",
-        _sps(),
-        _instead(verify, "rejection", engine.likelier_stands),
-    ),
-    Fault("rows off by one", "law", _sps(), _instead(verify, "rejection", engine.next_rows)),
-    Fault(
+    _engine_fault("bonus from the unwarped law", "law", Session, "warp", engine.unwarped_bonus),
+    _engine_fault("bonus from a residual", "law", verify, "rejection", engine.residual_bonus),
+    _engine_fault("one uniform for two tests", "law", verify, "rejection", engine.one_uniform),
+    _engine_fault("accepted where p exceeds q", "law", verify, "rejection", engine.likelier_stands),
+    _engine_fault("rows off by one", "law", verify, "rejection", engine.next_rows),
+    _engine_fault(
         "one random number for all trials",
         "generator",
+        SeededRandom,
+        "bernoulli",
+        engine.one_number,
         _sps(length=3),
-        _instead(SeededRandom, "bernoulli", engine.one_number),
     ),
     Fault("one generator for all prompts", "order", _sps(), engine.one_generator),
-    Fault(
-        "EOS inside an accepted block missed",
-        "tokens",
-        _sps(),
-        _instead(StopRule, "cut", engine.eos_last_only),
+    _engine_fault(
+        "EOS inside an accepted block missed", "tokens", StopRule, "cut", engine.eos_last_only
     ),
     Fault("draft tokens emitted unverified at the end", "tokens", _sps(methods.EmitsUnverified)),
     Fault("output one token short", "tokens", _sps(methods.StopsShort)),
     Fault("padding that matches by luck", "tokens", _pld(methods.PadsItsDraft)),
-    Fault(
+    _engine_fault(
         "target state kept for a rejected token",
         "states",
-        _sps(),
-        _instead(Session, "commit", engine.keeps_the_rejected),
+        Session,
+        "commit",
+        engine.keeps_the_rejected,
     ),
     Fault("draft state kept for a rejected token", "states", _sps(methods.ForgetsNothing)),
-    Fault(
+    _engine_fault(
         "recurrent state not rolled back",
         "recurrent",
-        _sps(),
-        _instead(RecurrentState, "_return", engine.returns_nowhere),
+        RecurrentState,
+        "_return",
+        engine.returns_nowhere,
     ),
-    Fault(
+    _engine_fault(
         "tokens that a recurrent state lacks not fed again",
         "recurrent",
-        _sps(),
-        _instead(Scoring, "_apart", engine.reads_the_root_alone),
+        Scoring,
+        "_apart",
+        engine.reads_the_root_alone,
     ),
     Fault("draft positions off by one", "states", _sps(methods.OffByOne)),
     Fault("stale draft state", "states", _sps(methods.SkipsAToken)),
@@ -173,121 +170,127 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("lookup one token late", "repeating text", _pld(methods.OneTokenLate)),
     Fault("index kept from the prompt before", "order", _pld(methods.KeepsItsIndex)),
-    Fault("q ignored", "acceptance", _sps(), _instead(verify, "rejection", engine.ignores_q)),
+    _engine_fault("q ignored", "acceptance", verify, "rejection", engine.ignores_q),
     Fault("untested levels counted as tested", "counters", _sps(methods.CountsAllAsTested)),
     Fault("draft not clipped to the budget", "tokens", _sps(methods.ExceedsTheBudget)),
     Fault("p/q on the likeliest children", "law", _tree(trees.RatioOfTopK, 1, law="iid")),
-    Fault(
+    _engine_fault(
         "without replacement and no renormalising",
         "law",
+        verify_tree,
+        "remaining",
+        trees.unnormalised,
         _tree(depth=1),
-        _instead(verify_tree, "remaining", trees.unnormalised),
     ),
-    Fault(
+    _engine_fault(
         "several draws at one tree node",
         "law",
+        verify_tree,
+        "point_mass",
+        trees.several_draws,
         _tree(depth=1, law="point"),
-        _instead(verify_tree, "point_mass", trees.several_draws),
     ),
-    Fault(
+    _engine_fault(
         "siblings tested against one law",
         "law",
+        verify_tree,
+        "multi_round",
+        trees.against_one_law,
         _tree(depth=1, law="iid"),
-        _instead(verify_tree, "multi_round", trees.against_one_law),
     ),
     Fault("wrong child order without replacement", "law", _tree(trees.OrderedBackwards, 1)),
-    Fault(
+    _engine_fault(
         "tree positions by number, not by depth",
         "tokens",
+        scoring,
+        "rows_of",
+        trees.by_number,
         _tree(),
-        _instead(scoring, "rows_of", trees.by_number),
     ),
-    Fault(
-        "tree rows kept from the front",
-        "states",
-        _tree(),
-        _instead(Session, "commit", trees.first_rows),
+    _engine_fault(
+        "tree rows kept from the front", "states", Session, "commit", trees.first_rows, _tree()
     ),
     Fault("children below the wrong parents", "twin draft", _tree(trees.WrongParents)),
     Fault("wrong child order: the worst first", "twin draft", _tree(trees.WorstFirst)),
-    Fault(
+    _engine_fault(
         "draft tree at positions one too high",
         "twin draft",
+        Levels,
+        "_forget",
+        trees.one_too_high,
         _tree(),
-        _instead(Levels, "_forget", trees.one_too_high),
     ),
     Fault("drafted rows of a head kept", "states", _mtp(trees.KeepsItsDraft)),
     Fault("rows of a head made of predicted features", "states", _mtp(trees.KeepsPredicted)),
-    Fault("features one token late", "twin draft", _mtp(), _instead(Tape, "read", trees.one_late)),
-    Fault(
+    _engine_fault("features one token late", "twin draft", Tape, "read", trees.one_late, _mtp()),
+    _engine_fault(
         "features of rejected nodes",
         "states",
+        Tape,
+        "keep",
+        trees.first_features,
         Subject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
-        _instead(Tape, "keep", trees.first_features),
     ),
     Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsPending, 4)),
     Fault("one number for a window's first two", "law", _pearl(parallel.TestsTwoWithOneNumber)),
     Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
     Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
     Fault("a grammar passed over", "grammar", _sps(methods.DecidesForItself)),
-    Fault(
-        "all nodes masked as the root",
-        "grammar",
-        _sps(),
-        _instead(Masking, "__call__", engine.masks_of_the_root),
+    _engine_fault(
+        "all nodes masked as the root", "grammar", Masking, "__call__", engine.masks_of_the_root
     ),
     Fault("a lossy rule that calls itself exact", "tokens", _lossy(methods.CallsItselfExact)),
-    Fault(
+    _engine_fault(
         "relaxed tokens told as accepted",
         "counters",
+        decide,
+        "_origins",
+        engine.all_accepted,
         _lossy(),
-        _instead(decide, "_origins", engine.all_accepted),
     ),
-    Fault(
+    _engine_fault(
         "an accept rule asked at the token's own row",
         "counters",
+        session,
+        "passing",
+        engine.asked_a_row_late,
         _lossy(),
-        _instead(session, "passing", engine.asked_a_row_late),
     ),
-    Fault(
+    _engine_fault(
         "a window prepared for another token",
         "states",
+        Rollouts,
+        "settle",
+        windows.for_another_token,
         _mirror(length=2),
-        _instead(Rollouts, "settle", windows.for_another_token),
     ),
-    Fault(
-        "rows of another sequence",
-        "batch",
-        _sps(),
-        _instead(Batch, "score", engine.rows_of_the_next),
-    ),
+    _engine_fault("rows of another sequence", "batch", Batch, "score", engine.rows_of_the_next),
     Fault("one draft for all sequences", "batch", _sps(methods.DraftsForTheFirst)),
-    Fault(
+    _engine_fault(
         "noise of the first sequence for all of a batch",
         "batch",
-        _sps(),
-        _instead(Batch, "prefill", engine.noise_of_the_first),
+        Batch,
+        "prefill",
+        engine.noise_of_the_first,
     ),
-    Fault(
+    _engine_fault(
         "a seat taken with the noise of who left it",
         "batch",
-        _sps(),
-        _instead(Harness, "seat", engine.chance_of_who_left),
+        Harness,
+        "seat",
+        engine.chance_of_who_left,
     ),
     Fault("states by place among those still decoded", "batch", _sps(methods.DraftsByPlace)),
     Fault("one state for all of a batch, kept for a run", "batch", _sps(methods.KeepsItsState)),
     Fault("outputs known from the pass before", "order", _sps(methods.KnowsThePassBefore)),
-    Fault(
-        "pass 2 drawn as pass 1",
-        "generator",
-        _sps(),
-        _instead(SeededRandom, "__init__", engine.one_pass),
-    ),
-    Fault(
+    _engine_fault("pass 2 drawn as pass 1", "generator", SeededRandom, "__init__", engine.one_pass),
+    _engine_fault(
         "a prepared window that ends with the likeliest token",
         "generator",
+        Rollouts,
+        "_take",
+        windows.likeliest_last,
         _mirror(length=1),
-        _instead(Rollouts, "_take", windows.likeliest_last),
     ),
     Fault("laws of the version before", "law", _sps(learning.LearnsInTheMiddle, 1)),
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
@@ -315,18 +318,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("drawn from the top 10, q reported whole", "law", _sps(laws.DrawsFromTen, 5)),
     Fault("drawn from the whole law, q of the top 50", "law", _sps(laws.TellsFifty, 5)),
     Fault("draft temperature 0.5, q at 1", "law", _sps(laws.ColderThanTold, 5)),
-    Fault(
-        "top-p before top-k",
-        "law",
-        _sps(length=1),
-        _instead(sampling, "cut", laws.top_p_first),
-    ),
-    Fault(
-        "top-p before top-k, coupled",
-        "tokens",
-        _sps(),
-        _instead(sampling, "cut", laws.top_p_first),
-    ),
+    _engine_fault("top-p before top-k", "law", sampling, "cut", laws.top_p_first, _sps(length=1)),
+    _engine_fault("top-p before top-k, coupled", "tokens", sampling, "cut", laws.top_p_first),
     Fault("q 10% wrong from the fifth level on", "law", _sps(laws.WrongFromTheFifth, 5)),
     Fault("q in half precision", "law", _sps(laws.TellsHalfPrecision, 5)),
     Fault("q cut and the draw not", "law", _sps(laws.CutsOnlyWhatItTells)),
@@ -335,11 +328,8 @@ FAULTS: tuple[Fault, ...] = (
         "law",
         Subject("sps-tree", laws.MixesUpTheLast, (SpsTreeParams(width=2, depth=5, law="iid"),)),
     ),
-    Fault(
-        "residual of the first 1,024 tokens",
-        "law",
-        _sps(),
-        _instead(verify, "residual", laws.residual_of_the_first),
+    _engine_fault(
+        "residual of the first 1,024 tokens", "law", verify, "residual", laws.residual_of_the_first
     ),
     Fault(
         "no tail in the draws where the threshold is off",
@@ -352,11 +342,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault("other steps from the sixth prompt on", "order", _sps(clock.ForgetsFromTheSixth)),
     Fault("no drafts from the sixteenth prompt on", "order", _sps(clock.ForgetsFromTheSixteenth)),
     # Faults that act late, after a rejection, on ties, or on several nodes of one level.
-    Fault(
+    _engine_fault(
         "the third token tested with the first random number",
         "law",
+        verify,
+        "rejection",
+        late.third_with_the_first_number,
         _sps(length=5),
-        _instead(verify, "rejection", late.third_with_the_first_number),
     ),
     Fault("q 10% wrong from the third token on, drawn twice", "law", _sps(late.DrawsOnceMore, 5)),
     Fault("q 10% wrong for the fourth token alone", "law", _sps(late.WrongAtTheFourth, 5)),
@@ -374,12 +366,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
-    Fault(
-        "ties cut off by top-k",
-        "law",
-        _sps(),
-        _instead(sampling, "cut", late.no_ties),
-    ),
+    _engine_fault("ties cut off by top-k", "law", sampling, "cut", late.no_ties),
     Fault(
         "features of the step before after a rejection",
         "mixed draft",

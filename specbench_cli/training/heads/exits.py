@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from methods._artifacts.exits import TOP, ExitPredictors, looked_at, seen
 from methods.specee import SpecEEParams
+from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.workspace import Workspace
@@ -253,10 +254,10 @@ def export(
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what they are worth go under
     "specbench"."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     told = {"kind": "exits", **facts, "held_out": asdict(worth)}
     config = {"n_layers": len(named["down"]) + 1, "layers": list(made.layers), "specbench": told}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
+        (staging / "config.json").write_text(text, encoding="utf-8")

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from specbench_cli import registry
+from specbench_cli import files, registry
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -230,10 +230,10 @@ def export(
 ) -> None:
     """Write model.safetensors and config.json; `facts` and what it is worth go under
     "specbench"."""
-    folder.mkdir(parents=True, exist_ok=True)
     named = {"weight": weight.contiguous(), "bias": bias.contiguous()}
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     told = {"kind": "judge", **facts, "held_out": asdict(judged)}
     config = {"hidden_size": len(weight), "specbench": told}
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(named, staging / "model.safetensors", metadata={"format": "pt"})
+        (staging / "config.json").write_text(text, encoding="utf-8")
