@@ -285,26 +285,18 @@ class Row:
         align="l",
         plain=True,
     )
-    baseline: str = metric(
-        lambda o: o.baseline, "label of the row that speedups are over", default=BASELINE
-    )
+    baseline: str = metric(lambda o: o.baseline, "label of the row that speedups are over")
     text_compared: bool = metric(
         lambda o: any(r.extra and TEXT in r.extra for r in o.records),
         "whether ids are those of the text, tokenised here",
-        default=False,
     )
     upper_bound: bool = metric(
-        lambda o: o.upper_bound,
-        "whether it read vanilla's output: a bound on others, not ranked",
-        default=False,
+        lambda o: o.upper_bound, "whether it read vanilla's output: a bound on others, not ranked"
     )
-    control: bool = metric(
-        lambda o: o.control, "whether lossy rows are compared with it", default=False
-    )
+    control: bool = metric(lambda o: o.control, "whether lossy rows are compared with it")
     failed_why: str | None = metric(
         lambda o: next((r.error for r in o.records if r.error is not None), None),
         "error of the first failed output",
-        default=None,
     )
     state_scope: str | None = metric(
         lambda o: o.state_scope,
@@ -313,7 +305,6 @@ class Row:
         form=text_or_none,
         align="l",
         plain=True,
-        default=None,
     )
     synthetic: str | None = metric(
         lambda o: o.first.synthetic,
@@ -322,7 +313,6 @@ class Row:
         form=lambda value: "synthetic" if value else "real",
         align="l",
         optional=True,
-        default=None,
     )
     tokens_per_joule: float | None = metric(
         lambda o: o.tokens_per_joule(),
@@ -330,7 +320,6 @@ class Row:
         unit="tokens/J",
         heading="tok/J",
         optional=True,
-        default=None,
     )
     devices: int = metric(None, "devices that its workers computed on", default=1)
     letters: str = metric(
@@ -346,13 +335,11 @@ class Row:
     rare_questions: int = metric(
         lambda o: rare.count if (rare := o.shown(o.wall).rare) else 0,
         "rare questions that decide the speedup",
-        default=0,
     )
     speedup_without_rare: float | None = metric(
         lambda o: rare.speedup_without if (rare := o.shown(o.wall).rare) else None,
         "speedup without these",
         unit="x",
-        default=None,
     )
     speedup: float | None = metric(
         lambda o: o.shown(o.wall).ratio,
@@ -414,14 +401,10 @@ class Row:
         tsv="accept",
     )
     alpha: float | None = metric(
-        lambda o: quotient(o.accepted, o.tested),
-        "accepted / tested",
-        heading="alpha",
-        form=percent,
+        lambda o: quotient(o.accepted, o.tested), "accepted / tested", heading="alpha", form=percent
     )
     acceptance_by_position: tuple[float, ...] = metric(
-        MethodOutputs.acceptance_by_position,
-        "of the steps that drafted the level",
+        MethodOutputs.acceptance_by_position, "of the steps that drafted the level"
     )
     nodes_per_step: float | None = metric(
         lambda o: quotient(o.nodes, sum(o.counts)),
@@ -466,7 +449,6 @@ class Row:
         heading="draft kept",
         form=_whole,
         optional=True,
-        default=None,
     )
     draft_discarded: int | None = metric(
         lambda o: o.ledger.get("draft_discarded"),
@@ -475,7 +457,6 @@ class Row:
         heading="draft discarded",
         form=_whole,
         optional=True,
-        default=None,
     )
     target_kept: int | None = metric(
         lambda o: o.ledger.get("target_kept"),
@@ -484,7 +465,6 @@ class Row:
         heading="target kept",
         form=_whole,
         optional=True,
-        default=None,
     )
     target_discarded: int | None = metric(
         lambda o: o.ledger.get("target_discarded"),
@@ -493,7 +473,6 @@ class Row:
         heading="target discarded",
         form=_whole,
         optional=True,
-        default=None,
     )
     method_kept: int | None = metric(
         lambda o: o.ledger.get("method_kept"),
@@ -502,13 +481,9 @@ class Row:
         heading="method's own",
         form=_whole,
         optional=True,
-        default=None,
     )
     method_discarded: int | None = metric(
-        lambda o: o.ledger.get("method_discarded"),
-        "the same, discarded",
-        unit="tokens",
-        default=None,
+        lambda o: o.ledger.get("method_discarded"), "the same, discarded", unit="tokens"
     )
     scored: int | None = metric(
         lambda o: o.ledger.get("scored"),
@@ -517,7 +492,6 @@ class Row:
         heading="scored",
         form=_whole,
         optional=True,
-        default=None,
     )
     reuse_rate: float | None = metric(
         MethodOutputs.reuse_rate,
@@ -526,9 +500,7 @@ class Row:
         form=percent,
     )
     discard_rate: float | None = metric(
-        lambda o: o.rates[0],
-        "drafted tokens that do not stand / tokens",
-        heading="discarded",
+        lambda o: o.rates[0], "drafted tokens that do not stand / tokens", heading="discarded"
     )
     verification_rate: float | None = metric(
         lambda o: o.rates[1], "target forwards / tokens", heading="verified"
@@ -566,9 +538,7 @@ class Row:
     share_draft: float | None = metric(lambda o: o.shares[1], "draft's share of decode time")
     share_host: float | None = metric(lambda o: o.shares[2], "host's share of decode time")
     learn_share: float | None = metric(
-        MethodOutputs.learn_share,
-        "share of learning between requests in wall time",
-        default=None,
+        MethodOutputs.learn_share, "share of learning between requests in wall time"
     )
     identical: int = metric(lambda o: o.verdicts["identical"], "outputs with vanilla's tokens")
     near_tie: int = metric(
@@ -619,15 +589,12 @@ class Row:
     reference_read: int = metric(
         MethodOutputs.reference_read,
         "vanilla's outputs that transformers' own module was asked about",
-        default=0,
     )
     likelihood_deviations: float | None = metric(
-        lambda o: o.surprise[0],
-        "deviations of drawn outputs from the target's distribution",
-        default=None,
+        lambda o: o.surprise[0], "deviations of drawn outputs from the target's distribution"
     )
     likelihood_chance: float | None = metric(
-        lambda o: o.surprise[1], "probability of such deviations", default=None
+        lambda o: o.surprise[1], "probability of such deviations"
     )
     log_likelihood_difference: float | None = metric(
         lambda o: one.difference if (one := o.evidence.likelihood) else None,
@@ -680,16 +647,11 @@ class Row:
         heading="peak MB",
         form=lambda value: _whole(None if value is None else value / 1e6),
     )
-    complete: int | None = metric(
-        lambda o: o.finished("eos"), "outputs that completed the grammar", default=None
-    )
-    cut: int | None = metric(
-        lambda o: o.finished("length"), "outputs that the budget cut", default=None
-    )
+    complete: int | None = metric(lambda o: o.finished("eos"), "outputs that completed the grammar")
+    cut: int | None = metric(lambda o: o.finished("length"), "outputs that the budget cut")
     valid: int | None = metric(
         lambda o: sum(r.valid is True for r in o.records) if o.constrained else None,
         "complete outputs that belong to the grammar",
-        default=None,
     )
     score: float | None = metric(
         lambda o: mean([r.score for r in o.records if r.score is not None]),
@@ -715,7 +677,6 @@ class Row:
         heading="n",
         form=lambda n: _whole(n or None),
         when=_lossy,
-        default=0,
     )
     over_random: float | None = metric(
         None, "score less that of its random control, which accepts as many tokens", default=None
