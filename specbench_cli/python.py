@@ -26,7 +26,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     import pandas
 
-    from specbench_cli.compare.outcome import Comparison
+    from specbench_cli.comparison.outcome import Comparison
     from specbench_cli.report.reading import Reading
 
 Named = str | os.PathLike[str]
@@ -157,9 +157,9 @@ def compare(
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
     from specbench_cli.commands.compare import GATE, TOLERANCE, as_share
-    from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.outcome import gate
-    from specbench_cli.compare.reading import side
+    from specbench_cli.comparison.compare import compare as put_together
+    from specbench_cli.comparison.outcome import gate
+    from specbench_cli.comparison.reading import side
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
@@ -293,12 +293,12 @@ class Compared:
 
     def __str__(self) -> str:
         """The verdict in a line."""
-        from specbench_cli.compare.pages.words import headline
+        from specbench_cli.comparison.pages.words import headline
 
         return output.plain(headline(self._comparison))
 
     def _repr_markdown_(self) -> str:
-        from specbench_cli.compare.pages.markdown import render
+        from specbench_cli.comparison.pages.markdown import render
 
         return render(self._comparison)
 
@@ -314,7 +314,7 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.compare.pages.columns import flat
+        from specbench_cli.comparison.pages.columns import flat
 
         rows = [flat(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
@@ -322,7 +322,7 @@ class Compared:
 
     def show(self) -> None:
         """Show what changed: rendered in a notebook, elsewhere as the command prints it."""
-        from specbench_cli.compare.pages import text
+        from specbench_cli.comparison.pages import text
 
         if _in_notebook():
             _display({"text/markdown": self._repr_markdown_(), "text/plain": str(self)})
