@@ -20,7 +20,6 @@ EXAMPLES = (
     "specbench audit --all --resume",
     "specbench audit --plugin my_method.py",
     "specbench audit sps pld --json --out certificates",
-    "specbench audit --self-test",
 )
 EPILOG = "\n\n".join(
     (
@@ -41,10 +40,6 @@ def audit(asked: AuditOptions) -> ExitCode:
     is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of acceptance
     are checked there and on a tiny Llama.
     """
-    if asked.self_test:
-        if asked.given("methods", "every", "plugins", "out", "resume"):
-            raise UsageError("--self-test takes no methods", "specbench audit --self-test")
-        return _self_test(asked.as_json)
     names = _names(asked.methods, asked.every, asked.plugins)
     from specbench_cli.judge.broken import CERTIFICATES
 
@@ -142,18 +137,3 @@ def _write(certificate: Certificate, folder: Path, overwrite: bool) -> None:
         files.write_listed(_file(folder, certificate.method), text, overwrite=overwrite)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _self_test(json: bool) -> ExitCode:
-    """Plant every known fault and see that it is caught."""
-    from specbench_cli.audit.selftest import self_test
-
-    rows = []
-    for caught in self_test():
-        rows.append(caught)
-        if json:
-            output.json_line(caught.facts())
-    if not json:
-        output.rows([caught.facts() for caught in rows])
-        output.note(f"{sum(caught.caught for caught in rows)} of {len(rows)} faults caught")
-    return ExitCode.OK if all(caught.caught for caught in rows) else ExitCode.BAD_ANSWER

@@ -14,7 +14,7 @@ from specbench_cli.config import options
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.compare.outcome import Comparison
+    from specbench_cli.comparison.outcome import Comparison
     from specbench_cli.config.commands import CompareOptions
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
@@ -67,11 +67,11 @@ def compare(asked: CompareOptions) -> ExitCode:
 def _compare(asked: CompareOptions) -> ExitCode:
     """Both gates over BASE and NEW."""
     formats = _checked_formats(asked)
-    from specbench_cli.compare.outcome import as_share, gate
+    from specbench_cli.comparison.outcome import as_share, gate
 
     let_pass, closing = as_share(asked.tolerance), gate(asked.fail_on)
-    from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.reading import side
+    from specbench_cli.comparison.compare import compare as put_together
+    from specbench_cli.comparison.reading import side
 
     failed, (first, second) = False, asked.sides
     for name, pair in _pairs(first, second).items():
@@ -111,14 +111,14 @@ def _told(
     found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
 ) -> None:
     """Print a comparison, or write it."""
-    from specbench_cli.compare.pages.words import headline
+    from specbench_cli.comparison.pages.words import headline
 
     if form == "json":
-        from specbench_cli.compare.pages.as_dict import as_dict
+        from specbench_cli.comparison.pages.as_dict import as_dict
 
         output.json_line(as_dict(found))
     elif not formats:
-        from specbench_cli.compare.pages.text import show
+        from specbench_cli.comparison.pages.text import show
 
         show(found, form)
     elif out is None:
@@ -171,7 +171,7 @@ def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) ->
 
 
 def _rendered(found: Comparison, name: str) -> str:
-    from specbench_cli.compare.pages import as_dict, junit, markdown
+    from specbench_cli.comparison.pages import as_dict, junit, markdown
 
     renderings: dict[str, Callable[[Comparison], str]] = {
         "markdown": markdown.render,
@@ -187,8 +187,8 @@ def _document(content: dict[str, Any]) -> str:
 
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
-    from specbench_cli.compare.baselines.baseline import save
-    from specbench_cli.compare.reading import folders
+    from specbench_cli.comparison.baselines.baseline import save
+    from specbench_cli.comparison.reading import folders
     from specbench_cli.store.run_dir import folder
 
     if not runs:
@@ -202,19 +202,19 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 def _over_time(asked: CompareOptions) -> ExitCode:
     """Print trends; draw them into a folder."""
-    from specbench_cli.compare.trend import over_time
+    from specbench_cli.comparison.trend import over_time
 
     trends, out = over_time(asked.sides), asked.out
     if asked.printed == "json":
-        from specbench_cli.compare.pages.as_dict import trends_as_dict
+        from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
-        from specbench_cli.compare.pages.text import print_trends
+        from specbench_cli.comparison.pages.text import print_trends
 
         print_trends(trends, asked.printed)
     if out is not None:
-        from specbench_cli.compare.pages.figure import write
+        from specbench_cli.comparison.pages.figure import write
 
         try:
             with files.staging_folder(out, overwrite=asked.overwrite) as staging:

@@ -218,9 +218,6 @@ class AuditOptions(CommandOptions):
     as_json: Annotated[bool, Option(OUTPUT, None, "Certificates as JSON lines.", name="--json")] = (
         False
     )
-    self_test: Annotated[
-        bool, Option(AUDITED, None, "Plant known faults; every one must be caught.")
-    ] = False
 
 
 class ListOptions(CommandOptions):

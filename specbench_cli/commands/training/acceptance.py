@@ -13,7 +13,7 @@ from specbench_cli.config import options
 
 if TYPE_CHECKING:
     from specbench_cli.config.train import AcceptanceOptions
-    from specbench_cli.training.acceptance_trainer import AcceptanceResult
+    from specbench_cli.training.acceptance import AcceptanceResult
 
 CALIBRATION = "acceptance_calibration"
 
@@ -26,8 +26,7 @@ def specdec(asked: AcceptanceOptions) -> None:
     held out, OUT/acceptance_calibration.json and .png compare what the head predicts with the
     labels.
     """
-    from specbench_cli.training.acceptance import ACCEPTANCE
-    from specbench_cli.training.acceptance_trainer import AcceptanceTrainer
+    from specbench_cli.training.acceptance import ACCEPTANCE, AcceptanceTrainer
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 

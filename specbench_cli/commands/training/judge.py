@@ -13,10 +13,11 @@ from specbench_cli.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from methods.judge.training import Judged, Mined
     from specbench_cli.config.train import JudgeOptions
     from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.tasks import Family
-    from specbench_cli.training.heads.judge import Asked, Judged, Mined
+    from specbench_cli.training.heads.judge import Asked
 
 
 @options.parsed_command("specbench_cli.config.train:JudgeOptions")
@@ -27,8 +28,9 @@ def judge(asked: JudgeOptions) -> None:
     answer, the target goes on, and the task's scorer says whether the answer is as good. OUT/judge
     has the head; its config.json says what it is worth on questions held out.
     """
+    from methods.judge.training import fit
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
-    from specbench_cli.training.heads.judge import N_QUESTIONS, export, fit
+    from specbench_cli.training.heads.judge import N_QUESTIONS, export
 
     shared.check_model(asked.out, "judge")
     models, other = shared.target_and_draft(asked.target, asked.draft)

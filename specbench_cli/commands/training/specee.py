@@ -11,9 +11,9 @@ from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from methods.specee.training import Read, Worth
     from specbench_cli.config.train import ExitsOptions
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.heads.exits import Read, Worth
 
 
 @options.parsed_command("specbench_cli.config.train:ExitsOptions")
@@ -24,8 +24,9 @@ def specee(asked: ExitsOptions) -> None:
     is already the target's. OUT/exits has them; its config.json says what they are worth on
     questions held out.
     """
+    from methods.specee.training import fit
     from specbench_cli.engine.models.checkpoint import Weights
-    from specbench_cli.training.heads.exits import N_QUESTIONS, export, fit
+    from specbench_cli.training.heads.exits import N_QUESTIONS, export
 
     shared.check_model(asked.out, "exits")
     models, other = shared.target_and_draft(asked.target, asked.draft)

@@ -14,7 +14,7 @@ from specbench_cli.report.figures.drawing import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from specbench_cli.training.acceptance_trainer import Bin
+    from specbench_cli.training.acceptance import Bin
     from specbench_cli.training.align import Said
 
 
