@@ -19,18 +19,24 @@ from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.cell import Cell, Delay, Measured
 from specbench_cli.measure.dropped import Dropped
-from specbench_cli.measure.evidence import has_near_tie, near_ties, pictured, texts
 from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
-from specbench_cli.measure.judging import REPLAY, Group, Judging
+from specbench_cli.measure.judging import (
+    REPLAY,
+    Group,
+    Judging,
+    has_near_tie,
+    near_ties,
+    pictured,
+    texts,
+)
 from specbench_cli.measure.machine_lock import Turns
 from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.method_costs import Between
 from specbench_cli.measure.prompts import Known, Prompts
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import Measurable, QuietMeter, Windows
 from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
 from specbench_cli.measure.together import measurable
 from specbench_cli.measure.view import RunView
-from specbench_cli.measure.window import Measurable, Windows
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import REFERENCE, Plan, wave
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -234,7 +240,7 @@ class Repeat:
             turn += 1
 
     def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """See `evidence.near_ties`.
+        """See `judging.near_ties`.
 
         Args:
             needed: True if an output of the run is a near-tie. None reads it from the records.

@@ -50,8 +50,7 @@ def probe(
     from specbench_cli.measure.machine import fingerprint
     from specbench_cli.measure.method_costs import costs_of, models_of, sessions, sizes, together
     from specbench_cli.measure.probe import ROUNDS, Probe
-    from specbench_cli.measure.quiet import QuietMeter
-    from specbench_cli.measure.window import Windows
+    from specbench_cli.measure.quiet import QuietMeter, Windows
     from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction_table import print_costs
 

@@ -17,7 +17,7 @@ from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
-from specbench_cli.measure.evidence import has_near_tie
+from specbench_cli.measure.judging import has_near_tie
 from specbench_cli.measure.manifest import is_placed
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import Progress, RunView
