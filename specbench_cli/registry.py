@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,19 +111,33 @@ _plugged_in: dict[str, Entry] = {}
 
 @cache
 def ours() -> dict[str, Entry]:
-    """Return the built-in methods by name, in the order of `FAMILIES`.
+    """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
-    Each class in `methods/` declares the attributes of its entry. They are read from the source
-    text, because importing the classes would import torch.
+    Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
+    entry. They are read from the source text, because importing the classes would import torch.
     """
-    root = importlib.resources.files("methods")
     found: dict[str, Entry] = {}
-    for file in sorted(root.iterdir(), key=lambda each: each.name):
-        if file.name.endswith(".py") and not file.name.startswith("_"):
-            module = f"methods.{file.name.removesuffix('.py')}"
-            found |= parse_entries(file.read_text(encoding="utf-8"), module)
-    ranks = {family: rank for rank, family in enumerate(FAMILIES)}
-    return dict(sorted(found.items(), key=lambda item: ranks[item[1].family]))
+    for module, file in _sources():
+        found |= parse_entries(file.read_text(encoding="utf-8"), module)
+    return dict(sorted(found.items(), key=lambda item: _place(*item)))
+
+
+def _place(name: str, entry: Entry) -> tuple[int, str]:
+    """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
+    return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
+
+
+def _sources() -> Iterator[tuple[str, Traversable]]:
+    """Yield the name and file of each module that defines methods, ordered by method."""
+    root = importlib.resources.files("methods")
+    for each in sorted(root.iterdir(), key=lambda each: each.name.removesuffix(".py")):
+        name = each.name.removesuffix(".py")
+        if name.startswith("_"):
+            continue
+        if (whole := each / "method.py").is_file():
+            yield f"methods.{name}.method", whole
+        elif each.name.endswith(".py"):
+            yield f"methods.{name}", each
 
 
 def parse_entries(text: str, module: str) -> dict[str, Entry]:

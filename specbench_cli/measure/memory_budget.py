@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specbench_cli.config.run import RunConfig, nbytes
-from specbench_cli.engine.drafting.lengths import LengthParams
+from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of

@@ -74,8 +74,8 @@ class Plan:
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        from specbench_cli.engine.verify.contrast import Contrast
         from specbench_cli.engine.verify.sampling import Sampling
+        from specbench_cli.engine.verify.uscd import Contrast
 
         asked = self.config
         contrast = None if asked.contrast is None else Contrast(**asked.contrast)

@@ -8,7 +8,6 @@ import pytest
 
 import methods.sps_tree
 from methods.sps import Sps
-from specbench_cli.audit.faults.engine import likelier_stands
 from specbench_cli.compare.compare import compare
 from specbench_cli.compare.outcome import FAIL_ON
 from specbench_cli.compare.reading import side
@@ -23,6 +22,7 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
+from tests.audit.faults.engine import likelier_stands
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.audit.faults import clock
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock
@@ -16,6 +15,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.together import Together
 from specbench_cli.plan.arm import Arm
+from tests.audit.faults import clock
 
 
 def cell(kind, place=0):
