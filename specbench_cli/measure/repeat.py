@@ -193,7 +193,7 @@ class Repeat:
                 self._between.round()
 
     def look_back(self) -> None:
-        """Decode the pass's first prompt once more, without a clock, by every method that says it
+        """Decode the first prompt once more, without a clock, by every method that says it
         keeps nothing from prompt to prompt: it must come to the same."""
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():

@@ -101,7 +101,7 @@ class Scheduler:
         return bool(self._finished) and self._where.keys() <= self._finished
 
     def run(self) -> None:
-        """Have the pass's missing questions measured, and keep them.
+        """Have the missing questions of the repeat measured, and store their records.
 
         Raises:
             EnvironmentFault: no device, or a worker that is not as the driver and the others are.

@@ -128,7 +128,7 @@ class ClusterWorker:
         )
 
     def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
-        """Measure questions of a pass.
+        """Measure questions of a repeat.
 
         Args:
             known: what the run holds of them.
