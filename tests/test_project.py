@@ -133,7 +133,8 @@ def test_the_site_leads_to_every_page_and_to_the_gallery():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
     assert {page.name for page in PAGES[1:]} | {"index.md"} <= said
-    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
+    for page, mark in (("gallery", "<!-- gallery -->"), ("glossary", "<!-- metrics -->")):
+        assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").count(mark) == 1
 
 
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from specbench_cli import output
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 _MEANT = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"
@@ -62,7 +62,7 @@ def table(
 
 def _field(value: object, escaped: bool) -> str:
     if value is None:
-        return text.NONE
+        return formats.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
     said = output.plain(" ".join(str(value).split())) if escaped else inline(value)

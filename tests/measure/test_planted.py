@@ -23,7 +23,7 @@ import torch
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.compare.reading import side
+from specbench_cli.comparison.reading import side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder
@@ -589,6 +589,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
 OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("name", OURS)
 def test_no_method_decodes_with_logits_that_are_not_finite(run, name):

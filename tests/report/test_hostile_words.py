@@ -18,8 +18,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from specbench_cli import app, output
-from specbench_cli.compare.pages import junit
-from specbench_cli.compare.pages import markdown as comparison_page
+from specbench_cli.comparison.pages import junit
+from specbench_cli.comparison.pages import markdown as comparison_page
 from specbench_cli.report.export import harmless
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
