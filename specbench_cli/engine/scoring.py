@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, Part, State, no_trees
+from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.sequence import Text
@@ -318,7 +318,7 @@ class Partial(Metered):
         assert state.length() == written
         return out.rows
 
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """None: a part of the target drafts for one sequence at a time."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",
@@ -595,7 +595,7 @@ class Scoring:
         early = {at: torch.cat([each.taps[at] for each in outs], 1) for at in taps}
         return self.take(Out(out.logits, out.hidden, early | dict(out.taps)))
 
-    def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Part:
+    def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
         """What `forward` would compute, for a forward that several sequences share; what comes of
         it goes to `take`."""
         if self.beside is not None:
@@ -605,9 +605,9 @@ class Scoring:
         if draft is not None and not self.state.by_row:
             return self._apart(x, draft)
         how = {} if draft is None else self._shape(draft)
-        return Part(x, self.state, logits_at=logits_at, place=self._place, **how)
+        return ModelInput(x, self.state, logits_at=logits_at, place=self._place, **how)
 
-    def _apart(self, x: Tokens, draft: Draft) -> Part:
+    def _apart(self, x: Tokens, draft: Draft) -> ModelInput:
         """The draft's rows alone, for a state that can go back to the ends of forwards only: what
         is committed and not in it, the root included, is read by a forward before."""
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
@@ -615,9 +615,9 @@ class Scoring:
         known = x.ids.shape[1] - draft.nodes
         self._again = known - 1
         if not draft.nodes:
-            return Part(x, self.state, place=self._place)
+            return ModelInput(x, self.state, place=self._place)
         self._root = self.target.forward(Tokens(x.ids[:, :known]), self.state, taps=self.layers)
-        return Part(Tokens(x.ids[:, known:]), self.state, logits_at="all", place=self._place)
+        return ModelInput(Tokens(x.ids[:, known:]), self.state, logits_at="all", place=self._place)
 
     @property
     def layers(self) -> Sequence[int]:

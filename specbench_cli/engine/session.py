@@ -19,7 +19,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.drafts import Drafts, Seen, check_rows
 from specbench_cli.engine.learning import Memory, trainable
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
@@ -164,7 +164,7 @@ class Harness:
         first, self._taken = self._taken, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
-    def brings(self, draft: Draft) -> Part:
+    def brings(self, draft: Draft) -> ModelInput:
         """What `score` of a draft would compute, for a forward of the target that all of a batch
         share."""
         session = self._session
@@ -176,7 +176,7 @@ class Harness:
         """Tokens of the prompt that the target has not read."""
         return self.text.prompt_length - self._session._scoring.ready()
 
-    def reads(self, n: int) -> Part:
+    def reads(self, n: int) -> ModelInput:
         """The next n tokens of the prompt, for such a forward; see `unread`."""
         scoring, last = self._session._scoring, n == self.unread
         x = Tokens(self._session.since(scoring.ready()).ids[:, :n])
@@ -621,10 +621,10 @@ class Session:
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         logits_at: LogitsAt = "last",
-    ) -> Part:
+    ) -> ModelInput:
         """What this sequence brings to a draft model's forward that all of a batch share
         (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
-        return Part(x, state, positions, mask, logits_at, self._place or 0)
+        return ModelInput(x, state, positions, mask, logits_at, self._place or 0)
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""

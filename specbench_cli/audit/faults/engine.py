@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Harness, Session
@@ -211,7 +211,7 @@ def returns_nowhere(self: Any, seq: int, n: int, firm: int) -> None:
     del self._stops[seq][:-1]
 
 
-def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
+def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> ModelInput:
     """Of the committed tokens that a recurrent target lacks, reads the last one only."""
     return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
