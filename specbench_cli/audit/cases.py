@@ -32,9 +32,10 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
-from specbench_cli.engine.scoring import Partial
+from specbench_cli.engine.partial import Partial
+from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.sampling import Rule, Sampling

@@ -33,7 +33,7 @@ from specbench_cli.audit.faults import (
     windows,
 )
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring, session
+from specbench_cli.engine import scoring
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
@@ -43,8 +43,9 @@ from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify import decide, sampling
+from specbench_cli.engine.verify import decide, sampling, verifier
 from specbench_cli.engine.verify import siblings as verify_tree
+from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
@@ -110,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "bonus from the unwarped law",
         "law",
         _sps(),
-        _instead(Session, "warp", engine.unwarped_bonus),
+        _instead(Chooser, "warp", engine.unwarped_bonus),
     ),
     Fault(
         "bonus from a residual", "law", _sps(), _instead(verify, "rejection", engine.residual_bonus)
@@ -247,7 +248,7 @@ FAULTS: tuple[Fault, ...] = (
         "an accept rule asked at the token's own row",
         "counters",
         _lossy(),
-        _instead(session, "passing", engine.asked_a_row_late),
+        _instead(verifier, "passing", engine.asked_a_row_late),
     ),
     Fault(
         "a window prepared for another token",

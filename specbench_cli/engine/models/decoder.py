@@ -289,9 +289,7 @@ class Decoder(ABC):
         ran = self.ran + 1
         for at in layers:
             self.run(
-                ModelInput(
-                    Hidden(rows), state, positions, logits_at=None, layers=(at, at + 1)
-                )
+                ModelInput(Hidden(rows), state, positions, logits_at=None, layers=(at, at + 1))
             )
         self.ran = ran
 

@@ -225,9 +225,7 @@ class FusedStack(Decoder):
             logits = self._logits(h, b, logits_at, plan.scratch)
         return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
 
-    def _replayed(
-        self, recorder: Recorder, model_input: ModelInput, state: KVState
-    ) -> Out | None:
+    def _replayed(self, recorder: Recorder, model_input: ModelInput, state: KVState) -> Out | None:
         """Replay a recorded forward. Return None if this one is not recorded."""
         shape, lengths = Shape.of(model_input), state.lengths[0]
         if (
