@@ -34,8 +34,9 @@ from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.sampling import Rule, Sampling

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock, Meter, Metered
-from specbench_cli.engine.session import Request, Session, Shared
+from specbench_cli.engine.request import Request, Shared
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Loans, Workspace

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import is_
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_checks import DraftChecks, check_ids, check_shape
-from specbench_cli.engine.sequence import Text
+from specbench_cli.engine.session_view import SessionView
 from specbench_cli.engine.types import Draft, Law, Out
-from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.processor import Processing
-from specbench_cli.engine.verify.random import Random
 
 
-class DraftBuilder:
-    """The part of a session that builds drafts.
+class DraftBuilder(SessionView):
+    """The part of a session that builds drafts."""
 
-    Args:
-        text: The text that is drafted for.
-        chooser: The way tokens are chosen.
-        processing: Changes the target's logits. None means that nothing does.
-    """
-
-    def __init__(self, text: Text, chooser: Chooser, processing: Processing | None) -> None:
-        self._text, self._chooser, self._processing = text, chooser, processing
-        self._checks = DraftChecks(text, chooser)
-        self._nothing = host.ids((), text.device)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        processor = self.sampling.processor
+        self._processing: Processing | None = None if processor is None else processor.begin()
+        self._checks = DraftChecks(self._text, self._chooser)
+        self._nothing = host.ids((), self._text.device)
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -135,30 +130,6 @@ class DraftBuilder:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.ranked(rows, width, self._text.position, depths)
-
-    # ---- distributions and random numbers -------------------------------------------------------
-
-    @property
-    def random(self) -> Random:
-        """The primitives `categorical` and `bernoulli`."""
-        return self._chooser.random
-
-    def warp(self, rows: Tensor) -> Tensor:
-        """The laws [..., V] that logits stand for under this session's temperature and cuts."""
-        return self._chooser.warp(rows)
-
-    def noise(self, first: int, n: int = 1) -> Tensor:
-        """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
-        return self._chooser.noise(first, n)
-
-    def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Decision scores of logits [n, V] at output positions first...: their argmax is the
-        choice.
-
-        Args:
-            depths: how far behind `first` each row stands; default: one after another.
-        """
-        return self._chooser.scores(rows, first, depths)
 
     # ---- inside ---------------------------------------------------------------------------------
 

@@ -8,89 +8,31 @@ The measuring program's part of a session is its `Harness`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.drafts import DraftBuilder
 from specbench_cli.engine.halted import Halted
-from specbench_cli.engine.learning import Memory, trainable
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.look_ahead import Beside
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
-from specbench_cli.engine.models.head import FeatureHead, Trained
-from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
-from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
+from specbench_cli.engine.request import Request, Shared
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.seen import Seen, SeenSteps
-from specbench_cli.engine.sequence import Finish, Recording, StopRule, Text
-from specbench_cli.engine.types import (
-    Draft,
-    Features,
-    Forward,
-    Outcome,
-    Source,
-    Step,
-    Sublayer,
-    Tokens,
-)
+from specbench_cli.engine.sequence import Recording
+from specbench_cli.engine.types import Draft, Features, Forward, Outcome, Step, Sublayer, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.choosing import Chooser
-from specbench_cli.engine.verify.random import Random, SeededRandom
-from specbench_cli.engine.verify.sampling import Noise, Sampling
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.verifier import Verifier
 from specbench_cli.engine.verify.weakened import Weakened
-from specbench_cli.engine.workers.drafter import Brief, Drafter
-from specbench_cli.engine.workers.transport import Hiring, Worker
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
-    reads the prompt otherwise (`Decoder.parted`) those that its text begins with. `topic` is
-    its task's category, for what learns from it once it has ended."""
-
-    prompt_id: str
-    turn: int
-    ids: tuple[int, ...]
-    stop: StopRule
-    source: Source | None = None
-    topic: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        target: Decoder,
-        prompt_id: str,
-        turn: int,
-        ids: Sequence[int],
-        stop: StopRule,
-        topic: str = "",
-    ) -> Request:
-        """A prompt as a target reads it."""
-        text, source = target.parted(ids)
-        return cls(prompt_id, turn, text, stop, source, topic)
-
-    def state(self, decoder: Decoder, capacity: int) -> State:
-        """A state of a decoder for this request."""
-        state = decoder.new_state(capacity)
-        if self.source is not None:
-            decoder.attach(state, self.source)
-        return state
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the sessions of a batch have in common, a trace, and the place of one among them."""
-
-    meter: Meter
-    place: int
 
 
 class Harness:
@@ -106,10 +48,10 @@ class Harness:
         policy: what sets the length of its drafts by who is beside it, if anything does.
     """
 
-    def __init__(self, session: Session, meter: Meter, reference: Sequence[int] | None) -> None:
+    def __init__(self, session: Session, reference: Sequence[int] | None) -> None:
         self._session, self.text = session, session._text
-        self.meter, self.reference = meter, reference
-        self.workers: list[Worker] = []
+        self.meter, self.reference = session._meter, reference
+        self.workers = session._workers
         self.beside: Sequence[Session] = (session,)
         self.policy: Any = None
         self._taken, self._begun = 0, False
@@ -145,7 +87,7 @@ class Harness:
         )
         if (contrast := session.sampling.contrast) is not None:
             request, target = session.requests[0], session.target
-            session._weakened = session._verifier.weakened = Weakened(
+            session._verifier.weakened = Weakened(
                 contrast,
                 target,
                 lend(target.decoder, 0),
@@ -194,24 +136,22 @@ class Harness:
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
-        if session._weakened is not None:
-            session._weakened.commit(first)
+        if (weakened := session._verifier.weakened) is not None:
+            weakened.commit(first)
         self.forwards()  # these are no step's
 
 
 class Session(DraftBuilder):
-    """One request being decoded by one method.
+    """One request being decoded by one method: what it sees, the drafts that it builds, and the
+    steps that verify them.
 
     Attributes:
-        requests: what is decoded (one request today).
-        target: the target behind a meter; its forwards count as verification.
-        device: where the target computes.
-        sampling: the decoding rule.
-        memory: what the method keeps between prompts when its state scope is "run".
         harness: for the measuring program.
 
     With a `recording`, its tokens decide in place of the target (`replay`).
     """
+
+    _scoring: Scoring
 
     def __init__(
         self,
@@ -226,50 +166,31 @@ class Session(DraftBuilder):
         reference: Sequence[int] | None = None,
         shared: Shared | None = None,
     ) -> None:
-        self._workspace = workspace
-        decoder = self._decoder("target")
-        self.device = decoder.device
-        self._lend: Callable[[Decoder, int], State]
-        self._scoring: Scoring
-        self._place = None if shared is None else shared.place
-        self._own_chance = random is None
-        self.requests = (request,)
-        self.sampling = sampling
-        self._pass = pass_
-        self.memory = Memory() if memory is None else memory
-        processor = sampling.processor
-        self._weakened: Weakened | None = None
-        size = workspace.output_vocab_size or decoder.vocab_size
-        self._noise = Noise(sampling.seed, request.prompt_id, request.turn, size, self.device)
-        if random is None:
-            who = sampling.seed, request.prompt_id, request.turn
-            random = SeededRandom(*who, pass_, self.device)
-        chooser = Chooser(sampling, random, self._noise, size)
-        meter = Meter(self.device) if shared is None else shared.meter
-        text = Text(request.ids, request.stop, self.device, meter.clock.now)
-        super().__init__(text, chooser, None if processor is None else processor.begin())
-        self.harness = Harness(self, meter, reference)
-        self.target = Metered(decoder, meter, role=workspace.role, place=self._place)
+        super().__init__(
+            workspace, request, sampling, pass_=pass_, memory=memory, random=random, shared=shared
+        )
         self._seen = SeenSteps()
         self._verifier = Verifier(
             request.prompt_id,
-            text,
-            chooser,
+            self._text,
+            self._chooser,
             self._checks,
             processing=self._processing,
-            meter=meter,
+            meter=self._meter,
             place=self._place,
             seen=self._seen,
             recording=None if recording is None else Recording(recording, self.device),
         )
+        self.harness = Harness(self, reference)
         if shared is None:
             self.harness.seat(workspace.loans())
 
-    # ---- what there is --------------------------------------------------------------------------
+    # ---- the target's state and features --------------------------------------------------------
 
-    def draft(self, name: str = "draft") -> Metered:
-        """Another decoder of the run, behind the meter; its forwards count as drafting."""
-        return Metered(self._decoder(name), self.harness.meter, role="draft", place=self._place)
+    @property
+    def state(self) -> State:
+        """The target's state, of which `score` writes and `commit` keeps rows."""
+        return self._scoring.state
 
     def partial(
         self,
@@ -292,21 +213,9 @@ class Session(DraftBuilder):
         Raises:
             MethodFault: the target has no such layers.
         """
-        meter, place = self.harness.meter, self._place
+        meter, place = self._meter, self._place
         over = frozenset(skip)
         return Partial(self._scoring, meter, layers=layers, skip=over, keep=keep, place=place)
-
-    def new_state(self, decoder: Metered, slack: int = 0) -> State:
-        """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        state = self._lend(decoder.decoder, slack)
-        source = self.requests[0].source
-        if source is not None:
-            read = decoder.decoder.attach(state, source)
-            if not read and decoder.decoder is self._decoder("target"):
-                raise MethodFault(
-                    f"{decoder.name} reads text alone, and the request holds more beside it"
-                )
-        return state
 
     @overload
     def reserve(self, nodes: int) -> None: ...
@@ -329,126 +238,13 @@ class Session(DraftBuilder):
         self._checks.slack = nodes
         rows = nodes if beside is None else beside.room(nodes)
         self._scoring.state = self.new_state(self.target, rows)
-        if self._weakened is not None:
-            self._weakened.seat(self._lend(self.target.decoder, nodes))
+        if (weakened := self._verifier.weakened) is not None:
+            weakened.seat(self._lend(self.target.decoder, nodes))
         return beside
-
-    def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """A drafter that works beside the target, where the run has it work; its prefill has begun.
-
-        Args:
-            kind: its class, at the top level of a module.
-            params: the method's, handed on to it.
-        Raises:
-            WorkerLost: its process does not start.
-        """
-        request = self.requests[0]
-        brief = Brief(
-            request.prompt_id,
-            request.turn,
-            self._pass,
-            request.ids,
-            # What drafts there is not processed.
-            replace(self.sampling, processor=None, contrast=None),
-            self._workspace.capacity,
-            self.target.vocab_size,
-            request.source,
-        )
-        chooser = None if self._own_chance else self._chooser
-        worker = self._workspace.transport.hire(
-            Hiring(
-                kind,
-                params,
-                brief,
-                self._workspace.decoders,
-                self._workspace.recipes,
-                self.harness.meter,
-                self._lend,
-                chooser,
-            )
-        )
-        self.harness.workers.append(worker)
-        return worker
-
-    def artifact(self, wanted: Trained) -> Any:
-        """A trained module of the run; a head comes behind the meter, as a draft."""
-        made = self._workspace.artifact(wanted)
-        if isinstance(made, FeatureHead):
-            return MeteredHead(made, self.harness.meter, place=self._place)
-        if not isinstance(made, Decoder):
-            return made
-        return Metered(made, self.harness.meter, role="draft", place=self._place)
-
-    def trainable(self, wanted: str | Trained = "draft", topic: str = "") -> Any:
-        """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
-        module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
-
-        Its weights are the parameters of its `module`, which is called as transformers' are,
-        `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
-        request is decoded by those that it began with.
-
-        Args:
-            topic: of a row that has a copy for each topic, whose it is.
-        Raises:
-            MethodFault: there is no such decoder, or it has no torch module.
-        """
-        if isinstance(wanted, str):
-            source: Any = self._decoder(wanted)
-        else:
-            source = self._workspace.artifact(wanted)
-        make = partial(trainable, source, self._workspace.decoders.values())
-        made = self.memory.copy_of((wanted, topic), make)
-        if wanted == "target":
-            made.name = "target's copy"  # whose forwards are none of the target's
-        if not isinstance(made, Decoder):
-            return made
-        return Metered(made, self.harness.meter, role="draft", place=self._place)
-
-    def verify_cost(self, rows: int) -> float:
-        """Time of a target forward over so many rows, the root's included, as a multiple of that
-        over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
-        return self._workspace.cost("target", rows)
-
-    def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
-        """Time of a draft model's or head's forward, in that of a target forward over one row; of
-        a part of the target, its share of a whole forward's."""
-        return model.portion * self._workspace.cost(model.name, rows)
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.tap(taps)
-
-    # ---- the text -------------------------------------------------------------------------------
-
-    @property
-    def words(self) -> Vocabulary:
-        """What the target's ids stand for, as bytes (`spelt`), and how a text is cut into them.
-
-        Raises:
-            MethodFault: its tokenizer spells in a way that is not known here.
-        """
-        return self._workspace.vocabulary()
-
-    def tokens(self) -> Sequence[int]:
-        """All ids so far: the prompt and what was committed. Read only."""
-        return self._text.tokens
-
-    def output(self) -> Sequence[int]:
-        """The committed ids."""
-        return self._text.output
-
-    @property
-    def finish(self) -> Finish | None:
-        """Why the output ended; None while it has not."""
-        return self._text.finish
-
-    def room(self) -> int:
-        """Most draft levels of use: the remaining budget, less the token that verification adds."""
-        return self._text.room
-
-    def since(self, length: int) -> Tokens:
-        """The committed tokens that a state of `length` rows has not seen."""
-        return self._text.since(length)
 
     def unread(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
@@ -473,24 +269,6 @@ class Session(DraftBuilder):
         return self._scoring.newest(n)
 
     # ---- the target's steps ---------------------------------------------------------------------
-
-    @property
-    def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows."""
-        return self._scoring.state
-
-    def part(
-        self,
-        x: Tokens | Features,
-        state: State,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        logits_at: LogitsAt = "last",
-    ) -> ModelInput:
-        """What this sequence brings to a draft model's forward that all of a batch share
-        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
-        return ModelInput(x, state, positions, mask, logits_at, self._place or 0)
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
@@ -563,8 +341,8 @@ class Session(DraftBuilder):
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]
         self._scoring.keep((0, *(node + 1 for node in nodes)))
-        if self._weakened is not None:
-            self._weakened.commit(committed)
+        if (weakened := self._verifier.weakened) is not None:
+            weakened.commit(committed)
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
@@ -575,10 +353,15 @@ class Session(DraftBuilder):
         """
         return Step(0, draft, committed, self.harness.forwards(), extra)
 
-    # ---- inside ---------------------------------------------------------------------------------
-
-    def _decoder(self, name: str) -> Decoder:
-        decoder = self._workspace.decoders.get(name)
-        if decoder is None:
-            raise MethodFault(f"this run has no decoder called {name!r}")
-        return decoder
+    def part(
+        self,
+        x: Tokens | Features,
+        state: State,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_at: LogitsAt = "last",
+    ) -> ModelInput:
+        """What this sequence brings to a draft model's forward that all of a batch share
+        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
+        return ModelInput(x, state, positions, mask, logits_at, self._place or 0)

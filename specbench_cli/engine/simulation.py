@@ -19,8 +19,8 @@ from specbench_cli.engine.forward_cost import CostFunction, ForwardWork, Rows
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.meter import HostClock
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.request import Request
+from specbench_cli.engine.session import Session
 from specbench_cli.errors import PromptError, UsageError, WorkerLost, on_one_line
 from specbench_cli.judge.verdict import Judge
 from specbench_cli.measure.bench import Bench

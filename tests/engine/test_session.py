@@ -9,8 +9,9 @@ import torch
 
 from specbench_cli.engine import draft_checks, host
 from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from methods.engine_http import Http, HttpParams, HttpVanilla
 from specbench_cli import registry
 from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError

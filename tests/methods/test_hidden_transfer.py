@@ -13,8 +13,9 @@ from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -21,8 +21,9 @@ from methods.sps import Sps, SpsParams
 from specbench_cli.commands.training.app import app
 from specbench_cli.commands.training.draft import Loss, _row
 from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError

@@ -21,8 +21,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specbench_cli import registry
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
