@@ -173,22 +173,26 @@ def _run(args: list[str]) -> int:
         output.error(shorten_words(fault.message), fault.hint)
         return fault.exit_code
     except Exception as fault:
-        if _interrupted:  # in the middle of an import, which made something else of it
-            output.error("interrupted")
-            return ExitCode.INTERRUPTED
-        if hasattr(fault, "format_message"):
-            return _misused(fault)
-        if isinstance(fault, OSError) and (fault.errno, fault.filename) == (errno.EIO, None):
-            output.drop_stdout()  # a terminal that was closed
-            return ExitCode.HUNG_UP
-        if (lacking := _lacking(fault)) is not None:
-            _show_traceback()
-            output.error(lacking.message, lacking.hint)
-            return lacking.exit_code
-        _show_traceback()
-        says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
-        output.error(f"a bug in specbench: {says}", _log())
-        return ExitCode.BUG
+        return _unexpected(fault)
+
+
+def _unexpected(fault: Exception) -> int:
+    """Print an error that no command raised on purpose, and return its exit code."""
+    if _interrupted:  # in the middle of an import, which turned it into another exception
+        output.error("interrupted")
+        return ExitCode.INTERRUPTED
+    if hasattr(fault, "format_message"):
+        return _misused(fault)
+    if isinstance(fault, OSError) and (fault.errno, fault.filename) == (errno.EIO, None):
+        output.drop_stdout()  # the terminal was closed
+        return ExitCode.HUNG_UP
+    _show_traceback()
+    if (lacking := _lacking(fault)) is not None:
+        output.error(lacking.message, lacking.hint)
+        return lacking.exit_code
+    says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
+    output.error(f"a bug in specbench: {says}", _log())
+    return ExitCode.BUG
 
 
 def _check_folders(args: Sequence[str]) -> None:

@@ -56,6 +56,13 @@ _MOST_READ = 1 << 28
 """Most bytes that are read to recognise a file of specbench; baselines are the largest."""
 
 
+def cache_folder() -> Path:
+    """Return $SPECBENCH_CACHE, or `specbench` in the user's cache folder (XDG)."""
+    if own := os.environ.get("SPECBENCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a file, which may be an endless device (`/dev/zero`) or a pipe.
 

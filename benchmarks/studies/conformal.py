@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from methods.atts import Atts, AttsParams, p_value
+from recipes.tasks.rows import chain_rows
 from specbench_cli.api import Draft, Session, Spans, Step, mean_log_prob
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
@@ -31,8 +32,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks.generate import Row, chain_rows
 from specbench_cli.tasks.template import render
+from specbench_cli.training.generated import Row
 
 ALPHAS = (0.1, 0.2, 0.4, 0.6)
 SAMPLING = Sampling("rejection", 0.8, seed=1)

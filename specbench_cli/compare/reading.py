@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specbench_cli.compare.baselines import baseline
 from specbench_cli.compare.baselines.from_run import read_run
-from specbench_cli.compare.join import join
+from specbench_cli.compare.baselines.join import join
 from specbench_cli.compare.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import folder

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.config import plugin_file
 from specbench_cli.errors import UsageError
+from specbench_cli.files import cache_folder
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
@@ -170,8 +171,6 @@ def same_plugins(method_files: Mapping[str, str], paths: Iterable[str]) -> list[
 
 
 def _folder() -> Path:
-    from specbench_cli.tasks.source import cache_folder  # slow: it reads all task cards
-
     return cache_folder() / "permitted"
 
 

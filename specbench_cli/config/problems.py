@@ -158,39 +158,33 @@ def _sentence(
             return f"{subject(place)} must be {_allowed(kind, bounds)}, got {got}"
 
 
+_ALLOWED = {
+    ("greater_than_equal",): "at least {ge:g}",
+    ("greater_than",): "above {gt:g}",
+    ("less_than_equal",): "at most {le:g}",
+    ("less_than",): "below {lt:g}",
+    ("literal_error", "enum"): "one of {expected}",
+    ("finite_number",): "a finite number",
+    ("too_short", "string_too_short"): "given, not empty",
+    ("string_too_long",): "at most {max_length} characters long",
+    ("too_long",): "a list of at most {max_length}",
+    ("bool_parsing", "bool_type"): "true or false",
+    ("int_from_float", "int_parsing", "int_parsing_size", "int_type"): "a whole number",
+    ("float_parsing", "float_type"): "a number",
+    ("string_type",): "a word",
+    ("list_type", "set_type", "tuple_type", "frozen_set_type"): "a list",
+    ("dict_type", "model_type", "model_attributes_type", "dataclass_type"): (
+        "a mapping of keys to values"
+    ),
+}
+"""Allowed values in words, by pydantic's kinds of errors. Braces hold bounds of the error."""
+
+
 def _allowed(kind: str, bounds: dict[str, Any]) -> str:
-    """What a value of a kind of error may be."""
-    match kind:
-        case "greater_than_equal":
-            return f"at least {bounds['ge']:g}"
-        case "greater_than":
-            return f"above {bounds['gt']:g}"
-        case "less_than_equal":
-            return f"at most {bounds['le']:g}"
-        case "less_than":
-            return f"below {bounds['lt']:g}"
-        case "literal_error" | "enum":
-            return f"one of {bounds['expected']}"
-        case "finite_number":
-            return "a finite number"
-        case "too_short" | "string_too_short":
-            return "given, not empty"
-        case "string_too_long":
-            return f"at most {bounds['max_length']} characters long"
-        case "too_long":
-            return f"a list of at most {bounds['max_length']}"
-        case "bool_parsing" | "bool_type":
-            return "true or false"
-        case "int_from_float" | "int_parsing" | "int_parsing_size" | "int_type":
-            return "a whole number"
-        case "float_parsing" | "float_type":
-            return "a number"
-        case "string_type":
-            return "a word"
-        case "list_type" | "set_type" | "tuple_type" | "frozen_set_type":
-            return "a list"
-        case "string_pattern_mismatch" if "Cc" in bounds["pattern"]:
-            return "given, without control characters or line breaks"
-        case "dict_type" | "model_type" | "model_attributes_type" | "dataclass_type":
-            return "a mapping of keys to values"
+    """Return the allowed values in words for a kind of error."""
+    if kind == "string_pattern_mismatch" and "Cc" in bounds["pattern"]:
+        return "given, without control characters or line breaks"
+    for kinds, words in _ALLOWED.items():
+        if kind in kinds:
+            return words.format(**bounds)
     return f"valid ({kind.replace('_', ' ')})"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli.errors import UsageError
+from specbench_cli.files import cache_folder
 from specbench_cli.measure.costs import Costs, Setup
-from specbench_cli.tasks.source import cache_folder
 
 
 def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Setup) -> Path:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from specbench_cli.errors import SpecbenchError
+from specbench_cli.files import cache_folder
 from specbench_cli.measure.health import Check
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.tasks.card import Source, read_card
 from specbench_cli.tasks.load import SHIPPED, task_names
-from specbench_cli.tasks.source import cache_folder, offline
+from specbench_cli.tasks.source import offline
 
 HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"

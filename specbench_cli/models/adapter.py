@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from specbench_cli import files
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks.source import cache_folder, made_once
+from specbench_cli.files import cache_folder
+from specbench_cli.tasks.source import made_once
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYERS, RECORD = "layers.safetensors", "alignment.json"

@@ -25,8 +25,9 @@ from specbench_cli.errors import (
     is_foreign,
     reason_of,
 )
+from specbench_cli.files import cache_folder
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
-from specbench_cli.tasks.source import cache_folder, made_once
+from specbench_cli.tasks.source import made_once
 
 SUFFIX = ".gguf"
 FORMAT = 1

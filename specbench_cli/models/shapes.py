@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks.source import cache_folder, made_once
+from specbench_cli.files import cache_folder
+from specbench_cli.tasks.source import made_once
 
 HERE = Path(__file__).parent
 

@@ -20,6 +20,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from specbench_cli.errors import EnvironmentFault
+from specbench_cli.files import cache_folder
 from specbench_cli.tasks.card import Hub, Source
 from specbench_cli.tasks.formats import Unreadable, read_limited
 
@@ -31,13 +32,6 @@ INSTEAD = "or run what needs no download: specbench run --task mini"
 
 class _Unreachable(Exception):
     """Why one way to the data failed."""
-
-
-def cache_folder() -> Path:
-    """$SPECBENCH_CACHE, else the user's cache folder (XDG)."""
-    if own := os.environ.get("SPECBENCH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
 
 
 def made_once(folder: Path, write: Callable[[Path], None]) -> Path:

@@ -19,8 +19,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks import generate
 from specbench_cli.tasks.template import apply_template
+from specbench_cli.training import generated
 from specbench_cli.training.packing import Encoded, Packed
 from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, PAD, USER
 
@@ -68,10 +68,10 @@ def _download_gsm8k() -> Sequence[dict[str, str]]:
 
 def generated_chats(seed: int) -> Iterator[Chat]:
     """The endless generated training rows as chats."""
-    return map(chat_of, generate.stream(seed, "train"))
+    return map(chat_of, generated.stream(seed, "train"))
 
 
-def chat_of(row: generate.Row) -> Chat:
+def chat_of(row: generated.Row) -> Chat:
     """A generated row's questions with their answers."""
     return list(zip(row["turns"], row["reference"], strict=True))
 
@@ -208,12 +208,12 @@ class Corpus(Packed):
         encode: Encoder,
         gsm8k: Sequence[Chat],
         seed: int,
-        families: Sequence[str] = generate.FAMILIES,
-        split: generate.Split = "train",
+        families: Sequence[str] = generated.FAMILIES,
+        split: generated.Split = "train",
     ) -> None:
         super().__init__(encode.padding)
         self._families = families
-        self._split: generate.Split = split
+        self._split: generated.Split = split
         self._encode = encode
         self._gsm8k = gsm8k
         self._seed = seed
@@ -242,13 +242,13 @@ class Corpus(Packed):
             at.row_tokens += len(encoded.ids)
         return encoded
 
-    def _row(self, index: int) -> generate.Row:
+    def _row(self, index: int) -> generated.Row:
         """Row `index` of this mixture: the next one of the family whose turn it is."""
         rounds, place = divmod(index, len(self._families))
         family = self._families[place]
         own = rounds * self._families.count(family) + self._families[:place].count(family)
-        known = generate.FAMILIES
-        return generate.row(self._seed, self._split, own * len(known) + known.index(family))
+        known = generated.FAMILIES
+        return generated.row(self._seed, self._split, own * len(known) + known.index(family))
 
     def _problem(self, index: int) -> Chat:
         epoch, place = divmod(index, len(self._gsm8k))

@@ -6,7 +6,7 @@ import torch
 from methods.dflash import DFlash
 from methods.mtp import Mtp, MtpParams
 from methods.pard import Pard
-from specbench_cli.audit.cases import Case, Watched
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.models.head import (
@@ -16,6 +16,7 @@ from specbench_cli.audit.models.head import (
     features_out_of_place,
 )
 from specbench_cli.audit.models.table import TableDecoder, random_table, rows_out_of_place
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling

@@ -10,12 +10,13 @@ import torch
 
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.audit.cases import Case, nominal_costs
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.tokens import check_tokens
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config.run import RunConfig

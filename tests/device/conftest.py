@@ -33,8 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from specbench_cli import registry
-from specbench_cli.audit.cases import nominal_costs
 from specbench_cli.audit.models.tiny import tiny_models
+from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
 from specbench_cli.engine.learning import Memory

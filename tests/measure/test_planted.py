@@ -1,6 +1,6 @@
 """Faults of the next author, planted in real passes of a run: which net catches each, and by what.
 
-`python -m pytest tests/execute/test_planted.py -s` prints what caught each.
+`python -m pytest tests/measure/test_planted.py -s` prints what caught each.
 """
 
 from __future__ import annotations

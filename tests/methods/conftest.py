@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specbench_cli.audit.cases import nominal_costs
+from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.models.meter import Metered

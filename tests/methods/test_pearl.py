@@ -16,8 +16,9 @@ from torch import Tensor
 
 from methods.pearl import Pearl, PearlParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.cases import Case, Watched
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import pair, rows_out_of_place
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 

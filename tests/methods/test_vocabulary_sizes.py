@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench_cli.audit.cases import nominal_costs
+from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.learning import learn
 from specbench_cli.engine.models.decoder import Decoder

@@ -15,13 +15,14 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from recipes.tasks.rows import TASKS
 from specbench_cli.errors import EnvironmentFault, ExitCode
 from specbench_cli.scoring import score
-from specbench_cli.tasks import describe, generate, json_schema, load, load_task, task_names
+from specbench_cli.tasks import describe, json_schema, load, load_task, task_names
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CARDS = sorted(load.SHIPPED.glob("*.yaml"))
-DOWNLOADED = [name for name in task_names() if name not in (*generate.TASKS, "json")]
+DOWNLOADED = [name for name in task_names() if name not in (*TASKS, "json")]
 
 
 def rows(fixture):

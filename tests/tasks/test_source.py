@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.errors import EnvironmentFault, ExitCode
+from specbench_cli.files import cache_folder
 from specbench_cli.tasks import source
 from specbench_cli.tasks.card import Hub, Source
 
@@ -212,4 +213,4 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
 def test_the_cache_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert source.cache_folder() == tmp_path / "specbench"
+    assert cache_folder() == tmp_path / "specbench"

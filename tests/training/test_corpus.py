@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.tasks import generate
-from specbench_cli.training import corpus
+from specbench_cli.training import corpus, generated
 from specbench_cli.training.corpus import (
     Corpus,
     Encoder,
@@ -104,7 +103,7 @@ def test_gsm8k_is_a_tenth_of_the_tokens(encode: Encoder) -> None:
 def test_a_family_named_twice_is_read_twice_as_much_and_in_its_order(encode: Encoder) -> None:
     mixed = Corpus(encode, [], 0, ("rag", "qa", "rag"))
     drawn = [mixed.draw().ids for _ in range(6)]
-    rows = list(islice(generate.stream(0, "train"), 24))
+    rows = list(islice(generated.stream(0, "train"), 24))
     rag, qa = ([r for r in rows if r["family"] == family] for family in ("rag", "qa"))
     wanted = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
     assert drawn == [encode(corpus.chat_of(row)).ids for row in wanted]

@@ -15,7 +15,8 @@ from methods._heads.unfused.space import MaskToken
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS
-from specbench_cli.training import family, tuned
+from specbench_cli.training import family
+from specbench_cli.training.heads import tuned
 from specbench_cli.training.heads.family import TorchTarget, schedule_of
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point

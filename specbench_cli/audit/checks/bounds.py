@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, Case, Watched, sampling_of
+from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, Case, sampling_of
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
 from specbench_cli.engine.models.head import SequentialHead

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specbench_cli.audit.cases import Case, Watched, random_cases, sampling_of
+from specbench_cli.audit.cases import Case, random_cases, sampling_of
 from specbench_cli.audit.checks.tokens import long_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableHead, features_out_of_place
 from specbench_cli.audit.models.table import pair, rows_out_of_place
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.method import Method

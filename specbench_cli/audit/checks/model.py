@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.cases import Watched, learn_from
+from specbench_cli.audit.cases import learn_from
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.tiny import LONGEST, TinyModels, tiny_models
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.learning import Memory, learn

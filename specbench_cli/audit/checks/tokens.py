@@ -13,7 +13,6 @@ from specbench_cli.audit.cases import (
     LONG_OUTPUT,
     LONG_PROMPT,
     Case,
-    Watched,
     long_case,
     random_cases,
     reference_tokens,
@@ -23,6 +22,7 @@ from specbench_cli.audit.cases import (
 )
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.table import rows_out_of_place
+from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.batch import Batch

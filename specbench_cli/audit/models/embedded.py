@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.audit.cases import Watched, nominal_costs
+from specbench_cli.audit.models.watched import Watched, nominal_costs
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import Trained

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from specbench_cli.audit.cases import Watched, WatchedPeer, nominal_costs
+from specbench_cli.audit.models.watched import Watched, WatchedPeer, nominal_costs
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of

@@ -99,13 +99,14 @@ def judge(
 
 def _asked(tokenizer: "PreTrainedTokenizerFast", seed: int, n: int) -> "list[Asked]":
     """First questions of the generated training rows, scored as the task `mini` scores them."""
-    from specbench_cli.tasks import Question, generate, load_task
+    from specbench_cli.tasks import Question, load_task
+    from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import Asked
 
     encode, like = Encoder(tokenizer), {each.family: each for each in load_task("mini").questions}
 
-    def asked(row: generate.Row) -> Asked:
+    def asked(row: generated.Row) -> Asked:
         family: Family = next(name for name in like if name == row["family"])
         question = Question(
             prompt_id=f"judge/{row['id']}",
@@ -119,4 +120,4 @@ def _asked(tokenizer: "PreTrainedTokenizerFast", seed: int, n: int) -> "list[Ask
         )
         return Asked(question, tuple(encode.prompt(row["turns"][0])))
 
-    return [asked(row) for row in islice(generate.stream(seed, "train"), n)]
+    return [asked(row) for row in islice(generated.stream(seed, "train"), n)]

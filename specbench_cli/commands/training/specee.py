@@ -41,7 +41,7 @@ def specee(
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.models import resolve
-    from specbench_cli.tasks import generate
+    from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.exits import N_QUESTIONS, export, fit, read
 
@@ -52,7 +52,7 @@ def specee(
         raise UsageError(f"{target} has no customary draft", "--draft MODEL")
     other, encode = resolve(drafting), Encoder(read_tokenizer(models.path, models.label))
     n = 40 if smoke else questions or N_QUESTIONS
-    prompts = [encode.prompt(row["turns"][0]) for row in islice(generate.stream(seed, "train"), n)]
+    prompts = [encode.prompt(row["turns"][0]) for row in islice(generated.stream(seed, "train"), n)]
 
     def told(done: int) -> None:
         if done % 100 == 0 or done == n:

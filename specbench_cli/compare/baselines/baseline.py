@@ -15,8 +15,8 @@ from pathlib import Path
 
 from specbench_cli import files
 from specbench_cli.compare.baselines.file import dump, parse
+from specbench_cli.compare.baselines.join import join
 from specbench_cli.compare.cell import Cell
-from specbench_cli.compare.join import join
 from specbench_cli.compare.side import Side
 from specbench_cli.errors import UsageError
 

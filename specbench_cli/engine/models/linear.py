@@ -348,25 +348,10 @@ def form_for(weight: Tensor) -> Form:
         raise UsageError(f"{FORM_VARIABLE}={wanted} is unknown; it can be {forms}")
     if weight.device.type != "cpu":
         return "plain"
-    usual: Form
     if weight.dtype == torch.float32:
-        possible = {"blocked", "packed"} if _can_pack() else {"blocked"}
-        limit, usual = PACK_OVER + 1, "packed"
-        if _mkl_is_slow():
-            limit = PACK_FROM
-        elif _has_mkl():
-            limit = BLOCK_FROM
-            usual = "blocked" if weight.numel() <= BLOCK_UP_TO else "packed"
+        possible, usual, limit = _forms_32(weight.numel())
     elif weight.dtype == torch.bfloat16:
-        hardware = _multiplies_bfloat16()
-        possible = {"widened"}
-        if _can_pack_16():
-            possible.add("packed16")
-        if _can_pack() and hardware:
-            possible.add("packed")
-        limit, usual = PACK_FROM, "packed16" if "packed16" in possible else "widened"
-        if hardware:
-            usual = "packed"  # or plain: nothing to mend
+        possible, usual, limit = _forms_16()
     else:
         return "plain"
     if wanted == "tiled" or _mkl_is_slow():
@@ -374,8 +359,31 @@ def form_for(weight: Tensor) -> Form:
         if kernels is not None and kernels.tiles(*weight.shape):
             return "tiled"
     if wanted:
-        return wanted if wanted in possible else "plain"  # type: ignore[return-value]
+        return wanted if wanted in possible else "plain"
     return usual if usual in possible and weight.numel() >= limit else "plain"
+
+
+def _forms_32(numbers: int) -> tuple[set[Form], Form, int]:
+    """Return the possible forms of a float32 matrix, the usual one, and the size it begins at."""
+    possible: set[Form] = {"blocked", "packed"} if _can_pack() else {"blocked"}
+    if _mkl_is_slow():
+        return possible, "packed", PACK_FROM
+    if _has_mkl():
+        return possible, "blocked" if numbers <= BLOCK_UP_TO else "packed", BLOCK_FROM
+    return possible, "packed", PACK_OVER + 1
+
+
+def _forms_16() -> tuple[set[Form], Form, int]:
+    """Return the possible forms of a bfloat16 matrix, the usual one, and the size it begins at."""
+    hardware = _multiplies_bfloat16()
+    possible: set[Form] = {"widened"}
+    if _can_pack_16():
+        possible.add("packed16")
+    if _can_pack() and hardware:
+        possible.add("packed")
+    if hardware:
+        return possible, "packed", PACK_FROM  # where packing is impossible, plain is fast enough
+    return possible, "packed16" if "packed16" in possible else "widened", PACK_FROM
 
 
 def own_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:

@@ -48,6 +48,7 @@ from specbench_cli.training.heads.family import (
     schedule_of_parallel,
 )
 from specbench_cli.training.heads.losses import Drafter, Kept, head_loss, read_target
+from specbench_cli.training.heads.tuned import masked_loss, save, tune
 from specbench_cli.training.losses import Loss, multiplies_bf16
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import (
@@ -61,7 +62,6 @@ from specbench_cli.training.replies import (
 )
 from specbench_cli.training.tokenizer import SPECIAL_TOKENS
 from specbench_cli.training.trainer import WORK, Report, deterministic
-from specbench_cli.training.tuned import masked_loss, save, tune
 
 Progress = Callable[[str, int, int], None]
 """Told what is made (replies, labels), how many are done, and of how many."""

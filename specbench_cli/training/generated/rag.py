@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench_cli.tasks.generate.lexicon import (
+from specbench_cli.training.generated.lexicon import (
     COLOR_NAMES,
     COMPANIES,
     EXHIBITS,
@@ -16,8 +16,8 @@ from specbench_cli.tasks.generate.lexicon import (
     TOWNS,
     person,
 )
-from specbench_cli.tasks.generate.template import Draw, Filled, an, cap, skill
-from specbench_cli.tasks.generate.world import RIVERS
+from specbench_cli.training.generated.template import Draw, Filled, an, cap, skill
+from specbench_cli.training.generated.world import RIVERS
 
 ASKS = (
     "Answer the question from the passages.\n{passages}\nQuestion: {question}",

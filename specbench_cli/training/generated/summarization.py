@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specbench_cli.tasks.generate.lexicon import (
+from specbench_cli.training.generated.lexicon import (
     BENEFITS,
     BUILDINGS,
     COMPANIES,
@@ -15,7 +15,7 @@ from specbench_cli.tasks.generate.lexicon import (
     WEEKDAYS,
     person,
 )
-from specbench_cli.tasks.generate.template import Draw, Filled, cap, skill
+from specbench_cli.training.generated.template import Draw, Filled, cap, skill
 
 ASKS = (
     "Summarize: {text}",

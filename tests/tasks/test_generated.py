@@ -12,32 +12,35 @@ from pathlib import Path
 import pytest
 
 import datasets_cfg
+from recipes.tasks import agentic, repair
+from recipes.tasks import rows as tasks
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.tasks import describe, generate, load_task
-from specbench_cli.tasks.generate import agentic, lexicon, repair
-from specbench_cli.tasks.generate.german import clause
-from specbench_cli.tasks.generate.world import WORLD
+from specbench_cli.tasks import describe, load_task
+from specbench_cli.training import generated
+from specbench_cli.training.generated import lexicon
+from specbench_cli.training.generated.german import clause
+from specbench_cli.training.generated.world import WORLD
 
 FOLDER = Path(datasets_cfg.__path__[0])
-SHIPPED = {name: FOLDER / name / f"{name}.jsonl" for name in generate.TASKS}
+SHIPPED = {name: FOLDER / name / f"{name}.jsonl" for name in tasks.TASKS}
 TRAINED_POSITIONS = 1024
 """Of the embedded family; see its model card."""
 WORD = re.compile(r"[^\W\d]+")
 
 
 @pytest.fixture(scope="module")
-def training() -> list[generate.Row]:
-    return list(islice(generate.stream(0, "train"), 30_000))
+def training() -> list[generated.Row]:
+    return list(islice(generated.stream(0, "train"), 30_000))
 
 
 @pytest.fixture(scope="module")
-def mini() -> list[generate.Row]:
-    return generate.mini_rows()
+def mini() -> list[generated.Row]:
+    return tasks.mini_rows()
 
 
 @pytest.fixture(scope="module")
-def shipped() -> dict[str, list[generate.Row]]:
+def shipped() -> dict[str, list[generated.Row]]:
     """The rows of every shipped file."""
     return {
         name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -45,73 +48,73 @@ def shipped() -> dict[str, list[generate.Row]]:
     }
 
 
-def of(shipped: dict[str, list[generate.Row]], task: str, category: str) -> list[generate.Row]:
+def of(shipped: dict[str, list[generated.Row]], task: str, category: str) -> list[generated.Row]:
     return [row for row in shipped[task] if row["category"] == category]
 
 
-def words(rows: list[generate.Row]) -> set[str]:
+def words(rows: list[generated.Row]) -> set[str]:
     texts = (text for row in rows for text in row["turns"] + row["reference"])
     return {word for text in texts for word in WORD.findall(text)}
 
 
-@pytest.mark.parametrize("task", generate.TASKS)
+@pytest.mark.parametrize("task", tasks.TASKS)
 def test_the_shipped_file_is_what_the_generator_writes(task: str) -> None:
-    lines = "".join(f"{line}\n" for line in generate.lines(task))
+    lines = "".join(f"{line}\n" for line in tasks.lines(task))
     assert lines == SHIPPED[task].read_text(encoding="utf-8")
 
 
-def test_mini_has_80_rows_a_family_and_none_twice(mini: list[generate.Row]) -> None:
-    assert Counter(row["family"] for row in mini) == dict.fromkeys(generate.FAMILIES, 80)
+def test_mini_has_80_rows_a_family_and_none_twice(mini: list[generated.Row]) -> None:
+    assert Counter(row["family"] for row in mini) == dict.fromkeys(generated.FAMILIES, 80)
     assert len({row["turns"][0] for row in mini}) == len({row["id"] for row in mini}) == 480
 
 
 def test_no_prompt_of_mini_occurs_in_training(
-    mini: list[generate.Row], training: list[generate.Row]
+    mini: list[generated.Row], training: list[generated.Row]
 ) -> None:
     seen = {row["turns"][0] for row in training}
     assert not [row["id"] for row in mini if row["turns"][0] in seen]
 
 
 def test_every_word_and_template_of_mini_occurs_in_training(
-    mini: list[generate.Row], training: list[generate.Row]
+    mini: list[generated.Row], training: list[generated.Row]
 ) -> None:
     assert words(mini) <= words(training)
     assert {row["template"] for row in mini} < {row["template"] for row in training}
 
 
-def test_held_out_templates_never_meet_half_b_in_training(training: list[generate.Row]) -> None:
-    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+def test_held_out_templates_never_meet_half_b_in_training(training: list[generated.Row]) -> None:
+    held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     half_b = {*lexicon.NAMES[1::2], *lexicon.TOWNS[1::2], *lexicon.ITEMS[1::2]}
     half_b |= {country.name for country in WORLD[1::2]}
     assert not half_b & words([row for row in training if row["template"] in held_out])
 
 
 def test_the_open_split_shows_no_held_out_wording() -> None:
-    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
-    seen = {row["template"] for row in islice(generate.stream(0, "open"), 600)}
-    assert seen == {template.name for template in generate.TEMPLATES} - held_out
+    held_out = {template.name for template in generated.TEMPLATES if template.held_out}
+    seen = {row["template"] for row in islice(generated.stream(0, "open"), 600)}
+    assert seen == {template.name for template in generated.TEMPLATES} - held_out
 
 
 def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -> None:
-    kinds = {(t.family, t.held_out) for t in generate.TEMPLATES}
-    assert kinds == {(family, held) for family in generate.FAMILIES for held in (True, False)}
-    assert len({t.name for t in generate.TEMPLATES}) == len(generate.TEMPLATES)
+    kinds = {(t.family, t.held_out) for t in generated.TEMPLATES}
+    assert kinds == {(family, held) for family in generated.FAMILIES for held in (True, False)}
+    assert len({t.name for t in generated.TEMPLATES}) == len(generated.TEMPLATES)
 
 
 def test_a_row_depends_on_seed_split_and_index_alone() -> None:
-    rows = list(islice(generate.stream(7, "train"), 60))
-    assert rows[41] == generate.row(7, "train", 41)
-    assert rows != list(islice(generate.stream(8, "train"), 60))
+    rows = list(islice(generated.stream(7, "train"), 60))
+    assert rows[41] == generated.row(7, "train", 41)
+    assert rows != list(islice(generated.stream(8, "train"), 60))
 
 
-def test_each_question_has_its_answer(training: list[generate.Row]) -> None:
+def test_each_question_has_its_answer(training: list[generated.Row]) -> None:
     for row in training[:3_000]:
         assert len(row["turns"]) == len(row["reference"]) == 1 + (row["family"] == "multi_turn")
         assert all(text == text.strip() and text for text in row["turns"] + row["reference"])
 
 
 def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
-    training: list[generate.Row],
+    training: list[generated.Row],
 ) -> None:
     rows = [row for row in training if row["family"] == "math_reasoning"]
     for row in rows:
@@ -125,7 +128,7 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
 
 
 def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     rows = of(shipped, "chains", "sums")
     assert len(rows) == 180
@@ -138,20 +141,18 @@ def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
 
 
 def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
-    shipped: dict[str, list[generate.Row]], training: list[generate.Row]
+    shipped: dict[str, list[generated.Row]], training: list[generated.Row]
 ) -> None:
     rows = shipped["chains"]
     assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == 240
     assert words(rows) <= words(training)
-    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+    held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     half_b = {*lexicon.NAMES[1::2], *lexicon.ITEMS[1::2]}
     assert not half_b & words([row for row in rows if row["template"] in held_out])
-    assert not {row["turns"][0] for row in generate.chain_rows(1)} >= {
-        row["turns"][0] for row in rows
-    }
+    assert not {row["turns"][0] for row in tasks.chain_rows(1)} >= {row["turns"][0] for row in rows}
 
 
-def test_rag_answers_stand_in_the_passage_they_name(training: list[generate.Row]) -> None:
+def test_rag_answers_stand_in_the_passage_they_name(training: list[generated.Row]) -> None:
     rows = [row for row in training[:3_000] if row["family"] == "rag"]
     for row in rows:
         named = re.search(r"See passage (\d+)\.", row["reference"][0])
@@ -164,7 +165,7 @@ def test_rag_answers_stand_in_the_passage_they_name(training: list[generate.Row]
 def test_german_agrees_in_gender_and_turns_round_after_a_fronted_time() -> None:
     always_last = random.Random()
     always_last.choice = lambda words: words[-1]  # type: ignore[method-assign, assignment]
-    draw = generate.Draw(always_last)
+    draw = generated.Draw(always_last)
     assert clause(draw, "past", True) == (
         "On Friday the strong student repaired a gray ship at the harbor.",
         "Am Freitag reparierte die starke Studentin am Hafen ein graues Schiff.",
@@ -176,9 +177,9 @@ def test_german_agrees_in_gender_and_turns_round_after_a_fronted_time() -> None:
 
 
 def test_a_skill_meets_every_word_in_its_other_wordings() -> None:
-    skills = {template.fill for template in generate.TEMPLATES}
+    skills = {template.fill for template in generated.TEMPLATES}
     for fill in skills:
-        held_out = [t.held_out for t in generate.TEMPLATES if t.fill is fill]
+        held_out = [t.held_out for t in generated.TEMPLATES if t.fill is fill]
         assert held_out == [False, True, False], fill
 
 
@@ -189,33 +190,33 @@ def test_each_country_has_a_capital_of_its_own() -> None:
 
 def test_more_rows_than_the_lexicons_give_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="too many"):
-        generate.mini_rows(per_family=1000)
+        tasks.mini_rows(per_family=1000)
 
 
 def test_an_unknown_split_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="test"):
-        generate.stream(0, "test")  # type: ignore[arg-type]
+        generated.stream(0, "test")  # type: ignore[arg-type]
 
 
-def test_rows_are_json_with_the_fields_of_a_task(shipped: dict[str, list[generate.Row]]) -> None:
+def test_rows_are_json_with_the_fields_of_a_task(shipped: dict[str, list[generated.Row]]) -> None:
     fields = {"id", "family", "category", "template", "turns", "reference"}
     assert all(set(row) == fields for rows in shipped.values() for row in rows)
 
 
 def test_best_of_n_asks_neither_what_mini_asks_nor_what_was_trained_on(
-    shipped: dict[str, list[generate.Row]], training: list[generate.Row]
+    shipped: dict[str, list[generated.Row]], training: list[generated.Row]
 ) -> None:
     rows = shipped["best-of-n"]
-    assert Counter(row["family"] for row in rows) == dict.fromkeys(generate.FAMILIES, 8)
+    assert Counter(row["family"] for row in rows) == dict.fromkeys(generated.FAMILIES, 8)
     known = {row["turns"][0] for row in [*training, *shipped["mini"]]}
     assert not [row["id"] for row in rows if row["turns"][0] in known]
-    held_out = {template.name for template in generate.TEMPLATES if template.held_out}
+    held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     assert {row["template"] for row in rows} <= held_out
 
 
 @pytest.mark.parametrize("task", ["agentic", "repair"])
 def test_workflows_differ_and_answer_every_turn(
-    task: str, shipped: dict[str, list[generate.Row]]
+    task: str, shipped: dict[str, list[generated.Row]]
 ) -> None:
     rows = shipped[task]
     assert len({row["turns"][0] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
@@ -227,7 +228,7 @@ def test_workflows_differ_and_answer_every_turn(
 
 @pytest.mark.parametrize("task", ["agentic", "repair", "best-of-n"])
 def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_was_trained_on(
-    task: str, shipped: dict[str, list[generate.Row]]
+    task: str, shipped: dict[str, list[generated.Row]]
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -243,7 +244,7 @@ def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_wa
 
 
 def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     def outcome(program: str) -> str:
         said = io.StringIO()
@@ -266,7 +267,7 @@ def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
 
 
 def test_manuals_hold_the_lists_that_are_asked_for(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     for row in of(shipped, "repair", "manual"):
         entries = re.findall(r"  (--(\w+)( \w+)?): (.*)", row["turns"][0])
@@ -284,7 +285,7 @@ def test_manuals_hold_the_lists_that_are_asked_for(
 
 
 def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     for row in of(shipped, "agentic", "orders"):
         counted = row["template"].rpartition("_")[2]
@@ -302,7 +303,7 @@ def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
 
 
 def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     for row in of(shipped, "agentic", "documents"):
         passages: dict[str, str] = {}
@@ -313,7 +314,7 @@ def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
                 assert all(fact in passages[number] for fact in facts), row["id"]
 
 
-def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generate.Row]]) -> None:
+def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generated.Row]]) -> None:
     for row in of(shipped, "agentic", "plan"):
         steps = [line.partition("] ")[2] for line in row["reference"][0].splitlines()]
         done: set[str] = set()
@@ -327,7 +328,7 @@ def test_a_plan_follows_what_the_tool_says(shipped: dict[str, list[generate.Row]
 
 
 def test_numbers_of_a_summary_stand_in_the_article_as_it_is_now(
-    shipped: dict[str, list[generate.Row]],
+    shipped: dict[str, list[generated.Row]],
 ) -> None:
     for row in of(shipped, "agentic", "revision"):
         assert len(set(row["turns"])) == len(set(row["reference"])) == 3

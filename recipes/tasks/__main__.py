@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from specbench_cli.tasks.generate import TASKS, lines
+from recipes.tasks.rows import TASKS, lines
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

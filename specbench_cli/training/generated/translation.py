@@ -1,7 +1,7 @@
 """Translation between English and German, two or three sentences at a time."""
 
-from specbench_cli.tasks.generate.german import Tense, clause
-from specbench_cli.tasks.generate.template import Draw, Filled, skill
+from specbench_cli.training.generated.german import Tense, clause
+from specbench_cli.training.generated.template import Draw, Filled, skill
 
 TO_GERMAN = (
     "Translate English to German: {text}",

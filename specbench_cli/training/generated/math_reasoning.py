@@ -1,7 +1,7 @@
 """Sums in words with worked answers that end as GSM8K's do, in `#### N`."""
 
-from specbench_cli.tasks.generate.lexicon import ITEMS, NAMES, PRODUCTS
-from specbench_cli.tasks.generate.template import Draw, Filled, an, skill
+from specbench_cli.training.generated.lexicon import ITEMS, NAMES, PRODUCTS
+from specbench_cli.training.generated.template import Draw, Filled, an, skill
 
 TIMES = (("twice", 2), ("three times", 3), ("four times", 4))
 

@@ -1,58 +1,14 @@
-"""Rows of a split, as a pure function of (seed, split, index)."""
+"""Rows of the generated tasks that specbench ships."""
 
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
-from typing import Literal, TypedDict, get_args
 
+from recipes.tasks import agentic, repair
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks.generate import agentic, repair
-from specbench_cli.tasks.generate.template import FAMILIES, TEMPLATES, Draw, Workflow
-
-Split = Literal["train", "open", "mini"]
-"""`train`: all wordings; `open`: those that are not held out; `mini`: the held-out on half B."""
-
-
-class Row(TypedDict):
-    """One generated conversation; `reference` holds the whole answer expected at each turn."""
-
-    id: str
-    family: str
-    category: str
-    template: str
-    turns: list[str]
-    reference: list[str]
-
-
-def row(seed: int, split: Split, index: int) -> Row:
-    """Row `index` of a split: families take turns, and so do templates inside a family."""
-    rng = random.Random(f"{split}/{seed}/{index}")  # a text seed is hashed, the same everywhere
-    family = FAMILIES[index % len(FAMILIES)]
-    known = [
-        t
-        for t in TEMPLATES
-        if t.family == family and (split == "train" or t.held_out == (split == "mini"))
-    ]
-    chosen = known[index // len(FAMILIES) % len(known)]
-    half = 1 if split == "mini" else 0 if chosen.held_out else None
-    turns = chosen.write(Draw(rng, half))
-    return Row(
-        id=f"{split}-{index:06d}",
-        family=family,
-        category=chosen.category,
-        template=chosen.name,
-        turns=[question for question, _ in turns],
-        reference=[answer for _, answer in turns],
-    )
-
-
-def stream(seed: int, split: Split) -> Iterator[Row]:
-    """The endless rows of a split, from the first; rows may repeat."""
-    if split not in get_args(Split):
-        raise UsageError(f"unknown split {split!r}", f"one of {', '.join(get_args(Split))}")
-    return (row(seed, split, index) for index in count())
+from specbench_cli.training.generated.rows import Row, stream
+from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw, Workflow
 
 
 def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = ()) -> list[Row]:

@@ -1,7 +1,7 @@
 """Questions about the invented world: nothing in the prompt helps, the model has to know."""
 
-from specbench_cli.tasks.generate.template import Draw, Filled, skill
-from specbench_cli.tasks.generate.world import WORLD
+from specbench_cli.training.generated.template import Draw, Filled, skill
+from specbench_cli.training.generated.world import WORLD
 
 QUIZ = "This is the geography quiz. Answer in one or two full sentences. "
 LESSON = "You are a teacher of geography, and one of your students asks you this: "

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from specbench_cli.tasks.generate.template import Draw
+from specbench_cli.training.generated.template import Draw
 
 NAMES = (
     "Anna Ben Clara David Ella Felix Grace Henry Ida Jonas Kate Leo Mia Noah Olga Paul "

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from specbench_cli.tasks.generate import rag, summarization
-from specbench_cli.tasks.generate.lexicon import (
+from specbench_cli.training.generated import rag, summarization
+from specbench_cli.training.generated.lexicon import (
     BUILDINGS,
     COMPANIES,
     EVENTS,
@@ -33,7 +33,7 @@ from specbench_cli.tasks.generate.lexicon import (
     WEEKDAYS,
     person,
 )
-from specbench_cli.tasks.generate.template import Draw, Skill, Turns, Workflow, an, cap
+from specbench_cli.training.generated.template import Draw, Skill, Turns, Workflow, an, cap
 
 OUTPUT = "Output of the tool:\n{lines}"
 AGAIN = "Check: nothing is wrong any more. Write all lines once more."

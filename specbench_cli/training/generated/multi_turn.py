@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specbench_cli.tasks.generate.lexicon import (
+from specbench_cli.training.generated.lexicon import (
     ACTIONS,
     EVENTS,
     GEAR,
@@ -16,7 +16,7 @@ from specbench_cli.tasks.generate.lexicon import (
     TRAITS,
     WEEKDAYS,
 )
-from specbench_cli.tasks.generate.template import Draw, Filled, an, cap, skill
+from specbench_cli.training.generated.template import Draw, Filled, an, cap, skill
 
 
 @skill(

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from specbench_cli.tasks.generate.template import Draw, an, cap
+from specbench_cli.training.generated.template import Draw, an, cap
 
 
 class Noun(NamedTuple):

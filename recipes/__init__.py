@@ -1,0 +1,1 @@
+"""Programs that made what specbench ships. They are not in the wheel."""

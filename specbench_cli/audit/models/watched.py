@@ -1,0 +1,108 @@
+"""Sessions whose states, clock and trace are checked from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from specbench_cli.audit.models.head import (
+    TableFeatureHead,
+    TableLookAhead,
+    TableSequentialHead,
+)
+from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.meter import Metered, MeteredHead
+from specbench_cli.engine.partial import Partial
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Out
+from specbench_cli.engine.verify.choosing import Pick
+from specbench_cli.engine.watch import Watch
+from specbench_cli.engine.workers.drafter import Desk
+from specbench_cli.engine.workspace import Workspace
+
+
+def nominal_costs(model: str, rows: int, *step: int) -> float:
+    """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`): so that
+    a draft pays."""
+    return (1 + rows / 16) / (1 if model == "target" else 10)
+
+
+class Watched(Session):
+    """A session that remembers every state it handed out, with the model, or the part of the
+    target, that it is a state of, and the heads that have none; and is watched from outside.
+
+    Attributes:
+        watch: has begun.
+        picked: draft tokens that were drawn or chosen by `pick`.
+    """
+
+    held: list[tuple[Decoder | Partial, State]]
+    stateless: tuple[FeatureHead, ...] = ()
+    picked = 0
+
+    def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
+        super().__init__(workspace, *request, **rest)
+        self.watch = Watch(workspace, self.memory)
+        self.watch.begin(self)
+
+    def contradiction(self) -> str | None:
+        """What its clock and its trace do not tell of the decoding, which has ended."""
+        self.watch.end()
+        for worker in self.harness.workers:
+            worker.settle()
+        self.harness.meter.resolve()
+        return self.watch.fault(self.harness.meter)
+
+    def new_state(self, decoder: Metered, slack: int = 0) -> State:
+        """See `Session`."""
+        state = super().new_state(decoder, slack)
+        model: Decoder | Partial = decoder if isinstance(decoder, Partial) else decoder.decoder
+        self.__dict__.setdefault("held", []).append((model, state))
+        return state
+
+    def artifact(self, wanted: Trained) -> Any:
+        """See `Session`."""
+        made = super().artifact(wanted)
+        if isinstance(made, MeteredHead):
+            self.stateless = (*self.stateless, made.head)
+        return made
+
+    def pick(self, out: Out, ahead: int = 0) -> Pick:
+        """See `Session`."""
+        self.picked += 1
+        return super().pick(out, ahead)
+
+    @property
+    def drafted_by_tables(self) -> bool:
+        """Whether models drafted, and all of them say what their tables do."""
+        exact = (
+            isinstance(head, TableSequentialHead | TableLookAhead)
+            or (isinstance(head, TableFeatureHead) and head.exact)
+            for head in self.stateless
+        )
+        return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
+
+    @property
+    def misread(self) -> int:
+        """Number of rows that a draft read at a wrong position or with wrong features."""
+        return sum(getattr(state, "misread", 0) for _, state in self.held)
+
+    def desks(self) -> Iterator[Desk]:
+        """Those of the drafters beside the target."""
+        for worker in self.harness.workers:
+            if worker.desk is not None:
+                yield worker.desk
+
+    def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
+        """Every state, the drafters' too: its model, and the text that it holds rows of."""
+        for decoder, state in self.held:
+            yield decoder, state, self.tokens()
+        for desk in self.desks():
+            for decoder, state in desk.held:
+                yield decoder, state, desk.text
+
+
+class WatchedPeer(Watched, PeerSession):
+    """The same for what decodes by means of its own."""
