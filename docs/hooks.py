@@ -1,4 +1,4 @@
-"""What `mkdocs build` does beside docs/: README as home, results/ as pages, and the gallery.
+"""Steps of `mkdocs build` beside docs/: README, results/, the gallery and the table of metrics.
 
 Pages keep the links that they have in the repository: each is led to the page that the linked file
 has on the site; where it has none, its words stay without a link.
@@ -19,9 +19,11 @@ from mkdocs.structure.pages import Page
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report.gallery.gallery import PICTURE, publish
+from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -29,6 +31,8 @@ GALLERY = "gallery"
 """The folder of the static gallery on the site, as `specbench publish` makes it."""
 MARK = "<!-- gallery -->"
 """Where docs/gallery.md shows the reference runs."""
+METRICS_MARK = "<!-- metrics -->"
+"""Where docs/glossary.md shows all metrics."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",
@@ -64,11 +68,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A page with links as the site has them, and with the runs in the gallery's."""
+    """Return a page with links as the site has them, and with its generated parts."""
     there = {file.src_uri for file in files}
     parts = _FENCE.split(markdown)
     parts[::2] = [linked(part, page.file.src_uri, there) for part in parts[::2]]
-    return "".join(parts).replace(MARK, "\n\n".join(_shown))
+    page_text = "".join(parts).replace(MARK, "\n\n".join(_shown))
+    return page_text.replace(METRICS_MARK, metrics_table())
+
+
+def metrics_table() -> str:
+    """Return a table of all metrics as they are declared."""
+    return table(
+        ("name", "heading", "unit", "meaning"),
+        (
+            (f"`{name}`", inline(each.heading), inline(each.unit), inline(each.meaning))
+            for name, each in METRICS.items()
+        ),
+        escaped=True,
+    )
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -47,6 +47,13 @@ _ABOUT_STAGING = "temporary files of specbench, removed by its next command\n"
 """Content of the file that marks a temporary folder."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of the temporary files of `replace`. A killed process may leave one."""
+_CONFIG = "config.json"
+"""The file without which a folder is no model: it is removed first and written last."""
+_CONFIGS = {_CONFIG, "adapter_config.json", "generation_config.json", "tokenizer_config.json"}
+_TEXTS = {".jinja", ".json", ".model", ".txt"}
+_MOST_CONFIG, _MOST_TEXT = 16 * MB, 256 * MB
+"""Most bytes of a config, and of another text file of a model. The largest known tokenizer.json has
+35 MB."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
@@ -106,6 +113,43 @@ def _read_chunk(number: int, path: Path) -> bytes:
             if not select.select([number], [], [], WAIT_S)[0]:
                 silent = f"nothing was written to it for {WAIT_S:g} s"
                 raise OSError(errno.ETIMEDOUT, silent, str(path)) from None
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise UsageError if reading the files of a model, adapter or head could take without end.
+
+    Libraries open these files by themselves, so they are checked before. A link to a regular file
+    is allowed, because the cache of the Hugging Face hub consists of links.
+
+    Raises:
+        UsageError: the folder contains a pipe, a device or a socket, or a link to one, or a file
+            that is much larger than its format needs.
+    """
+    for place in (folder, folder / "additional_chat_templates"):
+        try:
+            entries = sorted(place.iterdir())
+        except OSError:
+            continue  # the reader of the folder reports it
+        for path in entries:
+            _check_readable(path)
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        held = path.stat()
+    except OSError:
+        return
+    if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
+        raise UsageError(
+            f"{path} is no regular file: a pipe or a device could be read without end",
+            "replace it by the file itself, or remove it",
+        )
+    most = _MOST_CONFIG if path.name in _CONFIGS else _MOST_TEXT
+    if path.suffix in _TEXTS and stat.S_ISREG(held.st_mode) and held.st_size > most:
+        raise UsageError(
+            f"{path} has {held.st_size / MB:,.0f} MB; at most {most / MB:g} MB are read",
+            "download the folder again, or remove the file",
+        )
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -299,7 +343,11 @@ def staging_folder(
         # List both checksums until all files are moved, in case the process is killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _write_file_list(Path(name), folder, known | both)
-        for place in moved:
+        # A killed process must not leave a new config.json beside old weights, or the reverse.
+        last = [place for place in moved if Path(place).name == _CONFIG]
+        for place in last:
+            (folder / place).unlink(missing_ok=True)
+        for place in sorted(moved, key=last.count):
             (folder / place).parent.mkdir(parents=True, exist_ok=True)
             (made / place).replace(folder / place)
         _write_file_list(Path(name), folder, known | moved)

@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +26,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     import pandas
 
-    from specbench_cli.compare.outcome import Comparison
+    from specbench_cli.comparison.outcome import Comparison
     from specbench_cli.report.reading import Reading
 
 Named = str | os.PathLike[str]
@@ -76,7 +75,7 @@ def run(
     from specbench_cli.config import permission
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     folder, file = (
         None if value is None else Path(_named(f"run(): {word}", value))
@@ -158,9 +157,9 @@ def compare(
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
     from specbench_cli.commands.compare import GATE, TOLERANCE, as_share
-    from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.outcome import gate
-    from specbench_cli.compare.reading import side
+    from specbench_cli.comparison.compare import compare as put_together
+    from specbench_cli.comparison.outcome import gate
+    from specbench_cli.comparison.reading import side
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
@@ -250,7 +249,7 @@ class Run:
     def exit_code(self) -> ExitCode:
         """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
         void or a method could not run here."""
-        from specbench_cli.measure.run import exit_code
+        from specbench_cli.measure.result import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 
@@ -265,10 +264,10 @@ class Run:
         import pandas
 
         from specbench_cli.report.export import row_dicts
-        from specbench_cli.summary.row import Row
+        from specbench_cli.summary.metrics import NULLABLE_NUMBERS
 
-        figures = {f.name: float for f in fields(Row) if f.type in ("float | None", "int | None")}
-        return pandas.DataFrame(row_dicts(self._reading.summary)).astype(figures)
+        rows = pandas.DataFrame(row_dicts(self._reading.summary))
+        return rows.astype(dict.fromkeys(NULLABLE_NUMBERS, float))
 
     def _page(self) -> str:
         """The report in a frame of its own, which keeps its style and script from the notebook."""
@@ -294,12 +293,12 @@ class Compared:
 
     def __str__(self) -> str:
         """The verdict in a line."""
-        from specbench_cli.compare.pages.words import headline
+        from specbench_cli.comparison.pages.words import headline
 
         return output.plain(headline(self._comparison))
 
     def _repr_markdown_(self) -> str:
-        from specbench_cli.compare.pages.markdown import render
+        from specbench_cli.comparison.pages.markdown import render
 
         return render(self._comparison)
 
@@ -315,7 +314,7 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.compare.pages.columns import flat
+        from specbench_cli.comparison.pages.columns import flat
 
         rows = [flat(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
@@ -323,7 +322,7 @@ class Compared:
 
     def show(self) -> None:
         """Show what changed: rendered in a notebook, elsewhere as the command prints it."""
-        from specbench_cli.compare.pages import text
+        from specbench_cli.comparison.pages import text
 
         if _in_notebook():
             _display({"text/markdown": self._repr_markdown_(), "text/plain": str(self)})

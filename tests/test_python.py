@@ -19,7 +19,7 @@ from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -73,7 +73,7 @@ def test_importing_the_package_imports_nothing_heavy_and_still_names_all_of_it()
 def test_names_stay_what_they_are_once_the_rooms_are_imported():
     """A submodule of the same name would take an attribute's place."""
     importlib.import_module("specbench_cli.app")
-    importlib.import_module("specbench_cli.compare.compare")
+    importlib.import_module("specbench_cli.comparison.compare")
     assert all(inspect.isroutine(getattr(sb, name)) for name in ("run", "load", "compare"))
     assert not [name for name in sb.__all__ if (ROOT / "specbench_cli" / name).exists()]
 

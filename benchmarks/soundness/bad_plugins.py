@@ -7,20 +7,23 @@ forwards are those of a run without it, or the plug-in is refused before anythin
 the run is given up because the plug-in wrote to its files; the
 exit code is not 0 where it does harm to its own row, the method is named, and no process is left.
 
-torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in's
-own process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
+torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in
+process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,10 +33,10 @@ os.environ["SPECBENCH_LINEAR"] = "packed"  # Numba's threads end a fork of what 
 
 import psutil
 import torch
+import yaml
 
 from specbench_cli import app
-from specbench_cli.measure import quiet
-from specbench_cli.measure.isolation import rooms
+from specbench_cli.measure import quiet, worker_process
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 
@@ -68,99 +71,8 @@ HARM = "raise RuntimeError('and it fails')"
 
 PLUGINS: dict[str, tuple[str, str, str]] = {
     # name: kind, where, what
-    "exit-0": ("exit", "propose", "sys.exit(0)"),
-    "exit-in-start": ("exit", "start", "raise SystemExit"),
-    "exit-at-import": ("exit", "top", "sys.exit(0)"),
-    "end-0": ("end of the process", "propose", "os._exit(0)"),
-    "end-1": ("end of the process", "start", "os._exit(1)"),
-    "end-at-import": ("end of the process", "top", "os._exit(0)"),
-    "end-when-asked": ("end of the process", "body", "accept = property(lambda self: os._exit(0))"),
-    "interrupt": ("base exception", "propose", "raise KeyboardInterrupt"),
-    "generator-exit": ("base exception", "propose", "raise GeneratorExit"),
-    "own-base": ("base exception", "observe", "raise type('Own', (BaseException,), {})('x')"),
-    "raise-at-import": ("exception", "top", "raise ValueError('at import')"),
-    "raise-in-step": ("exception", "propose", "raise ValueError('in step')"),
-    "raise-in-del": (
-        "exception",
-        "propose",
-        "type('D', (), {'__del__': lambda self: 1 / 0})(); " + HARM,
-    ),
-    "recursion": ("exception", "propose", "return self.propose(session, limit)"),
-    "endless": ("hang", "propose", "while True: pass"),
-    "sleep": ("hang", "propose", "time.sleep(600)"),
-    "deaf": (
-        "hang",
-        "start",
-        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); time.sleep(600)",
-    ),
-    "memory": ("memory", "propose", "self.hoard = [bytearray(1 << 30) for _ in range(4096)]"),
-    "dtype": ("torch", "propose", "torch.set_default_dtype(torch.float64); " + HARM),
-    "dtype-at-import": ("torch", "top", "torch.set_default_dtype(torch.float64)"),
-    "threads": ("torch", "propose", "torch.set_num_threads(2); " + HARM),
-    "gradients": ("torch", "start", "torch.set_grad_enabled(True); " + HARM),
-    "deterministic": ("torch", "start", "torch.use_deterministic_algorithms(True); " + HARM),
-    "seeds": (
-        "seeds",
-        "start",
-        "torch.manual_seed(7); random.seed(7); numpy.random.seed(7); " + HARM,
-    ),
-    "folder": ("process state", "start", "os.chdir('/'); " + HARM),
-    "variables": ("process state", "start", "os.environ.clear(); " + HARM),
-    "handlers": (
-        "process state",
-        "start",
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + HARM,
-    ),
-    "collector": (
-        "process state",
-        "start",
-        "gc.disable(); warnings.simplefilter('error'); " + HARM,
-    ),
-    "at-exit": ("process state", "top", "atexit.register(os._exit, 0)"),
-    "patched-verify": (
-        "patched code",
-        "start",
-        "import specbench_cli.engine.verify.decide as d; d.chosen = d.drawn = None",
-    ),
-    "patched-at-import": (
-        "patched code",
-        "top",
-        "import specbench_cli.engine.session as s; s.Session.verify = lambda *a, **k: None",
-    ),
-    "patched-clock": ("patched code", "start", "time.perf_counter_ns = lambda: 0"),
-    "patched-builtins": ("patched code", "start", "builtins.len = lambda x: 0"),
-    "threads-left": (
-        "left over",
-        "start",
-        "[threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()"
-        " for _ in range(2)]",
-    ),
-    "processes-left": (
-        "left over",
-        "start",
-        "subprocess.Popen([sys.executable, '-c', 'while True: pass']); " + HARM,
-    ),
-    "forked": ("left over", "start", "os.fork(); " + HARM),
-    "closed-streams": ("streams", "start", "os.close(1); os.close(2); sys.stdout.close(); " + HARM),
-    "loud": ("streams", "propose", "print('x' * 10**6); " + HARM),
-    "records": (
-        "the run's files",
-        "propose",
-        "folder = Path(__file__).parent / 'records'\n"
-        "        line = (folder / 'prompts.jsonl').read_bytes().splitlines(True)[0]\n"
-        "        (folder / 'records.jsonl').open('ab').write(line)",
-    ),
-    "records-kept": (
-        "the run's files",
-        "start",
-        "file = Path(__file__).parent / 'records-kept' / 'manifest.json'\n"
-        "        when = file.stat().st_mtime_ns\n"
-        "        file.write_bytes(file.read_bytes().replace(b'running', b'gnunnir'))\n"
-        "        os.utime(file, ns=(when, when))",
-    ),
-    "crash": ("crash", "propose", "ctypes.string_at(0)"),
-    "abort": ("crash", "start", "os.abort()"),
-    "stopped": ("crash", "start", "os.kill(os.getpid(), signal.SIGSTOP)"),
+    name: (each["kind"], each["where"], each["what"] + f"; {HARM}" * each.get("fails", False))
+    for name, each in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
 }
 
 
@@ -180,6 +92,45 @@ def forked(words: list[str], said: Path) -> int:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         app.main(words)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Fork:
+    """A fork that calls the function of a worker process's command; see `worker_process.start`."""
+
+    def __init__(
+        self, command: Sequence[str], descriptors: Sequence[int], *, leads_session: bool
+    ) -> None:
+        *_, function, parent, connection = command
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        if leads_session:
+            os.setsid()
+        sys.argv = ["-c", parent, connection]
+        module, _, name = function.partition(":")
+        getattr(import_module(module), name)()
+
+    def poll(self) -> int | None:
+        """See `subprocess.Popen`."""
+        if self.returncode is None:
+            child, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if child else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `subprocess.Popen`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("plug-in", timeout or 0)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        """See `subprocess.Popen`."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def others(folder: Path) -> dict[Any, Any]:
@@ -211,9 +162,7 @@ def main() -> int:
     with (
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
-        patch.object(
-            rooms.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
-        ),
+        patch.object(worker_process, "start", Fork),
     ):
         torch.set_num_threads(1)
         assert app._run([*RUN, "-m", "sps,pld", "--out", str(home / "whole")]) == 0

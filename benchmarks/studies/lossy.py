@@ -39,9 +39,9 @@ from specbench_cli.report.reading import read
 from specbench_cli.stats.difference import Difference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
-from specbench_cli.summary import text
+from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.evidence import score_over
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 TASKS = {"steps": "chains"}
@@ -227,14 +227,14 @@ def _more(rules: str, cells: Sequence[Record]) -> list[object]:
         prompts = len(cells)  # each is one whole forward
         work = sum(record.target_equivalents or 0 for record in cells) - prompts
         if not sum(record.target_forwards or 0 for record in cells):
-            return [text.NONE]
-        return [text.number(work / (sum(record.n_tokens or 0 for record in cells) - prompts))]
+            return [formats.NONE]
+        return [formats.number(work / (sum(record.n_tokens or 0 for record in cells) - prompts))]
     if rules == "words":
         tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
         outputs = [tokenizer.decode(record.output_ids).lower() for record in cells]
         held = sum(word in output for output in outputs for word in WANTED)
         ahead = sum((record.extra or {}).get("lookaheads", 0) for record in cells)
-        return [text.percent(held / len(WANTED) / len(outputs)), text.number(float(ahead), 0)]
+        return [formats.percent(held / len(WANTED) / len(outputs)), formats.number(float(ahead), 0)]
     return []
 
 
@@ -259,10 +259,14 @@ def _line(
 ) -> list[object]:
     """A row's figures."""
     ends = (None, None, None) if over is None else (over.mean, over.low, over.high)
-    beside = (text.NONE, text.NONE) if over is None else (text.points(*ends), text.percent(at))
-    figures = text.percent(rates[row.label]), text.number(row.per_forward)
-    ledger = (text.number(row.draft_discarded, 0), text.number(row.scored, 0))
-    lost = (text.percent(row.score, 1), text.lost(row))
+    beside = (
+        (formats.NONE, formats.NONE)
+        if over is None
+        else (formats.points(*ends), formats.percent(at))
+    )
+    figures = formats.percent(rates[row.label]), formats.number(row.per_forward)
+    ledger = (formats.number(row.draft_discarded, 0), formats.number(row.scored, 0))
+    lost = (formats.percent(row.score, 1), metrics.lost(row))
     return [row.label, *figures, *lost, *beside, *ledger, row.n_prompts]
 
 

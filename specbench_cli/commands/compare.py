@@ -16,7 +16,7 @@ from specbench_cli.commands._formats import formats
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.compare.outcome import Comparison
+    from specbench_cli.comparison.outcome import Comparison
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
 """What a comparison can be written as, and the file of each in a folder."""
@@ -170,11 +170,11 @@ def _compare(
         raise UsageError(
             "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
         )
-    from specbench_cli.compare.outcome import gate
+    from specbench_cli.comparison.outcome import gate
 
     let_pass, closing = as_share(tolerance), gate(fail_on)
-    from specbench_cli.compare.compare import compare as put_together
-    from specbench_cli.compare.reading import side
+    from specbench_cli.comparison.compare import compare as put_together
+    from specbench_cli.comparison.reading import side
 
     failed = False
     for name, pair in _pairs(*given).items():
@@ -191,14 +191,14 @@ def _told(
     found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
 ) -> None:
     """Print a comparison, or write it."""
-    from specbench_cli.compare.pages.words import headline
+    from specbench_cli.comparison.pages.words import headline
 
     if form == "json":
-        from specbench_cli.compare.pages.as_dict import as_dict
+        from specbench_cli.comparison.pages.as_dict import as_dict
 
         output.json_line(as_dict(found))
     elif not formats:
-        from specbench_cli.compare.pages.text import show
+        from specbench_cli.comparison.pages.text import show
 
         show(found, form)
     elif out is None:
@@ -251,7 +251,7 @@ def _write(found: Comparison, formats: list[str], out: Path, overwrite: bool) ->
 
 
 def _rendered(found: Comparison, name: str) -> str:
-    from specbench_cli.compare.pages import as_dict, junit, markdown
+    from specbench_cli.comparison.pages import as_dict, junit, markdown
 
     renderings: dict[str, Callable[[Comparison], str]] = {
         "markdown": markdown.render,
@@ -267,8 +267,8 @@ def _document(content: dict[str, Any]) -> str:
 
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
-    from specbench_cli.compare.baselines.baseline import save
-    from specbench_cli.compare.reading import folders
+    from specbench_cli.comparison.baselines.baseline import save
+    from specbench_cli.comparison.reading import folders
     from specbench_cli.store.run_dir import folder
 
     if not runs:
@@ -282,19 +282,19 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 def _over_time(runs: list[str], out: Path | None, form: output.Format, overwrite: bool) -> ExitCode:
     """Print trends; draw them into a folder."""
-    from specbench_cli.compare.trend import over_time
+    from specbench_cli.comparison.trend import over_time
 
     trends = over_time(runs)
     if form == "json":
-        from specbench_cli.compare.pages.as_dict import trends_as_dict
+        from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
-        from specbench_cli.compare.pages.text import print_trends
+        from specbench_cli.comparison.pages.text import print_trends
 
         print_trends(trends, form)
     if out is not None:
-        from specbench_cli.compare.pages.figure import write
+        from specbench_cli.comparison.pages.figure import write
 
         try:
             with files.staging_folder(out, overwrite=overwrite) as staging:

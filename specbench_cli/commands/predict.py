@@ -382,7 +382,7 @@ def _drift(first: Costs, then: Costs) -> str:
     from statistics import median
 
     from specbench_cli.measure.costs import differences
-    from specbench_cli.summary.text import percent
+    from specbench_cli.summary.formats import percent
 
     found = differences(first, then)
     moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)

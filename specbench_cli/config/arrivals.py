@@ -19,6 +19,16 @@ MOST_BYTES = 64 * files.MB
 FORMS = "poisson:RATE (requests a second), burst:SIZE:SECONDS or trace:FILE (a time in s a line)"
 
 
+def number_of_loads(text: str) -> int:
+    """Return the number of loads in a value of `--load`.
+
+    Raises:
+        ValueError: It is not a list or range of rates.
+    """
+    kind, _, rest = text.partition(":")
+    return len(values(rest)) if kind == "poisson" else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Arrival times of requests.

@@ -8,6 +8,7 @@ however it does, lets go of it. In the file: who held it last, and who takes par
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from functools import cache
@@ -16,12 +17,14 @@ from typing import IO, Any
 
 import psutil
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 PATIENCE_S = 120.0
 """How long the first one waits for a second."""
 _LOOK_S = 0.005
 """How often who waits for another's turn looks whether it came; in it the other takes the lock."""
+_MOST_CHARACTERS = 1 << 20
 
 
 class Turns:
@@ -43,15 +46,21 @@ class Turns:
     def __init__(
         self, path: Path, name: str | None = None, alive: Callable[[str], bool] | None = None
     ) -> None:
+        self._path = path
         self._name = _name(psutil.Process()) if name is None else name
         self._alive = _exists if alive is None else alive
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = path.open("a+", encoding="utf-8")
+            fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            self._file: IO[str] = os.fdopen(fd, "a+", encoding="utf-8")
             _lock(self._file)
         except OSError as error:
             raise UsageError(
                 f"--in-turn {path}: {error.strerror}", hint="name a file that can be written"
+            ) from error
+        except UsageError as error:
+            raise UsageError(
+                f"--in-turn {error.message}", hint="name a file that does not exist"
             ) from error
         others = self._others()
         self._met, self.waits_for_partner = bool(others), True
@@ -90,14 +99,14 @@ class Turns:
         """What is in the file; raises UsageError where that is somebody else's."""
         self._file.seek(0)
         try:
-            text = self._file.read()
+            text = self._file.read(_MOST_CHARACTERS)
             held: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
             held = {}
         if text and not _is_ours(held):
             self.close()
             raise UsageError(
-                f"--in-turn {self._file.name} is a file of something else",
+                f"--in-turn {self._path} is a file of something else",
                 hint="name one that does not exist",
             )
         return held

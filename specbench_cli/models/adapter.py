@@ -46,6 +46,8 @@ PLAIN = {
     "lora_bias": (False,),
 }
 """What adapter_config.json may say, where it says anything, of additions that are made here."""
+MOST_HEADER = 100_000_000
+"""Most bytes of a header, as in the safetensors library."""
 LARGEST = 1e6
 """Upper bound of the rank and alpha of an adapter."""
 
@@ -134,7 +136,7 @@ def merged(folder: Path, base: Path) -> Path:
         if layers:
             _complete(folder, base, part)
             return
-        shutil.copytree(base, part)
+        shutil.copytree(base, part, ignore=_not_copied)
         _add(folder, part)
 
     try:
@@ -145,6 +147,16 @@ def merged(folder: Path, base: Path) -> Path:
             f" {fault.strerror or fault}",
             "free space there, or set SPECBENCH_CACHE to a folder with room",
         ) from fault
+
+
+def _not_copied(folder: str, names: list[str]) -> list[str]:
+    """Return the names in a folder that are neither a regular file nor a folder of its own."""
+    paths = {name: Path(folder) / name for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not path.is_file() and (path.is_symlink() or not path.is_dir())
+    ]
 
 
 def _add(folder: Path, model: Path) -> None:
@@ -251,7 +263,7 @@ def _complete(folder: Path, base: Path, model: Path) -> None:
         tensors[name] = _read(_mapped(file, entry, "r")[rows]).astype(np.float16)
     model.mkdir()
     for file in base.iterdir():
-        if file.suffix != ".safetensors":
+        if file.suffix != ".safetensors" and file.is_file():
             shutil.copy(file, model)
     shutil.copy(folder / "config.json", model)
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
@@ -261,8 +273,13 @@ def _entries(file: Path) -> dict[str, Any]:
     """What a file of weights says of each, and of its own size, behind which they lie."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        held = json.loads(opened.read(size))
-    return {name: {**entry, "from": 8 + size} for name, entry in held.items()}
+        try:
+            held = json.loads(opened.read(min(size, MOST_HEADER)))
+            return {name: {**entry, "from": 8 + size} for name, entry in held.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as fault:
+            raise UsageError(
+                f"{file.name} has no header of safetensors: {fault}", _FETCH
+            ) from fault
 
 
 def _mapped(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.models.aliases import HERE
 from specbench_cli.models.hub import Wanted, cached_snapshot, download
@@ -40,6 +41,14 @@ def resolve_head(
         UsageError: no such folder, or nothing of this kind is known for the target.
         EnvironmentFault: not on this machine and not to be had from the hub.
     """
+    found = _found(source, kind, target, inside=inside, hint=hint)
+    files.check_model_folder(found.path)
+    return found
+
+
+def _found(
+    source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = ""
+) -> HeadFiles:
     if source != OWN:
         return _named(source, kind, hint)
     check_head(source, kind, target, inside=inside, hint=hint)
@@ -53,14 +62,16 @@ def resolve_head(
 
 
 def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = "") -> None:
-    """Refuse a module that is not here and that nobody could fetch; reads no files. Arguments:
+    """Refuse a module that is not here and that nobody could fetch; loads no files. Arguments:
     `resolve_head`.
 
     Raises:
         UsageError: no such folder, or nothing of this kind is known for the target.
     """
     if source != OWN:
-        _local(source, kind, hint)
+        local = _local(source, kind, hint)
+        if local is not None:
+            files.check_model_folder(local.path)
     elif not inside and kind not in target.heads:
         others = f"; known for it: {', '.join(target.heads)}" if target.heads else ""
         raise UsageError(

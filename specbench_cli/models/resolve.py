@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from specbench_cli import files
 from specbench_cli.config.problems import check_one_line, shown
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.adapter import CONFIG, RECORD, base_of, is_adapter, is_draft, merged
@@ -110,6 +111,7 @@ def resolve(name: str) -> Checkpoint:
     except (OSError, RuntimeError) as fault:  # too long a name; ~ of nobody
         raise UsageError(f"no such folder: {name} ({fault})", "specbench list models") from fault
     if there:
+        files.check_model_folder(folder)
         if is_adapter(folder):
             return _tuned(name, folder.resolve().name, folder)
         if missing := _missing(folder):
@@ -206,6 +208,7 @@ def _from_hub(name: str, label: str, alias: Alias) -> Checkpoint:
         return _from_package(name, label, alias)
     if folder is None:
         folder = download(name, _wanted(alias), _absent_draft(alias), INSTEAD)
+    files.check_model_folder(folder)
     hub_id = alias.hub or name
     if missing := _missing(folder):
         raise EnvironmentFault(f"{hub_id}: no {missing} in what the hub has", _needs(hub_id))

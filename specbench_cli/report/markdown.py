@@ -22,12 +22,11 @@ from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.manifest import truncate_texts
-from specbench_cli.summary import columns, load, text
-from specbench_cli.summary.columns import Column
+from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import ByTarget, by_target
+from specbench_cli.summary.metrics import Column, Row
 from specbench_cli.summary.pareto import Sweep, sweep_of
-from specbench_cli.summary.row import Row
 from specbench_cli.summary.summary import Summary
 
 T = TypeVar("T")
@@ -87,9 +86,9 @@ def report(
         *_claims(claims.lines(summary, facts)),
         *_spec_bench(spec_bench),
         "## In detail",
-        _rows(columns.DETAIL, summary.rows),
+        _rows(metrics.DETAIL, summary.rows),
         "## Equivalence",
-        _rows(columns.EQUIVALENCE, summary.rows),
+        _rows(metrics.EQUIVALENCE, summary.rows),
         *_evidence(summary),
         "## How it was measured",
         inline(" ".join(sentences(summary, manifest))),
@@ -110,11 +109,11 @@ def _figures_of(rows: Sequence[Row]) -> list[str]:
     """How fast and at what cost; rows of another kind in tables of their own."""
     kinds = text.sections(rows)
     parts = [
-        _parted(rows, kinds, partial(_rows, chosen)) for chosen in (columns.SPEED, columns.COST)
+        _parted(rows, kinds, partial(_rows, chosen)) for chosen in (metrics.SPEED, metrics.COST)
     ]
     told = [row for row in rows if row.draft_kept is not None]
     if told:
-        parts += [_LEDGER, _rows((columns.METHOD, *columns.LEDGER), told)]
+        parts += [_LEDGER, _rows((metrics.METHOD, *metrics.LEDGER), told)]
     return parts
 
 
@@ -143,12 +142,13 @@ def _parted(rows: Sequence[T], kinds: text.Sections, draw: Callable[[Sequence[T]
 
 def _speedup(row: Row) -> str:
     """With the group it is in, its interval and what it costs, as far as it has them."""
-    words = (text.speedup(row), text.group(row), text.interval(row), text.at_what_cost(row))
-    return " ".join(word for word in words if word and word != text.NONE) or text.NONE
+    shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
+    words = [cell(row) for cell in shown]
+    return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
 
 
 def _priced(row: Row) -> str:
-    return f"{text.speedup(row)} {text.at_what_cost(row)}".rstrip()
+    return f"{metrics.speedup_or_broken(row)} {metrics.at_what_cost(row)}".rstrip()
 
 
 def _modelled(rows: Sequence[parallel.ModelledRow]) -> list[str]:
@@ -186,7 +186,7 @@ def _by_target(found: ByTarget | None, figures: Sequence[str]) -> list[str]:
     if found is None:
         return []
     parts = ["## By target"]
-    for title, figure in (("speedup", _priced), ("MAT", text.mat)):
+    for title, figure in (("speedup", _priced), ("MAT", metrics.MAT.shown)):
         lines = (
             (row.label, *(_cell(own, row.label, figure) for own in found.targets.values()))
             for row in found.rows
@@ -224,7 +224,7 @@ def _evidence(summary: Summary) -> list[str]:
     """Sampled outputs against vanilla's; nothing where none were compared."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
     title = "## Sampled outputs, less vanilla's: evidence and no proof"
-    return [title, _rows(columns.EVIDENCE, rows)] if rows else []
+    return [title, _rows(metrics.EVIDENCE, rows)] if rows else []
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -8,9 +8,8 @@ from typing import Any
 from specbench_cli.config.sweep import settings
 from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.terminal.grids import grid
-from specbench_cli.summary import text
-from specbench_cli.summary.columns import swept
-from specbench_cli.summary.pareto import Sweep
+from specbench_cli.summary import formats
+from specbench_cli.summary.pareto import Sweep, swept
 
 
 def sweep_part(sweep: Sweep, figures: Sequence[str]) -> list[str]:
@@ -36,8 +35,8 @@ def tuning_part(tuning: Mapping[str, Any] | None) -> list[str]:
     rows = [
         (
             label,
-            " ".join(settings(tried["params"])) or text.NONE,
-            text.number(tried["cost"], 3),
+            " ".join(settings(tried["params"])) or formats.NONE,
+            formats.number(tried["cost"], 3),
             "yes" if tried["chosen"] else None,
             found["prompts"] or None,
         )

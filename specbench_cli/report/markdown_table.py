@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from specbench_cli import output
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 _MEANT = re.compile(
     r"<(?=[A-Za-z/!?])|&(?=#?\w+;)|\*|~(?=~)|(?<![^\W_])_|_(?![^\W_])|[`$]"
@@ -16,9 +16,13 @@ _MEANT = re.compile(
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
 _LIVE = re.compile(
     r"""
-    @(?=\S) | \#(?=\w) | // | (?i:www\.)      # mentions, e-mail addresses, issues and URLs
-    | (?i:\w\.(?:[a-z]{2}|com|org|net|edu|gov|biz|info|pro|web|xxx|aero|asia|coop|museum|name
-        |shop)(?!\w))                          # host names, which some renderers link
+    @(?=\S) | (?<=\S)@ | \#(?=\w) | // | (?i:www\.)  # mentions, e-mail addresses, issues and URLs
+    | (?:\A|[\w$+<=>^`~]|[^\x00-\x7f])\.   # host names, which some renderers link
+        (?:(?i:[a-z]{2}|com|org|net|edu|gov|biz|info|pro|web|xxx|aero|asia|coop|museum|name|shop)
+            (?![^\W_])
+        | (?i:xn--\w)                           # .xn--p1ai
+        | (?:[A-Za-z][A-Za-z0-9-]{0,62})?(?:[^\W\d_\x00-\x7f]|[\u0300-\u036f]))
+    | (?<![^\W_])\d{1,3}(?:\.\d{1,3}){3}(?![^\W_])  # IPv4 addresses
     | \b(?:(?i:(?:GH|GL|CVE)-\d|GHSA-\w)|[A-Z][A-Z0-9_]+-\d)  # GH-1, CVE-2024-1, JIRA-1
     | (?<!\d\.)\b[0-9A-Fa-f]{7,64}\b           # commits
     | [!&$](?=\d) | [~%](?=[\w"]) | \*iteration:  # GitLab: merge requests, epics, labels
@@ -58,7 +62,7 @@ def table(
 
 def _field(value: object, escaped: bool) -> str:
     if value is None:
-        return text.NONE
+        return formats.NONE
     if isinstance(value, Mapping):
         value = ", ".join(f"{key} {inner}" for key, inner in value.items())
     said = output.plain(" ".join(str(value).split())) if escaped else inline(value)

@@ -25,7 +25,7 @@ from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.comparison import Decode
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.speedups import BASELINE
 
 SAME = "same_output"

@@ -24,7 +24,7 @@ from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 ANSWER_S = 5.0
 """Timeout in seconds to connect to a server."""

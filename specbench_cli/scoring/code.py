@@ -11,6 +11,10 @@ iterators, exceptions of Python's own types by name); of other objects a number,
 can be called and their attributes read. An argument that the answer changes in place is not changed
 for the tests, and equality of the answer's own classes is not asked: a program that is right by
 these alone fails.
+
+Tests that end without an error are no pass yet: each of their assertions must have held as often as
+for the task's reference solution. Without a solution that passes, each must have held once, except
+one that can never hold (`assert False`).
 """
 
 from __future__ import annotations
@@ -21,14 +25,17 @@ import json
 import os
 import re
 import subprocess
+import symtable
 import sys
 import tempfile
 import textwrap
 import warnings
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cache
+from functools import cache, cached_property, lru_cache
+from heapq import heappop, heappush
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.scoring import contained
@@ -76,15 +83,38 @@ def tested(
     for code in _readings(answer, {begun} if begun else used):
         program = before + code
         if compiles(program) and compiles(program + after):
-            job = _job(program, before, after, solution)
-            return _passes(job, uncontained=uncontained)
+            held = _held(program, before, after, reference, uncontained=uncontained)
+            if not held:  # it failed, or there are no assertions
+                return held is not None
+            expected = _expected(before, after, reference, uncontained=uncontained)
+            return all(count >= wanted for count, wanted in zip(held, expected, strict=True))
     return False
+
+
+@lru_cache(maxsize=1024)
+def _expected(
+    before: str, after: str, reference: str | None, *, uncontained: bool
+) -> Sequence[int]:
+    """Return how often each assertion of the tests must hold, in the order of the source."""
+    if reference is not None:
+        solution = _solution(before, reference)
+        held = _held(solution, before, after, reference, uncontained=uncontained)
+        if held is not None:
+            return held
+    tree = _parsed(after)
+    tests = contained.assertions(tree) if tree else []
+    return [int(not _never_holds(each.test)) for each in tests]
+
+
+def _never_holds(test: ast.expr) -> bool:
+    """Return True if an assertion is about a constant that is false."""
+    return isinstance(test, ast.Constant) and not test.value
 
 
 @cache
 def check_containment() -> None:
     """See that answers can be run in namespaces of their own. Raises EnvironmentFault."""
-    _passes(_job("", "", "", {}), uncontained=False)
+    _held("", "", "", None, uncontained=False)
 
 
 def compiles(program: str) -> bool:
@@ -136,15 +166,16 @@ def _readings(answer: str, wanted: Collection[str]) -> Iterator[str]:
         yield from _readings_of(block)
 
 
-def _blocks(answer: str, wanted: Collection[str]) -> list[str]:
-    """Return the code blocks of an answer, the most likely one first.
+def _blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
+    """Yield the code blocks of an answer, the most likely one first.
 
     First come the blocks that define a wanted name, with the earlier blocks that they need in
     front. Then blocks that continue a function body, then all others.
     """
     found = list(_FENCED.finditer(answer))
     if not found:
-        return [answer]
+        yield answer
+        return
     before = answer[: found[0].start()]
     blocks = [each["code"].removesuffix("\n") for each in found]
     goes_on = _starts_indented(before)  # the prompt opened a fence, and the answer closes it
@@ -153,12 +184,11 @@ def _blocks(answer: str, wanted: Collection[str]) -> list[str]:
     ranks = [
         0 if _defines(block, wanted) else 1 if _starts_indented(block) else 2 for block in blocks
     ]
-    order = sorted(range(len(blocks)), key=ranks.__getitem__)
-    return [
-        block
-        for at in order
-        for block in ([_with_helpers(blocks, at)] if ranks[at] == 0 else []) + [blocks[at]]
-    ]
+    joined = _Joined(blocks, most=_MOST_JOINED * len(answer))
+    for at in sorted(range(len(blocks)), key=ranks.__getitem__):
+        if ranks[at] == 0 and (code := joined.with_helpers(at)) is not None:
+            yield code
+        yield blocks[at]
 
 
 def _defines(code: str, names: Collection[str]) -> bool:
@@ -168,13 +198,62 @@ def _defines(code: str, names: Collection[str]) -> bool:
     return bool(names) and re.search(pattern, code, re.MULTILINE) is not None
 
 
-def _with_helpers(blocks: Sequence[str], at: int) -> str:
-    """Return a block with the earlier blocks in front that define names it uses."""
-    code = blocks[at]
-    for earlier in reversed(blocks[:at]):
-        if _bound(earlier).keys() & (_used(code) - _bound(code).keys()):
-            code = f"{earlier}\n\n{code}"
-    return code
+_MOST_JOINED = 10
+"""Total length of the joined blocks that are tried, as a multiple of the answer's length."""
+
+
+class _Joined:
+    """Blocks of an answer, joined with the earlier blocks that they need.
+
+    Args:
+        blocks: The blocks in the answer's order.
+        most: Total length of the joined blocks, which bounds the time that a long answer takes.
+    """
+
+    def __init__(self, blocks: Sequence[str], most: int) -> None:
+        self._blocks = blocks
+        self._left = most
+
+    @cached_property
+    def _names(self) -> list[tuple[set[str], set[str]]]:
+        """The names that each block binds and reads."""
+        return [(set(_bound(block)), _used(block)) for block in self._blocks]
+
+    @cached_property
+    def _binders(self) -> dict[str, list[int]]:
+        """The blocks that bind a name, in ascending order."""
+        found: dict[str, list[int]] = {}
+        for at, (bound, _) in enumerate(self._names):
+            for name in bound:
+                found.setdefault(name, []).append(at)
+        return found
+
+    def with_helpers(self, at: int) -> str | None:
+        """Return a block with the earlier blocks in front that define names it uses.
+
+        Returns:
+            None if no earlier block does, or if the blocks are too long.
+        """
+        have: set[str] = set()
+        chosen: list[int] = []
+        wanted: list[tuple[int, str]] = [(-at, "")]  # a heap: the last block comes first
+        while wanted:
+            place, name = heappop(wanted)
+            if name in have:
+                continue
+            chosen.append(-place)
+            self._left -= len(self._blocks[-place])
+            if self._left < 0:
+                return None
+            bound, used = self._names[-place]
+            have |= bound
+            for name in used - have:
+                binders = self._binders.get(name, [])
+                if before := bisect_left(binders, -place):
+                    heappush(wanted, (-binders[before - 1], name))
+        if len(chosen) == 1:
+            return None
+        return "\n\n".join(self._blocks[place] for place in reversed(chosen))
 
 
 def _readings_of(code: str) -> Iterator[str]:
@@ -193,39 +272,78 @@ def _starts_indented(code: str) -> bool:
 
 
 def _job(
-    program: str, before: str, after: str, solution: Mapping[str, str]
+    program: str, before: str, after: str, reference: str | None
 ) -> dict[str, str | list[str]]:
     """What the tests' process is told.
 
     - program: the answer's.
     - own: what the tests have of their own: what comes before them (HumanEval's helpers), and
       modules of the standard library: `math.isclose` is not to be the answer's.
+    - stars, starred: the reference solution's lines `from math import *`, and the names that the
+      tests may take from these modules.
     - asked: the names in the tests that stand for the answer's objects. Builtins and standard
       modules are never among them, unless the task's function has such a name.
-    - tests: piece by piece where their outermost lines bind what the answer reads (`given`: MBPP's
-      set-up), else as one.
-
-    Args:
-        solution: The names that the task's reference solution binds, as `_bound` returns them.
+    - given: the names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
+    - tests: piece by piece where names are given, else as one.
     """
     own = _own(before)
     said, kept = _bound(program), _bound(own)
+    solved = _solution(before, reference)
+    solution = _bound(solved)
     used = _used(after)
     imports = _standard_imports(after, solution)
-    wanted = _wanted_builtins(before, after, solution)
-    new = used - kept.keys() - imports.keys() - (vars(builtins).keys() - wanted)
-    begun = {name for name in used & said.keys() if name == _last(own) and said[name] != kept[name]}
     imported = used if "*" in said else said.keys()  # as in `from math import *`
     lines = [imports[name] for name in sorted(imports.keys() & imported - kept.keys())]
+    asked = _asked(before, after, solution)
+    last = _last(own)
+    if last in used & said.keys() and said[last] != kept[last]:
+        asked.add(last)
     given = _bound(after).keys() & _used(program)
+    if reference is not None and solved:
+        given &= _globals_read(solved)
     tests = _parsed(after)
     return {
         "program": program,
         "own": "\n".join([own, *lines]),
-        "asked": sorted(new | begun),
+        "stars": _star_imports(solved),
+        "starred": sorted(used & imported - solution.keys()),
+        "asked": sorted(asked),
         "given": sorted(given),
         "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
     }
+
+
+def _asked(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
+    """Return the names in the tests that stand for the answer's objects.
+
+    These are the names that the reference solution defines. If it defines nothing that the tests
+    read, they are the names that nobody else defines.
+    """
+    used = {name for name in _used(after) - _bound(_own(before)).keys() if not _is_special(name)}
+    if used & solution.keys():
+        return {name for name in used & solution.keys() if not _is_import(solution[name])}
+    taken = vars(builtins).keys() - _wanted_builtins(before, after, solution)
+    return used - _standard_imports(after, solution).keys() - taken
+
+
+def _is_special(name: str) -> bool:
+    """Return True if Python itself sets the name, as `__name__`."""
+    return name.startswith("__") and name.endswith("__")
+
+
+def _globals_read(program: str) -> set[str]:
+    """Return the global names that a program reads, in any scope."""
+    found: set[str] = set()
+    with suppress(*_UNPARSED):
+        tables = [symtable.symtable(program, "answer", "exec")]
+        for table in tables:
+            tables += table.get_children()
+            found.update(
+                each.get_name()
+                for each in table.get_symbols()
+                if each.is_referenced() and (each.is_global() or table.get_type() == "module")
+            )
+    return found
 
 
 def _solution(before: str, reference: str | None) -> str:
@@ -249,11 +367,11 @@ def _wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> se
 
 
 def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]:
-    """Return the import statements for the standard library's names that the tests read.
+    """Return the import statements for the names that the tests read and import for themselves.
 
     The tests read a module `math` if they only read its attributes, as in `math.isclose`. The
     reference solution decides first: a name that it defines is the answer's, a name that it imports
-    is the standard library's.
+    is the tests' own.
     """
     used = _used(after)
     found = {
@@ -267,16 +385,21 @@ def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]
 
 
 def _is_import(line: str) -> bool:
-    """Return True if a line, as `_bound` returns it, imports from the standard library."""
+    """Return True if a line, as `_bound` returns it, is an import."""
     tree = _parsed(line)
-    match tree.body if tree else ():
-        case [ast.Import(names=[ast.alias(name=module)])]:
-            pass
-        case [ast.ImportFrom(module=str(module), level=0)]:
-            pass
-        case _:
-            return False
-    return module.partition(".")[0] in sys.stdlib_module_names
+    return tree is not None and isinstance(tree.body[0], ast.Import | ast.ImportFrom)
+
+
+def _star_imports(program: str) -> list[str]:
+    """Return the lines `from math import *` of a program that import from the standard library."""
+    tree = _parsed(program)
+    return [
+        ast.unparse(line)
+        for line in (tree.body if tree else ())
+        if isinstance(line, ast.ImportFrom)
+        and line.names[0].name == "*"
+        and (line.module or "").partition(".")[0] in sys.stdlib_module_names
+    ]
 
 
 def _read_bare(program: str) -> set[str]:
@@ -359,7 +482,15 @@ def _unparsed(line: ast.stmt) -> str:
         return ""
 
 
-def _passes(job: dict[str, str | list[str]], *, uncontained: bool) -> bool:
+def _held(
+    program: str, before: str, after: str, reference: str | None, *, uncontained: bool
+) -> list[int] | None:
+    """Return how often each assertion of the tests held, or None if the program fails them.
+
+    Raises:
+        EnvironmentFault: no namespaces can be had.
+    """
+    job = _job(program, before, after, reference)
     leash, ours = os.pipe()
     command = [sys.executable, "-I", "-S", contained.__file__]
     with (
@@ -367,7 +498,7 @@ def _passes(job: dict[str, str | list[str]], *, uncontained: bool) -> bool:
         subprocess.Popen(
             [*command, "uncontained" if uncontained else "contained", str(leash)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=empty,
             env={},
@@ -376,14 +507,15 @@ def _passes(job: dict[str, str | list[str]], *, uncontained: bool) -> bool:
         ) as keeper,
     ):
         os.close(leash)
-        said = b""
+        counts = said = b""
         try:
             with suppress(subprocess.TimeoutExpired):
-                _, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
+                counts, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
             os.close(ours)  # which ends what still runs
     if keeper.returncode in (contained.PASSED, contained.FAILED):
-        return keeper.returncode == contained.PASSED
+        passed = keeper.returncode == contained.PASSED and counts
+        return list(json.loads(counts)) if passed else None
     raise EnvironmentFault(
         f"an answer's code cannot be contained here: {said.decode(errors='replace').strip()}",
         "let this user have namespaces (Linux 5.12 or later; in a container: --privileged; Ubuntu:"

@@ -9,13 +9,14 @@ keeps two rooms, each a process:
 - the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
   values that it compares are Python's own types, and the answer never sees what is expected. A pass
   is this process's exit code: an answer can make itself fail, and can pass only by right replies.
+  This process also counts how often each assertion holds, and writes the counts to standard output.
 
 On Linux each room has namespaces of its own (user, mount, process, network, IPC, host name): no
 network, no processes but itself, no files but libraries to read and an empty folder to write, no
 `/proc`, no `/dev`, no keys, no capabilities, no further namespaces. A room is one process: the
 limits on memory, processor time, open files and file sizes are those of all that runs in it. What
 no namespace separates (the hypervisor's sockets, io_uring, the kernel's log) is refused by a filter
-of system calls.
+that allows a list of system calls.
 
 The keeper reads nothing of either room: it ends both once the tests have ended, or once the leash,
 a pipe of whoever started it, is closed.
@@ -23,6 +24,7 @@ a pipe of whoever started it, is closed.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import ctypes
 import json
@@ -34,6 +36,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TextIO
 
@@ -55,7 +58,10 @@ _LIMITS = {
     resource.RLIMIT_NOFILE: OPEN_FILES,
     resource.RLIMIT_NPROC: 0,  # neither children nor threads: what they use would count for nobody
     resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_MEMLOCK: 0,
 }
+if sys.platform == "linux":
+    _LIMITS[resource.RLIMIT_SIGPENDING] = 64  # signals in a queue count for all of the user's
 
 # Constants from the Linux headers.
 _MOUNT_SETATTR = 442
@@ -79,59 +85,208 @@ _ARCHITECTURE = (0xC000003E, 0xC00000B7)
 _LAST_CALL = (334, 293)
 """Number of `rseq`, the last allowed call. C libraries work without later calls, which Linux before
 5.1 lacks: io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32 calls on x86-64."""
+_SET_UP_CALLS = {"clone": (56, 220), "keyctl": (250, 219)}
+"""System calls that build a room, before the filter is there."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
+    # files, which are read-only libraries or in the answer's own folder
+    "read": (0, 63),
+    "write": (1, 64),
+    "open": (2, None),
+    "close": (3, 57),
+    "stat": (4, None),
+    "fstat": (5, 80),
+    "lstat": (6, None),
+    "lseek": (8, 62),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "preadv": (295, 69),
+    "pwritev": (296, 70),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "creat": (85, None),
+    "openat": (257, 56),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "getdents": (78, None),
+    "getdents64": (217, 61),
+    "getcwd": (79, 17),
+    "chdir": (80, 49),
+    "fchdir": (81, 50),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "rmdir": (84, None),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "umask": (95, 166),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "truncate": (76, 45),
+    "ftruncate": (77, 46),
+    "statfs": (137, 43),
+    "fstatfs": (138, 44),
+    "getxattr": (191, 8),
+    "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "flistxattr": (196, 13),
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "pipe": (22, None),
+    "pipe2": (293, 59),
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    # not executed, but answered with success: the answer's folder is in memory alone
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+    "msync": (26, 227),
+    "fadvise64": (221, 223),
+    # memory of its own, which RLIMIT_AS bounds
+    "mmap": (9, 222),
+    "mprotect": (10, 226),
+    "munmap": (11, 215),
+    "brk": (12, 214),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    # waiting for files and locks of its own
+    "select": (23, None),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "pselect6": (270, 72),
+    "epoll_create": (213, None),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22),
+    "futex": (202, 98),
+    # signals to itself and its own timer; RLIMIT_SIGPENDING bounds what is queued
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132),
+    "pause": (34, None),
+    "alarm": (37, None),
+    "setitimer": (38, 103),
+    "getitimer": (36, 102),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    # time
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "times": (100, 153),
+    # its own process and the machine's size, to read; limits, to lower
+    "getpid": (39, 172),
+    "gettid": (186, 178),
+    "getppid": (110, 173),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getpgrp": (111, None),
+    "getpgid": (121, 155),
+    "getsid": (124, 156),
+    "getgroups": (115, 158),
+    "getresuid": (118, 148),
+    "getresgid": (120, 150),
+    "getrusage": (98, 165),
+    "sysinfo": (99, 179),
+    "uname": (63, 160),
+    "getcpu": (309, 168),
+    "sched_getaffinity": (204, 123),
+    "sched_yield": (24, 124),
+    "getrlimit": (97, 163),
+    "setrlimit": (160, 164),
+    "prlimit64": (302, 261),
+    "getrandom": (318, 278),
+    # the C library's own, and the end
+    "restart_syscall": (219, 128),
+    "set_robust_list": (273, 99),
+    "rseq": (334, 293),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    # sockets of three families, alone in a network namespace
     "socket": (41, 198),
     "socketpair": (53, 199),
-    "fcntl": (72, 25),
-    # other processes and other programs
-    "clone": (56, 220),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "personality": (135, 92),
-    # resources that the whole machine shares
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "syslog": (103, 116),
-    "sync": (162, 81),
-    "syncfs": (306, 267),
-    "quotactl": (179, 60),
-    "ustat": (136, None),
-    # observation of files that other processes open
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
-    # locks on libraries, which processes outside see
-    "flock": (73, 32),
-    # memory, messages and requests that no limit of a process counts
-    "io_setup": (206, 0),
-    "io_submit": (209, 2),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "connect": (42, 203),
+    "getsockname": (51, 204),
+    "getpeername": (52, 205),
+    "sendto": (44, 206),
+    "recvfrom": (45, 207),
+    "sendmsg": (46, 211),
+    "recvmsg": (47, 212),
+    "shutdown": (48, 210),
+    "setsockopt": (54, 208),
+    "getsockopt": (55, 209),
 }
-"""System calls of the filter by name, as numbers on x86-64 and ARM64. All but the first three are
-refused."""
+"""System calls that are allowed, by name, as numbers on x86-64 and ARM64. All others fail.
+
+The kernel has no namespace for what the others reach: pages of libraries that other processes use
+(`vmsplice`, `splice`, `sendfile`, `mincore`), disks (`sync`, `fallocate`), memory and requests that
+no limit of a process counts (`memfd_create`, `shmget`, `timer_create`, `io_setup`), keys, tracing,
+observation, processes. Python's standard library works without them: `shutil` copies in another
+way."""
 _FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET and AF_INET6, which the network namespace isolates."""
 _PROTOCOLS = (0, 6, 17)
 """Default protocol, TCP and UDP. For other protocols the kernel would load a module."""
-_FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)
+_FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 1030)
 """The `fcntl` commands that are allowed: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK,
-F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC. Leases, notices, locks of open files, write hints and the sizes
-of pipes have an effect outside."""
+F_DUPFD_CLOEXEC. Leases, notices, locks of open files, write hints and the sizes of pipes have an
+effect outside."""
+_LOCK_COMMANDS = (6, 7)
+"""F_SETLK and F_SETLKW: they succeed without being executed. A room is one process, and a process
+never waits for its own locks; a lock on a library would make programs outside wait."""
+_WITHOUT_EFFECT = frozenset({"fsync", "fdatasync", "msync", "fadvise64"})
+_DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""The `ioctl` commands TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX. File systems
+have commands that write a whole disk's cache."""
+_MEMORY_ADVICE = (4, 8)
+"""MADV_DONTNEED and MADV_FREE, which `malloc` uses. Other advice merges pages with those of other
+processes, or takes pages of libraries out of memory."""
+_HUGE_PAGES = 0x40000
+"""MAP_HUGETLB of `mmap`: the machine has one pool of huge pages for all."""
+_FUTEX_COMMANDS = tuple(
+    command | private | clock
+    for command in (0, 1, 9, 10)  # WAIT, WAKE, WAIT_BITSET, WAKE_BITSET
+    for private in (0, 128)
+    for clock in (0, 256)
+)
+_SOCKET_LEVELS = (1, 6)
+"""SOL_SOCKET and TCP."""
+_SOCKET_OPTIONS = (*range(1, 10), 13, 15, 20, 21)
+"""SO_DEBUG to SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_RCVTIMEO, SO_SNDTIMEO, and TCP's of these
+numbers. Others load programs or modules into the kernel."""
 
 
 # Values as lines ------------------------------------------------------------------------------
@@ -156,13 +311,19 @@ _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def written(value: Any, number: Callable[[Any], int]) -> Any:
-    """A value as JSON can hold it; `number` gives the number of an object that is no data."""
+def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
+    """Return a value as JSON can hold it.
+
+    Args:
+        number: Returns the number of an object that is no data.
+        draw: Copy the values of iterators, which exhausts them. False treats an iterator as an
+            object that is no data.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     for name, (kind, parts, _) in _DATA.items():
-        if isinstance(value, kind):
-            return {name: [written(part, number) for part in parts(value)]}
+        if isinstance(value, kind) and (draw or kind is not Iterator):
+            return {name: [written(part, number, draw=draw) for part in parts(value)]}
     return {"object": number(value)}
 
 
@@ -217,11 +378,66 @@ def _serve(calls: int, replies: int) -> None:
             value = deeds[deed](*(read(told, kept.__getitem__) for told in inputs))
             reply = json.dumps({"value": written(value, number)})
         except BaseException as fault:  # of the answer's: SystemExit too
-            reply = json.dumps({"raised": type(fault).__name__})
+            reply = json.dumps({"raised": _builtin_name(type(fault))})
         print(reply, file=told_to, flush=True)
 
 
+def _builtin_name(kind: type[BaseException]) -> str:
+    """Return the name of the nearest base class that is a builtin exception."""
+    names = (each.__name__ for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
+    return next(names, "BaseException")
+
+
 # The tests' room ------------------------------------------------------------------------------
+
+_EXCEPTIONS = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type)
+    and issubclass(kind, BaseException)
+    and not issubclass(
+        kind, StopIteration | StopAsyncIteration | GeneratorExit | BaseExceptionGroup
+    )
+}
+"""The exceptions of an answer that the tests see as they are, by name.
+
+`StopIteration` and its kind would end a loop over `map` without an error, and skip the assertions
+that are left. They become a RuntimeError, as in a generator (PEP 479)."""
+
+_HOLDS = "assertion holds"
+"""Name of the counting function in the tests' namespace. No program can contain this name."""
+
+
+def assertions(tests: ast.Module) -> list[ast.Assert]:
+    """Return the assertions of a program in the order of the source."""
+    found = [node for node in ast.walk(tests) if isinstance(node, ast.Assert)]
+    return sorted(found, key=lambda each: (each.lineno, each.col_offset))
+
+
+def _counted(tests: str, counts: list[int]) -> ast.Module:
+    """Return a program that counts how often each of its assertions holds.
+
+    Args:
+        counts: Gets a zero for each assertion of the program, in the order of the source.
+    """
+    tree = ast.parse(tests)
+    places = {each: place for place, each in enumerate(assertions(tree), len(counts))}
+    counts += [0] * len(places)
+    for node in list(ast.walk(tree)):
+        for field in ("body", "orelse", "finalbody"):
+            lines = getattr(node, field, None)
+            if isinstance(lines, list):
+                counted: list[ast.stmt] = []
+                for line in lines:
+                    counted.append(line)
+                    if line in places:
+                        name = ast.Name(_HOLDS, ast.Load())
+                        call = ast.Expr(ast.Call(name, [ast.Constant(places[line])], []))
+                        for new in ast.walk(call):
+                            ast.copy_location(new, line)
+                        counted.append(call)
+                setattr(node, field, counted)
+    return tree
 
 
 class _Asking:
@@ -236,20 +452,40 @@ class _Asking:
         self._replies = replies
 
     def __call__(self, deed: str, *inputs: Any) -> Any:
-        """The value of what the answer was asked.
+        """Return the value of what the answer was asked. Ends the tests if there is no true reply.
 
         Raises:
-            Exception: of Python's own type of that name, where the answer raised one.
+            BaseException: of Python's own type of that name, where the answer raised one.
         """
-        told = [deed, *(written(each, _number_of) for each in inputs)]
-        print(json.dumps(told), file=self._calls, flush=True)
-        reply = json.loads(self._replies.readline())
-        if "raised" in reply:
-            kind = vars(builtins).get(reply["raised"])
-            if isinstance(kind, type) and issubclass(kind, Exception):
-                raise kind
-            raise RuntimeError(reply["raised"])
-        return read(reply["value"], lambda number: _Remote(self, number))
+        try:
+            told = [written(each, _number_of) for each in inputs]
+        except BaseException:  # tests that expect an exception must not take it for the answer's
+            os._exit(FAILED)
+        return self._ask(deed, *told)
+
+    def bind(self, name: str, value: Any) -> None:
+        """Let the answer read a value by name if it is data.
+
+        An iterator is not data here: copying its values would exhaust the tests' own.
+        """
+        try:
+            told = written(value, _number_of, draw=False)
+        except (TypeError, RecursionError):
+            return
+        self._ask("bind", name, told)
+
+    def _ask(self, *told: Any) -> Any:
+        try:
+            print(json.dumps(told), file=self._calls, flush=True)
+            reply = json.loads(self._replies.readline())
+            raised = str(reply["raised"]) if "raised" in reply else None
+            value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
+        except BaseException:  # the answer's process has ended, or what it wrote is no reply
+            os._exit(FAILED)
+        if raised is None:
+            return value
+        kind = _EXCEPTIONS.get(raised, RuntimeError)
+        raise kind.__new__(kind)
 
 
 class _Remote:
@@ -274,24 +510,34 @@ def _number_of(value: Any) -> int:
     return int(vars(value)["_number"])
 
 
-def _test(calls: int, replies: int) -> None:
+def _test(calls: int, replies: int, report: int) -> None:
     """Hold the tests against the answer; an exception is a failure."""
     job = json.load(sys.stdin)
     ask = _Asking(os.fdopen(calls, "w"), os.fdopen(replies))
     ask("load", job["program"])
-    names: dict[str, Any] = {"__name__": "tests"}
+    stars: dict[str, Any] = {}
+    for line in job["stars"]:
+        exec(line, stars)  # noqa: S102 (the task's)
+    names = {name: stars[name] for name in job["starred"] if name in stars}
+    counts: list[int] = []
+
+    def holds(place: int) -> None:
+        counts[place] += 1
+
+    names.update({"__name__": "__main__", _HOLDS: holds})
     exec(compile(job["own"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
     for name in job["asked"]:
         with suppress(NameError):
             names[name] = ask("name", name)
     given: dict[str, Any] = {}
     for piece in job["tests"]:
-        exec(compile(piece, "tests", "exec"), names)  # noqa: S102 (the task's)
+        exec(compile(_counted(piece, counts), "tests", "exec"), names)  # noqa: S102 (the task's)
         for name in job["given"]:
             if name in names and names[name] is not given.get(name, given):
                 given[name] = names[name]
-                with suppress(TypeError):  # no data
-                    ask("bind", name, names[name])
+                ask.bind(name, names[name])
+    with os.fdopen(report, "w") as file:
+        json.dump(counts, file)
 
 
 # Rooms ----------------------------------------------------------------------------------------
@@ -403,6 +649,7 @@ def _enclose() -> None:
     """Leave everything of the system's but this process, its libraries and its pipes."""
     _write("/proc/sys/user/max_user_namespaces", "0")
     _done(_C.sethostname(b"room", 4))
+    _done(_C.setdomainname(b"room", 4))
     _system(_number("keyctl"), _JOIN_SESSION_KEYRING, None)
     _done(_C.mount(None, b"/", None, _REC | _PRIVATE, None))
     new = "/proc"  # a folder that every system has, and that nobody's Python is in
@@ -435,11 +682,13 @@ def _enclose() -> None:
 
 
 _INSTRUCTION = struct.Struct("HBBI")  # operation, jump if true, jump if false, constant
-_LOAD, _EQUAL, _GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
+_LOAD, _EQUAL, _GREATER, _HAS_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _CALL_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16  # in `struct seccomp_data`
-_ALLOW, _KILL, _NOT_PERMITTED, _NO_SUCH_CALL = (
-    (_RETURN, 0, 0, verdict) for verdict in (0x7FFF0000, 0x80000000, 0x00050001, 0x00050026)
+_ALLOW, _KILL, _SUCCEED, _NOT_PERMITTED, _NO_SUCH_CALL = (
+    (_RETURN, 0, 0, verdict)
+    for verdict in (0x7FFF0000, 0x80000000, 0x00050000, 0x00050001, 0x00050026)
 )
+"""Verdicts. `_SUCCEED` lets a call return 0 without being executed."""
 
 
 def _load_argument(place: int) -> tuple[int, int, int, int]:
@@ -458,15 +707,31 @@ def call_filter(machine: str) -> bytes:
     """Return the BPF program that filters system calls, as an array of `struct sock_filter`.
 
     Calls of another architecture (32-bit) end the process. Calls after `_LAST_CALL` fail with
-    ENOSYS, so that the C library uses older ones. Refused calls fail with EPERM.
+    ENOSYS, so that the C library uses older ones. Other calls that are not in `CALLS`, or that have
+    other arguments, fail with EPERM.
 
     Args:
         machine: Machine name from `os.uname`.
     """
     column = _MACHINES[machine]
     socket = [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW]
-    fcntl = [*_refuse_unless(1, _FILE_COMMANDS), _ALLOW]
-    checks = {"socket": socket, "socketpair": socket, "fcntl": fcntl}
+    locks = [each for command in _LOCK_COMMANDS for each in ((_EQUAL, 0, 1, command), _SUCCEED)]
+    checks = {
+        "socket": socket,
+        "socketpair": socket,
+        "fcntl": [_load_argument(1), *locks, *_refuse_unless(1, _FILE_COMMANDS), _ALLOW],
+        "ioctl": [*_refuse_unless(1, _DEVICE_COMMANDS), _ALLOW],
+        "mmap": [_load_argument(3), (_HAS_BIT, 0, 1, _HUGE_PAGES), _NOT_PERMITTED, _ALLOW],
+        "madvise": [*_refuse_unless(2, _MEMORY_ADVICE), _ALLOW],
+        "futex": [*_refuse_unless(1, _FUTEX_COMMANDS), _ALLOW],
+        "getsockopt": [*_refuse_unless(1, _SOCKET_LEVELS), _ALLOW],
+        "setsockopt": [
+            *_refuse_unless(1, _SOCKET_LEVELS),
+            *_refuse_unless(2, _SOCKET_OPTIONS),
+            _ALLOW,
+        ],
+        **{name: [_SUCCEED] for name in _WITHOUT_EFFECT},
+    }
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE[column]),
@@ -477,16 +742,14 @@ def call_filter(machine: str) -> bytes:
     ]
     for name, numbers in CALLS.items():
         if (number := numbers[column]) is not None:
-            check = checks.get(name, [_NOT_PERMITTED])
+            check = checks.get(name, [_ALLOW])
             program += [(_EQUAL, 0, len(check), number), *check]
-    return b"".join(_INSTRUCTION.pack(*each) for each in [*program, _ALLOW])
+    return b"".join(_INSTRUCTION.pack(*each) for each in [*program, _NOT_PERMITTED])
 
 
 def _number(call: str) -> int:
     """Return the number of a system call on this machine."""
-    number = CALLS[call][_MACHINES[os.uname().machine]]
-    assert number is not None, call
-    return number
+    return _SET_UP_CALLS[call][_MACHINES[os.uname().machine]]
 
 
 def _mount_empty(where: str, options: str, flags: int = 0) -> None:
@@ -524,12 +787,14 @@ def _show(path: str, inside: str) -> None:
 def main(contained: bool, leash: int) -> int:
     """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
     calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
-    serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1]}
+    report = os.dup(1)
+    serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}
     rooms: list[int] = []
     try:
         rooms.append(_room(contained, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
-        rooms.append(_room(contained, lambda: _test(calls[1], replies[0]), testing, deaf=False))
-        for number in (*calls, *replies, ended[1]):
+        test = partial(_test, calls[1], replies[0], report)
+        rooms.append(_room(contained, test, testing, deaf=False))
+        for number in (*calls, *replies, ended[1], report):
             os.close(number)
         select.select([leash, ended[0]], [], [])
     except OSError as fault:

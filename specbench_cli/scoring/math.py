@@ -13,14 +13,13 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from specbench_cli.scoring.number import boxed, number, number_before_words
+from specbench_cli.scoring.number import FRACTIONS, boxed, number, number_before_words, replacer
 
 _SAID = re.compile(r"(?:final\s+)?answer\s*(?:is|:)\s*:?\s*(.+)", re.IGNORECASE)
 _SYNONYMS = (
     (r"[\u2212\ufe63\uff0d]", "-"),
     (r"\\pounds(?![a-zA-Z])|\\euro(?![a-zA-Z])|[\u20a0-\u20bf\u00a3\u00a5]", ""),
     (r"(?<=\d)\s+(\d+)/(\d+)", r"\\frac{\1}{\2}"),
-    (r"\\[dt]frac", r"\\frac"),
     (r"\\left|\\right|\\displaystyle|\\limits", ""),
     (r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])", ""),
     (r"\\(?:text|textbf|mathrm|mathbf|mbox|textrm|mathit|operatorname)\{([^{}]*)\}", r"\1"),
@@ -30,13 +29,11 @@ _SYNONYMS = (
     (r"\\leq(?![a-zA-Z])", r"\\le"),
     (r"\\geq(?![a-zA-Z])", r"\\ge"),
     (r"\\neq(?![a-zA-Z])", r"\\ne"),
-    (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
-    (r"\\frac\{([^{}]+)\}(\d)", r"\\frac{\1}{\2}"),
-    (r"\\frac(\d)\{", r"\\frac{\1}{"),
+    *FRACTIONS,
     (r"\\sqrt(\w)", r"\\sqrt{\1}"),
     (r"([_^])\{(\w)\}", r"\1\2"),
 )
-_FORMS = tuple((re.compile(pattern), by) for pattern, by in _SYNONYMS)
+_respelled = replacer(_SYNONYMS)
 _UNIT = re.compile(
     r"(?<=[\d}])(?:square|cubic)?(?:units?|cm|mm|km|meters?|feet|foot|inch(?:es)?|degrees?|dollars?"
     r"|cents?|hours?|minutes?|seconds?|days?|points?|people|percent)(?:\^[23])?$"
@@ -79,9 +76,7 @@ def final_answer(text: str) -> str:
 
 def normalised(answer: str) -> str:
     """The answer in one spelling, without white space."""
-    answer = answer.strip()
-    for pattern, by in _FORMS:
-        answer = pattern.sub(by, answer)
+    answer = _respelled(answer.strip())
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
     answer = re.sub(r"(?<!\d)\.(?=\d)", "0.", _UNIT.sub("", answer))
     if _THOUSANDS.fullmatch(answer):  # elsewhere a comma separates: the pair (12,102)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 LONGEST = 400
@@ -24,6 +25,31 @@ LONGEST = 400
 
 _NARROW = "\u2009"
 """Replacement for all spaces between digits: thin, narrow and no-break spaces, and LaTeX's."""
+
+FRACTIONS = (
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+)
+"""Replacements that write a LaTeX fraction with `\\frac` and braces, as patterns and texts."""
+
+
+def replacer(forms: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+    """Return a function that makes replacements in a text, one after the other.
+
+    Args:
+        forms: Regular expressions and what replaces them.
+    """
+    compiled = [(re.compile(pattern), by) for pattern, by in forms]
+
+    def replaced(text: str) -> str:
+        for pattern, by in compiled:
+            text = pattern.sub(by, text)
+        return text
+
+    return replaced
+
 
 _SPELLINGS = (
     (r"[\u00a0\u2007-\u200a\u202f]|(?<!\\)\\[,;: ]|\{\\,\}|\\thinspace(?![a-zA-Z])", _NARROW),
@@ -36,13 +62,10 @@ _SPELLINGS = (
     (r"\\\$|\\pounds(?![a-zA-Z])|\\euro(?![a-zA-Z])|[\uff04\u20a0-\u20bf\u00a3\u00a5]", "$"),
     (r"\\%|\uff05", "%"),
     (r"\\times(?![a-zA-Z])|\\cdot(?![a-zA-Z])|[\u00d7\u00b7\u22c5]", "*"),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-    (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
-    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+    *FRACTIONS,
     (r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
 )
-_FORMS = tuple((re.compile(pattern), by) for pattern, by in _SPELLINGS)
+_spelled = replacer(_SPELLINGS)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
@@ -51,10 +74,7 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]")
 def plain(text: str) -> str:
     """Return the text with a uniform spelling of digits, signs, separators and fractions."""
     text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_RAISED), text)
-    text = _FOREIGN.sub(_ascii, text)
-    for pattern, by in _FORMS:
-        text = pattern.sub(by, text)
-    return text
+    return _spelled(_FOREIGN.sub(_ascii, text))
 
 
 def _ascii(found: re.Match[str]) -> str:

@@ -14,6 +14,7 @@ from specbench_cli.store.schema import (
     FINISHES,
     GUARANTEES,
     LOSSLESS,
+    PASSES_APART,
     VERDICTS,
     Ns,
     Record,
@@ -84,15 +85,31 @@ class Known:
 
     methods: of its rows, by label; None where a row's is not said. tasks: their names. prompts: of
     each turn that was asked, task, cluster, family and category. workers: to which it was dealt.
+    repeats, loads: number of its repeats, and of its loads. seed: its random seed. Each is None if
+    the manifest does not state it.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
     tasks: Collection[str] = ()
     prompts: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
     workers: Collection[str] = ()
+    repeats: int | None = None
+    loads: int | None = None
+    seed: int | None = None
+
+    def check_plan(self, pass_: int, seed: int) -> None:
+        """Check that the run has such a pass and seed. Raises ValueError: names the field."""
+        load, repeat = divmod(pass_, PASSES_APART)
+        if self.repeats is not None:
+            planned = f"{pass_}, and the run has {self.repeats} repeats"
+            _ensure(1 <= repeat <= self.repeats, "pass", planned)
+        if self.loads is not None:
+            _ensure(load < self.loads, "pass", f"{pass_}, and the run has {self.loads} loads")
+        _ensure(self.seed in (None, seed), "seed", f"{seed}, and the run has seed {self.seed}")
 
     def check(self, record: Record) -> None:
         """Check that a record is one of this run. Raises ValueError: names the field."""
+        self.check_plan(record.pass_, record.seed)
         if self.methods:
             _ensure(record.label in self.methods, "label", f"{record.label!r} is no row of the run")
             method = self.methods[record.label]

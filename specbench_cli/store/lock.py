@@ -68,29 +68,21 @@ class Lock:
     def _take(self) -> int | None:
         """Return the file descriptor of the locked file, or None if the lock is not available.
 
-        It is not available if another process has it or is creating or removing the file, or if
-        specbench did not write the file.
+        It is not available if another process has it or is removing the file, or if specbench did
+        not write the file. A file that a killed process left, even an empty one, is taken over.
         """
         own = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
-        try:
-            fd = files.open_own(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            with suppress(OSError):  # on a full disk the lock works without the owner's name
-                os.write(fd, own)
-        except FileExistsError:
-            try:
-                fd = files.open_own(self._path, os.O_RDWR)
-            except FileNotFoundError:
-                return None
+        fd = files.open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.pread(fd, _MOST, 0)
-            if os.fstat(fd).st_ino == self._path.stat().st_ino and (found == own or _is_own(found)):
-                if found != own:
-                    with suppress(OSError):  # blanks: the file is never empty, even after a kill
+            if _refers_to(self._path, fd) and _is_own(found):
+                if found != own:  # write it only now: another process may have locked the file
+                    with suppress(OSError):  # on a full disk the lock works without a name
                         os.pwrite(fd, own.ljust(len(found)), 0)
                 return fd
-        except (BlockingIOError, FileNotFoundError):
+        except BlockingIOError:
             pass
         except BaseException:
             os.close(fd)
@@ -124,7 +116,7 @@ class SharedLock:
 
 
 def is_lock(path: Path) -> bool:
-    """Return True if specbench wrote this lock file, whether its process still runs or not."""
+    """Return True if specbench made this lock file, whether its process still runs or not."""
     try:
         return _is_own(files.read_own(path) or b"")
     except (OSError, UsageError):
@@ -134,10 +126,10 @@ def is_lock(path: Path) -> bool:
 def _is_own(content: bytes) -> bool:
     """Return True if specbench wrote the content of the lock file.
 
-    A full disk, or a kill, may leave the beginning of the content.
+    A full disk, or a kill, may leave the beginning of the content, or nothing.
     """
     half = content.startswith(b'{"pid": ') and not content.rstrip().endswith(b"}")
-    return half or _owner(content).keys() == {"pid", "host"}
+    return not content or half or _owner(content).keys() == {"pid", "host"}
 
 
 def _owner(content: bytes) -> dict[str, Any]:

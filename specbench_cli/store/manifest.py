@@ -235,6 +235,15 @@ class _StepCosts(TypedDict, total=False):
     noisy: bool
 
 
+class _Seal(TypedDict):
+    """Size and SHA-256 of a file of a finished run."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    bytes: Count
+    sha256: _Hash
+
+
 class _Worker(TypedDict):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
@@ -284,6 +293,8 @@ class Manifest(TypedDict, total=False):
     row_files: dict[str, str | None] | None
     step_costs: _StepCosts | None
     workers: dict[Name, _Worker]
+    line_digests: dict[Name, dict[_Hash, _Hash]]
+    files: dict[Name, _Seal]
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -12,15 +12,16 @@ import pickle
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
 from specbench_cli.errors import UsageError
 from specbench_cli.store import jsonl
+from specbench_cli.store.digests import short_digest
 from specbench_cli.store.invariants import Known, Said, said, validate
 from specbench_cli.store.schema import Key, Record, from_json
 
@@ -54,11 +55,16 @@ class Read(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a file's lines become records that their run may hold."""
+    """How a file's lines become records that their run may hold.
+
+    digests: digest of each line, by that of its key. complete: the run wrote no other lines.
+    """
 
     file: Path
     known: Known
     vocabulary: int
+    digests: Mapping[str, str] = field(default_factory=dict)
+    complete: bool = False
 
     def record(self, number: int, line: str) -> Record:
         """The record of a line. Raises UsageError: it is none; names the line."""
@@ -66,6 +72,7 @@ class Reader:
             record = from_json(line)
             validate(record, self.vocabulary)
             self.known.check(record)
+            check_line(record.key, line, self.digests, complete=self.complete)
         except ValueError as error:
             raise no_record(self.file, number, error) from error
         return record
@@ -77,6 +84,21 @@ class Reader:
         for number, line in jsonl.read(self.file, *span, first):
             record = self.record(number, line)
             yield Read(number, record.key, said(record), make(record))
+
+
+def check_line(key: object, line: str, digests: Mapping[str, str], *, complete: bool) -> None:
+    """Raise ValueError if another program changed or added a line.
+
+    Args:
+        key: Key of the record or prompt in the line.
+        digests: Digest of each line, by that of its key.
+        complete: The run wrote no lines except those with a digest.
+    """
+    expected = digests.get(short_digest(key))
+    if expected is None and complete:
+        raise ValueError(f"another program added it: {key}")
+    if expected is not None and expected != short_digest(line):
+        raise ValueError(f"another program changed it: {key}")
 
 
 def no_record(file: Path, number: int, why: object) -> UsageError:

@@ -7,24 +7,29 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import shlex
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench_cli import files
+from specbench_cli.config.arrivals import number_of_loads
 from specbench_cli.config.problems import first_problem, is_one_line
 from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
+from specbench_cli.store.digests import NOT_OURS, Seal, seal, short_digest
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
 from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
 from specbench_cli.store.manifest import damaged, parse
-from specbench_cli.store.pieces import Reader, mend, no_record
+from specbench_cli.store.pieces import Reader, check_line, mend, no_record
 from specbench_cli.store.schema import STRICT, Count, Family, Key, Name, Record, from_json, to_json
 
 T = TypeVar("T")
@@ -36,6 +41,7 @@ _ELSEWHERE = ".elsewhere"
 """The file in `RUNS` that says where runs are that were given a folder, a path a line."""
 
 _MANIFEST = "manifest.json"
+_RECORDS, _PROMPTS = "records.jsonl", "prompts.jsonl"
 
 MOST_BYTES = 256 * files.MB
 """Maximum size of a manifest in bytes."""
@@ -88,6 +94,7 @@ class _Slim(TypedDict):
     turn: Count
     label: Name
     pass_: Annotated[Count, Field(alias="pass")]
+    seed: Count
     output_ids: list[Count] | None
 
 
@@ -126,6 +133,10 @@ class RunDir:
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[Key, list[int] | None] | None = None
+        # By file, the digest of each line that the run wrote, by the digest of its key.
+        self._digests: dict[str, dict[str, str]] = {_RECORDS: {}, _PROMPTS: {}}
+        self._take_digests()
+        self._seals: dict[str, Seal] = {}
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any], order: str | None = None) -> RunDir:
@@ -242,8 +253,27 @@ class RunDir:
         return (path / _MANIFEST).exists()
 
     def read(self) -> None:
-        """Have the manifest as it is now. Raises what `open` does."""
-        self.manifest = RunDir.open(self.path).manifest
+        """Have the manifest as it is now, with what other processes of the run wrote.
+
+        Raises:
+            UsageError: as `open`.
+            ConcurrentWriteError: it is the manifest of another run.
+        """
+        found = RunDir.open(self.path).manifest
+        began, now = (each.get("created_utc") for each in (self.manifest, found))
+        if began != now:
+            raise ConcurrentWriteError(
+                f"{self.path / _MANIFEST} is the manifest of another run: that run began at {now},"
+                f" this one at {began}",
+                hint=f"specbench run --resume {shlex.quote(str(self.path))}",
+            )
+        self.manifest = found
+        self._take_digests()
+
+    def _take_digests(self) -> None:
+        """Add the digests in the manifest, which other processes of the run may have written."""
+        for name, found in (self.manifest.get("line_digests") or {}).items():
+            self._digests[name] = self._digests.get(name, {}) | found
 
     def resume(self) -> None:
         """Mark the run as running again."""
@@ -260,12 +290,15 @@ class RunDir:
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
         """Write the manifest a last time, with what is only known at the end."""
+        if status == "finished" and self._watched is not None:
+            self.manifest.pop("line_digests", None)
+            facts["files"] = self._seals or self._seal()
         self.update(**facts, status=status)
 
     def discard(self) -> None:
         """Remove a run that holds no record, and its folder if nothing else is in it."""
         self.check_lock()
-        for name in ("prompts.jsonl", "records.jsonl", ORDER, _MANIFEST):
+        for name in (_PROMPTS, _RECORDS, ORDER, _MANIFEST):
             files.remove_own(self.path / name)
         self.release()
         with contextlib.suppress(OSError):
@@ -283,7 +316,7 @@ class RunDir:
             line = to_json(record)
             validate(from_json(line))  # what could not be read shall not be written
             lines.append(line)
-        self._append("records.jsonl", lines)
+        self._append(_RECORDS, lines, [record.key for record in records])
         if self._answered is not None:
             self._answered |= {record.key: record.output_ids for record in records}
 
@@ -293,31 +326,103 @@ class RunDir:
         is not in it.
 
         Raises:
-            UsageError: a line that is no record; a second record of the same cell.
+            UsageError: a line that is no record, or that another program changed or added; a second
+                record of the same cell; a damaged prompt.
         """
         if self._answered is None:
-            file, found = self.path / "records.jsonl", dict[Key, list[int] | None]()
-            # Store the size before reading, so that a concurrent write is noticed.
-            self._sizes[file.name] = file.stat().st_size if file.exists() else 0
-            for number, line in jsonl.read(file):
+            self._adopt_prompts()
+            digests = self._digests[_RECORDS]
+            self._answered, self._digests[_RECORDS] = {}, {}  # without those of deleted lines
+            for number, key, line, ids in self._slim_records():
                 try:
-                    slim = _slims().validate_json(line)
-                except ValidationError as error:
-                    why = first_problem(error)
-                    raise UsageError(
-                        f"{file}, line {number} is no record: {why}", hint=mend(file, number)
-                    ) from error
-                key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
-                if key in found:
-                    raise _twice(file, number, key)
-                found[key] = slim["output_ids"]
-            self._answered = found
+                    check_line(key, line, digests, complete=self._is_complete)
+                except ValueError as error:
+                    raise no_record(self.path / _RECORDS, number, error) from error
+                self._answered[key] = ids
+                self._digests[_RECORDS][short_digest(key)] = short_digest(line)
         return self._answered
 
     def reread_answered(self) -> Mapping[Key, list[int] | None]:
-        """Read the records again and return `answered`, including records of other processes."""
-        self._answered = None
-        return self.answered()
+        """Read the records again and return `answered`, including records of other processes.
+
+        Raises:
+            UsageError: as `answered`.
+            ConcurrentWriteError: another program changed or added a record during the run.
+        """
+        self._seals = self._seal()  # first: if a line changes later, readers notice it
+        digests, foreign = self._digests[_RECORDS], list[tuple[int, ValueError]]()
+        self._answered = {}
+        for number, key, line, ids in self._slim_records():
+            try:
+                check_line(key, line, digests, complete=self._watched is not None)
+            except ValueError as error:
+                foreign.append((number, error))
+                digests.setdefault(short_digest(key), NOT_OURS)
+            self._answered[key] = ids
+        if foreign:
+            (number, why), file = foreign[0], self.path / _RECORDS
+            raise ConcurrentWriteError(
+                f"{file} has {len(foreign)} records that this run did not write, the first in line"
+                f" {number}: {why}",
+                hint=mend(file, number),
+            )
+        return self._answered
+
+    @property
+    def has_records(self) -> bool:
+        """Return True if the file with the records is not empty."""
+        file = self.path / _RECORDS
+        return file.is_file() and file.stat().st_size > 0
+
+    def wrote(self, key: Key) -> bool:
+        """Return True if a process of this run wrote or read the record."""
+        return short_digest(key) in self._digests[_RECORDS]
+
+    def adopt_lines(self) -> None:
+        """Store digests of the lines that a killed process of this run wrote."""
+        for _, key, line, _ in self._slim_records():
+            self._digests[_RECORDS].setdefault(short_digest(key), short_digest(line))
+        self._adopt_prompts()
+
+    def _adopt_prompts(self) -> None:
+        """Check the prompts, and store digests of those that have none."""
+        digests = self._digests[_PROMPTS]
+        for prompt, line in self._prompt_lines(digests, complete=self._is_complete):
+            digests.setdefault(short_digest((prompt.prompt_id, prompt.turn)), short_digest(line))
+
+    def _slim_records(self) -> Iterator[tuple[int, Key, str, list[int] | None]]:
+        """Return the line number, key, line and token ids of every record.
+
+        Raises:
+            UsageError: a line that is no record; a second record of the same cell; a pass or seed
+                that the run does not have.
+        """
+        file, seen, known = self.path / _RECORDS, set[Key](), self._planned()
+        # Store the size before reading, so that a concurrent write is noticed.
+        self._sizes[file.name] = file.stat().st_size if file.exists() else 0
+        for number, line in jsonl.read(file):
+            try:
+                slim = _slims().validate_json(line)
+                known.check_plan(slim["pass_"], slim["seed"])
+            except ValueError as error:
+                why = first_problem(error) if isinstance(error, ValidationError) else error
+                raise no_record(file, number, why) from error
+            key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
+            if key in seen:
+                raise _twice(file, number, key)
+            seen.add(key)
+            yield number, key, line, slim["output_ids"]
+
+    def foreign_record(self, key: Key) -> UsageError:
+        """Return the error for a record that the plan of the run does not contain."""
+        file = self.path / _RECORDS
+        number = next(n for n, found, _, _ in self._slim_records() if found == key)
+        prompt, turn, label, pass_ = key
+        return no_record(
+            file,
+            number,
+            f"the run has no prompt {prompt} with turn {turn}, method {label} and pass {pass_}",
+        )
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
         """All complete records, in the order written; or those of some prompts, five times as fast:
@@ -328,7 +433,12 @@ class RunDir:
                 manifest or its prompt; a second record of the same cell; a token that the target
                 does not have; a damaged prompt.
         """
-        reader, order = self._reader(), _Order(self.path / "records.jsonl")
+        self._check_seal(_PROMPTS, self._prompt_lines)
+        self._check_seal(_RECORDS, self._records)
+        yield from self._records(of)
+
+    def _records(self, of: Container[str] | None = None) -> Iterator[Record]:
+        reader, order = self._reader(), _Order(self.path / _RECORDS)
         for number, line in jsonl.read(order.file):
             if of is not None and not _is_of(line, of):
                 continue
@@ -346,35 +456,119 @@ class RunDir:
         Raises:
             UsageError: as `records`.
         """
-        order = _Order(self.path / "records.jsonl")
+        self._check_seal(_PROMPTS, self._prompt_lines)
+        self._check_seal(_RECORDS, self._records)
+        order = _Order(self.path / _RECORDS)
         for read in pieces.read(self._reader(), make):
             order.check(read.line, read.key, read.said)
             yield read.made
 
     def _reader(self) -> Reader:
-        return Reader(self.path / "records.jsonl", self._known(), self._vocabulary())
+        return Reader(
+            self.path / _RECORDS,
+            self._known(),
+            self._vocabulary(),
+            self._digests[_RECORDS],
+            self._is_complete,
+        )
+
+    @property
+    def _is_complete(self) -> bool:
+        """Return True if the manifest has a digest of every line that the run wrote.
+
+        A killed run may have lines without a digest.
+        """
+        return self.manifest.get("status") == "interrupted" and "line_digests" in self.manifest
+
+    def _seal(self) -> dict[str, Seal]:
+        """Return the size and SHA-256 of the files with records and prompts."""
+        found = {name: seal(self.path / name) for name in (_RECORDS, _PROMPTS)}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def _is_changed(self, name: str) -> bool:
+        """Return True if a file changed since the run was finished.
+
+        A file that was removed or emptied contains nothing wrong, and does not count as changed.
+        """
+        expected = self.manifest.get("files")
+        if not expected or self.manifest.get("status") != "finished":
+            return False
+        found = seal(self.path / name)
+        return found is not None and found["bytes"] > 0 and found != expected.get(name)
+
+    def _check_seal(self, name: str, read: Callable[[], Iterator[Any]]) -> None:
+        """Raise UsageError if a file changed since the run was finished.
+
+        Args:
+            read: Reads the file. The error is the one that this raises, if any.
+        """
+        if not self._is_changed(name):
+            return
+        force = f"specbench run --resume {shlex.quote(str(self.path))} --force"
+        ways = f"restore {name} from a copy; begin a new run: specbench run; or "
+        try:
+            deque(read(), maxlen=0)
+        except UsageError as error:
+            delete = (error.hint or "").partition(";")[0]
+            raise UsageError(
+                error.message, f"{ways}{delete}, and have the run labelled: {force}"
+            ) from error
+        raise UsageError(
+            f"{self.path / name} was changed after the run was finished: its SHA-256 is not the one"
+            f" in {_MANIFEST}",
+            f"{ways}accept the change and have the run labelled: {force}",
+        )
+
+    def accept_changes(self) -> None:
+        """Label a finished run whose files changed, so that they can be read again.
+
+        Raises:
+            UsageError: a file contains a line that is not valid.
+        """
+        changed = [name for name in (_RECORDS, _PROMPTS) if self._is_changed(name)]
+        if not changed:
+            return
+        deque(self._records(), maxlen=0)
+        words = [f"{name} (changed after the run was finished)" for name in changed]
+        self.update(files=self._seal(), mixed=[*(self.manifest.get("mixed") or []), *words])
+
+    def _planned(self) -> Known:
+        """Return the seed and the numbers of repeats and loads in the manifest."""
+        effective = (self.manifest.get("config") or {}).get("effective") or {}
+        loads = None
+        with contextlib.suppress(ValueError):
+            loads = number_of_loads(effective.get("load") or "")
+        repeats = effective.get("repeats")
+        return Known(
+            repeats=repeats, loads=None if repeats is None else loads, seed=effective.get("seed")
+        )
 
     def _known(self) -> Known:
         """What the manifest and the prompts say that records must agree with."""
         manifest = self.manifest
-        return Known(
-            {row["label"]: row.get("method") for row in manifest.get("rows") or ()},
-            {task["name"] for task in manifest.get("tasks") or ()},
-            {
+        return replace(
+            self._planned(),
+            methods={row["label"]: row.get("method") for row in manifest.get("rows") or ()},
+            tasks={task["name"] for task in manifest.get("tasks") or ()},
+            prompts={
                 (each.prompt_id, each.turn): (each.task, each.cluster, each.family, each.category)
-                for each in self.prompts()
+                for each in self._checked_prompts()
             },
-            set(manifest.get("workers") or ()),
+            workers=set(manifest.get("workers") or ()),
         )
 
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Add prompts, on disk when this returns."""
-        lines = (json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts)
-        self._append("prompts.jsonl", lines)
+        prompts = list(prompts)
+        lines = [json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts]
+        self._append(_PROMPTS, lines, [(prompt.prompt_id, prompt.turn) for prompt in prompts])
 
-    def _append(self, name: str, lines: Iterable[str]) -> None:
+    def _append(self, name: str, lines: Sequence[str], keys: Sequence[object]) -> None:
         """Append lines to a file. Under a lock, check that no other process wrote to it."""
         self.check_lock()
+        if self._watched is not None:  # before writing: a full disk may keep some of the lines
+            pairs = zip(map(short_digest, keys), map(short_digest, lines), strict=True)
+            self._digests[name].update(pairs)
         expected = self._sizes.pop(name, None) if self._watched is not None else None
         try:
             self._sizes[name] = jsonl.append(self.path / name, lines, expected)
@@ -387,11 +581,36 @@ class RunDir:
         """All complete prompts, in the order written.
 
         Raises:
-            UsageError: a damaged line; a second one of the same turn, a turn without the one before
-                it, a task or a token that the run does not have.
+            UsageError: a damaged line; one that another program changed or added; a second one of
+                the same turn, a turn without the one before it, a task, a token or a number of
+                questions that the run does not have.
         """
-        file, seen = self.path / "prompts.jsonl", set[tuple[str, int]]()
-        tasks = {task["name"] for task in self.manifest.get("tasks") or ()}
+        self._check_seal(_PROMPTS, self._prompt_lines)
+        return self._checked_prompts()
+
+    def _checked_prompts(self) -> Iterator[Prompt]:
+        """Return the prompts; raise UsageError as `prompts`, except for a finished run."""
+        digests = self._digests[_PROMPTS]
+        return (prompt for prompt, _ in self._prompt_lines(digests, complete=self._is_complete))
+
+    def check_prompts(self, planned: Container[tuple[str, int]]) -> None:
+        """Raise UsageError if there is a prompt that is not planned, given as id and turn."""
+        file = self.path / _PROMPTS
+        for number, (prompt, _) in enumerate(self._prompt_lines(), 1):
+            if (prompt.prompt_id, prompt.turn) not in planned:
+                raise UsageError(
+                    f"{file}, line {number} is no prompt: the run has no prompt"
+                    f" {prompt.prompt_id} with turn {prompt.turn}",
+                    hint=mend(file, number),
+                )
+
+    def _prompt_lines(
+        self, digests: Mapping[str, str] = MappingProxyType({}), *, complete: bool = False
+    ) -> Iterator[tuple[Prompt, str]]:
+        """Return every prompt and its line; for the arguments see `check_line`."""
+        file, seen = self.path / _PROMPTS, set[tuple[str, int]]()
+        tasks = {task["name"]: task for task in self.manifest.get("tasks") or ()}
+        asked = Counter[str]()
         vocabulary = self._vocabulary()
         for number, line in jsonl.read(file):
             try:
@@ -405,13 +624,18 @@ class RunDir:
                     raise ValueError(f"task {prompt.task!r} is no task of the run")
                 if (largest := max(prompt.ids, default=0)) >= vocabulary:
                     raise ValueError(f"ids: {largest}, and the target has {vocabulary} tokens")
+                asked[prompt.task] += turn == 1
+                most = tasks.get(prompt.task, {}).get("n_questions")
+                if most is not None and asked[prompt.task] > most:
+                    raise ValueError(f"task {prompt.task!r} has {most} questions in the run")
+                check_line((name, turn), line, digests, complete=complete)
             except ValueError as error:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is no prompt: {why}", hint=mend(file, number)
                 ) from error
             seen.add((name, turn))
-            yield prompt
+            yield prompt, line
 
     def _vocabulary(self) -> int:
         """How many tokens the target has; 2^63 where that is not said."""
@@ -446,7 +670,7 @@ class RunDir:
     def _stamps(self) -> dict[str, tuple[int, ...] | None]:
         """What no program changes a file without changing, by its name: the system's own time."""
         found: dict[str, tuple[int, ...] | None] = {}
-        for name in (_MANIFEST, "records.jsonl", "prompts.jsonl", ORDER):
+        for name in (_MANIFEST, _RECORDS, _PROMPTS, ORDER):
             try:
                 stat = (self.path / name).stat()
                 found[name] = stat.st_ino, stat.st_size, stat.st_ctime_ns
@@ -457,6 +681,8 @@ class RunDir:
     def _write_manifest(self) -> None:
         """Replace the manifest in one go: a reader sees the old one or the new one."""
         self.check_lock()
+        if self._watched is not None and self.manifest.get("status") != "finished":
+            self.manifest["line_digests"] = self._digests
         text = json.dumps(self.manifest, indent=2, allow_nan=False)
         files.replace(self.path / _MANIFEST, f"{text}\n")
 

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from specbench_cli import output
-from specbench_cli.summary.row import Row
+from specbench_cli.config.sweep import written
+from specbench_cli.summary import metrics
+from specbench_cli.summary.formats import NONE
+from specbench_cli.summary.metrics import Column, Row, Value
 from specbench_cli.summary.summary import Summary
+
+_RATES = ("discard_rate", "verification_rate")
+_GAINS = (
+    *("mat", "acceptance_rate", "speedup", "speedup_low", "speedup_high"),
+    "ms_per_token_p50",
+)
+"""Metrics that `pareto.csv` has of every point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +78,40 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     return Sweep(tuple(params), tuple(points))
 
 
+def swept(sweep: Sweep) -> tuple[Column, ...]:
+    """Return the columns of a sweep: its parameters, what they cost and gain, the Pareto front."""
+    front = {point.row.label for point in sweep.points if point.front}
+    return metrics.table(
+        "label",
+        *map(_parameter, sweep.params),
+        *("mat", "acceptance_rate", "speedup", metrics.INTERVAL, metrics.LOST),
+        *(metrics.OVER_RANDOM, "n_scored", "ms_per_token_p50", "discard_rate"),
+        "verification_rate",
+        metrics.words("Pareto front", "front", lambda row: "yes" if row.label in front else NONE),
+    )
+
+
+def _parameter(name: str) -> Column:
+    """Return the column of a parameter; numbers sort as numbers."""
+
+    def value(row: Row) -> Value:
+        found = row.params.get(name)
+        return found if found is None or isinstance(found, int | float) else written(found)
+
+    def shown(row: Row) -> str:
+        found = row.params.get(name)
+        return NONE if found is None else written(found)
+
+    return Column(name, shown=shown, data={name: value})
+
+
 def write_points(sweep: Sweep, path: Path) -> Path:
     """Write a line a point, with all that the plot shows; a missing figure is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            (
-                "label",
-                "method",
-                *map(output.harmless, sweep.params),
-                "discard_rate",
-                "verification_rate",
-                "front",
-                "mat",
-                "acceptance_rate",
-                "speedup",
-                "speedup_low",
-                "speedup_high",
-                "ms_per_token_p50",
-            )
-        )
+        params = map(output.harmless, sweep.params)
+        writer.writerow(("label", "method", *params, *_RATES, "front", *_GAINS))
         for point in sweep.points:
             row = point.row
             writer.writerow(
@@ -96,15 +119,9 @@ def write_points(sweep: Sweep, path: Path) -> Path:
                     output.harmless(row.label),
                     output.harmless(row.method),
                     *(output.harmless(row.params.get(name, "")) for name in sweep.params),
-                    row.discard_rate,
-                    row.verification_rate,
+                    *(getattr(row, name) for name in _RATES),
                     str(point.front).lower(),
-                    row.mat,
-                    row.acceptance_rate,
-                    row.speedup,
-                    row.speedup_low,
-                    row.speedup_high,
-                    row.ms_per_token_p50,
+                    *(getattr(row, name) for name in _GAINS),
                 )
             )
     return path

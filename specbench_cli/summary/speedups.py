@@ -7,15 +7,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench_cli.judge.broken import BASELINE as BASELINE
-from specbench_cli.stats.bootstrap import Resampled, intervals, rare_questions, resample
+from specbench_cli.stats.bootstrap import (
+    RareQuestions,
+    Resampled,
+    intervals,
+    rare_questions,
+    resample,
+)
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.recorded import without_prompt_errors
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.pairing import Measure, Pairs, loss, pair
-from specbench_cli.summary.row import Speedup
 
 MAX_LOST = 0.1
 """Of a row's cells; beyond it the row has no speedup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Speedup with its 95% interval.
+
+    note: the reason if either is missing. rare: the rare questions that decide the speedup, if any.
+    """
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str | None = None
+    rare: RareQuestions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,11 @@ from specbench_cli.stats.bootstrap import RESAMPLES
 from specbench_cli.store.schema import LOSSLESS, Record
 from specbench_cli.summary.evidence import Evidence, compare, score_over
 from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.metrics import Row, as_many
+from specbench_cli.summary.outputs import MethodOutputs
 from specbench_cli.summary.pairing import decode, process, total
-from specbench_cli.summary.row import Row, Speedup, as_many, make_row
 from specbench_cli.summary.source import light as without_bulk
-from specbench_cli.summary.speedups import BASELINE, speedups
+from specbench_cli.summary.speedups import BASELINE, Speedup, speedups
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
@@ -151,19 +152,21 @@ def _rows(
     )
     target, draft = (_model(manifest, role) for role in ("target", "draft"))
     rows = [
-        make_row(
-            own,
-            wall[bases[label]].of[label],
-            decoding[bases[label]].of[label],
-            broken_why=whys.get(label),
-            ties=near_ties(own, manifest),
-            evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
-            bound=label in bounds,
-            accept=told.get(label, {}).get("accept"),
-            scope=told.get(label, {}).get("state_scope"),
-            baseline=bases[label],
-            control=bool(told.get(label, {}).get("control")),
-            held=manifest.get("grammar") is not None,
+        Row.of(
+            MethodOutputs(
+                records=own,
+                wall=wall[bases[label]].of[label],
+                decoding=decoding[bases[label]].of[label],
+                broken_why=whys.get(label),
+                ties=near_ties(own, manifest),
+                evidence=_evidence(baseline, own, evident) if label != BASELINE else Evidence(),
+                upper_bound=label in bounds,
+                accept_rule=told.get(label, {}).get("accept"),
+                state_scope=told.get(label, {}).get("state_scope"),
+                baseline=bases[label],
+                declared_control=bool(told.get(label, {}).get("control")),
+                constrained=manifest.get("grammar") is not None,
+            )
         )
         for label, own in cells.items()
     ]

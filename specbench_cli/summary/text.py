@@ -1,16 +1,15 @@
-"""How figures are written, the same in every table."""
+"""Notes under and above tables, in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.row import AS_MANY, Row, as_many, groups
+from specbench_cli.summary.formats import percent, ratio
+from specbench_cli.summary.metrics import AS_MANY, REPLAY, WORK, Row, as_many, group, has_partial
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
-NONE = "-"
 LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"
 RUN_SCOPE = (
     "run scope: learns from prompt to prompt; its figures depend on the order of the prompts"
@@ -18,20 +17,8 @@ RUN_SCOPE = (
 LOSSY_RUN_SCOPE = (
     "lossy, and run scope: speed and quality; figures depend on the order of the prompts"
 )
-WORK = "target forwards a token, parts of one by the share of its weights that they read"
-"""What the column of that name means."""
-REPLAY = "replay"
-"""The sampling word of rows that were given vanilla's tokens."""
 LONGEST_ERROR = 200
 """Maximum number of characters of an output's error that a table shows."""
-_FEW_LETTERS = 3
-_ROUNDING = 1e-6
-"""Of shares in records."""
-BAR_WIDTH = 11
-BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
-BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
-
-
 Sections = tuple[tuple[int, str], ...]
 """Where lines of a table are of another kind than those above: the first one's place, and what
 they are."""
@@ -61,41 +48,6 @@ def other_engine(vanilla: str) -> str:
     )
 
 
-def ratio(value: float | None) -> str:
-    """A speedup."""
-    return NONE if value is None else f"{value:.2f}x"
-
-
-def speedup(row: Row) -> str:
-    """A row's speedup, or that its output is wrong."""
-    return "BROKEN" if row.broken else ratio(row.speedup)
-
-
-def between(low: float | None, high: float | None) -> str:
-    """An interval."""
-    return NONE if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
-
-
-def mat(row: Row) -> str:
-    """A row's mean accepted tokens."""
-    return number(row.mat)
-
-
-def interval(row: Row) -> str:
-    """The 95% interval of a row's speedup."""
-    return between(row.speedup_low, row.speedup_high)
-
-
-def group(row: Row) -> str:
-    """A row's letters; more than three in a row by the first and the last of them."""
-    found = list(enumerate(groups(row.letters)))
-    parts = []
-    for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
-        letters = [letter for _, letter in run]
-        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
-    return "".join(parts)
-
-
 def letter_ranges(summary: Summary) -> list[str]:
     """What a dash between letters stands for, where there is one."""
     return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
@@ -106,56 +58,9 @@ def prose(notes: Iterable[str]) -> str:
     return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A plain figure."""
-    return NONE if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None, digits: int = 0) -> str:
-    """A share or a rate."""
-    return NONE if value is None else f"{value:.{digits}%}"
-
-
-def verdicts(row: Row) -> str:
-    """What became of the outputs, bad ones first."""
-    counts = {
-        "mismatch": row.mismatch,
-        "failed": row.failed,
-        "identical": row.identical,
-        "near-tie": row.near_tie,
-        "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
-    }
-    words = ["upper bound"] * row.upper_bound + ["control"] * row.control
-    words += [f"{n} {kind}" for kind, n in counts.items() if n]
-    return ", ".join(words + ["reference"] * bool(row.reference))
-
-
-def has_partial(rows: Iterable[Row]) -> bool:
-    """Whether parts of the target ran in some row, so that its forwards alone do not tell its
-    work."""
-    return any(
-        row.work is not None
-        and row.verification_rate is not None
-        and abs(row.work - row.verification_rate) > _ROUNDING
-        for row in rows
-    )
-
-
 def work(summary: Summary) -> list[str]:
     """What the column of that name means, where it is shown."""
     return [f"work: {WORK}"] if has_partial(summary.rows) else []
-
-
-def shares(row: Row) -> dict[str, int]:
-    """Where time goes: the marks of target, draft and host on a bar, by largest remainders."""
-    if row.share_target is None or row.share_draft is None or row.share_host is None:
-        return {}
-    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
-    marks = [int(part) for part in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
-    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
-        marks[i] += 1
-    return dict(zip(BAR_MARKS, marks, strict=True))
 
 
 def noise_floor(summary: Summary) -> str:
@@ -313,32 +218,6 @@ def learning(summary: Summary) -> list[str]:
         for row in summary.rows
         if row.learn_share is not None
     ]
-
-
-def lost(row: Row) -> str:
-    """What the answers of a lossy row lose or gain in points, with the 95% interval."""
-    if row.lossless:
-        return NONE
-    return points(row.score_difference, row.score_difference_low, row.score_difference_high)
-
-
-def over_random(row: Row) -> str:
-    """By how many points its answers are better than its random control's, with the interval."""
-    return points(row.over_random, row.over_random_low, row.over_random_high)
-
-
-def points(mean: float | None, low: float | None, high: float | None) -> str:
-    """A difference in accuracy, in points, with its interval."""
-    if mean is None:
-        return NONE
-    between = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * mean:+.1f}{between}"
-
-
-def at_what_cost(row: Row) -> str:
-    """The same in words, for wherever a lossy row's speedup stands alone; nothing of a lossless
-    one."""
-    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
 def grammar(summary: Summary, facts: Facts) -> list[str]:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED
@@ -241,16 +242,17 @@ class Aligner(HeadTrainer):
         as_stored(model)
         worth = self._measured(model, step)
         log.add(worth)
-        out = self.out / name
         size = {"layers": model.config.num_hidden_layers, "parameters": _size(model)}
         disable_progress_bars()
-        nn.Module.half(model).save_pretrained(out)
-        self._tokenizer.save_pretrained(out, save_jinja_files=False)
         told = {key: getattr(worth, key) for key in ("alpha", "mat", "mbsu")}
         record = {**self._facts, **facts, "steps": step, "tokens": tokens, **size, **told}
         if not model.model.embed_tokens.weight.requires_grad:
             record["frozen"] = FROZEN
-        (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        with files.staging_folder(self.out / name, overwrite=None) as staging:
+            nn.Module.half(model).save_pretrained(staging)
+            self._tokenizer.save_pretrained(staging, save_jinja_files=False)
+            text = json.dumps(record, indent=1) + "\n"
+            (staging / RECORD).write_text(text, encoding="utf-8")
 
     def _exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
         """Those of `exits`, in order. Raises UsageError where layers are missing."""

@@ -26,6 +26,7 @@ def convert(folder: Path, out: Path) -> Path:
         UsageError: no pickle or no config.json in `folder`.
         EnvironmentFault: a pickle of more than tensors, or none at all.
     """
+    files.check_model_folder(folder)
     pickles = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
     config = folder / "config.json"
     if not pickles or not config.is_file():

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from methods._artifacts.datastore import TOKENIZER, Datastore, write
+from methods.rest.datastore import TOKENIZER, Datastore, write
 from specbench_cli.engine.models.checkpoint import Weights, read_config, read_tokenizer, text_config
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
+from specbench_cli.files import staging_folder
 from specbench_cli.training.corpus import Chat, Encoder, reply_chats
 from specbench_cli.training.heads.trainer import claim
 from specbench_cli.training.replies import asked, sample_replies
@@ -119,7 +120,8 @@ class DatastoreMaker:
 
     def _write(self, texts: Sequence[Sequence[int]], facts: dict[str, Any]) -> Path:
         vocab = text_config(read_config(self.target)).vocab_size
-        write(texts, vocab, self.folder, {**facts, **self._made_for})
+        with staging_folder(self.folder, overwrite=None) as staging:
+            write(texts, vocab, staging, {**facts, **self._made_for})
         return self.folder
 
 

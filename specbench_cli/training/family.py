@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import disable_progress_bars
 from specbench_cli.engine.models.load import module_in
 from specbench_cli.training.tokenizer import MAX_POSITIONS, SPECIAL_TOKENS, VOCAB_SIZE
@@ -193,8 +194,9 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     )
     nn.Module.half(stored)
     disable_progress_bars()
-    stored.save_pretrained(folder)
-    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    with files.staging_folder(folder, overwrite=None) as staging:
+        stored.save_pretrained(staging)
+        tokenizer.save_pretrained(staging, save_jinja_files=False)
 
 
 def read(folder: Path, device: torch.device) -> LlamaForCausalLM:

@@ -590,8 +590,10 @@ def _appended(file: Path) -> BufferedWriter:
 @contextmanager
 def _alone(file: Path, hint: str) -> Iterator[None]:
     """Keeps other processes from writing a file; raises UsageError where one does."""
+    lock = Path(f"{file}.lock")
+    files.check_own(lock, lambda content: not content)
     try:
-        with FileLock(f"{file}.lock", timeout=0):
+        with FileLock(lock, timeout=0):
             yield
     except Timeout:
         raise UsageError(

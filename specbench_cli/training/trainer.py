@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
@@ -145,10 +146,12 @@ class Trainer:
     def _tokenizer(self, name: str, seed: int, size: int) -> PreTrainedTokenizerFast:
         """The tokenizer kept in the work folder, trained first where there is none."""
         folder = self.out / WORK / name
+        files.refuse_link(folder)
         if not (folder / "tokenizer.json").is_file():
             trained = train_tokenizer(tokenizer_texts(self.gsm8k, seed), size)
             disable_progress_bars()
-            trained.save_pretrained(folder, save_jinja_files=False)
+            with files.staging_folder(folder, overwrite=None) as staging:
+                trained.save_pretrained(staging, save_jinja_files=False)
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
         return tokenizer
 

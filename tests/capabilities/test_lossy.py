@@ -11,7 +11,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary import text
+from specbench_cli.summary import metrics, text
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -101,7 +101,7 @@ def test_the_control_lets_as_many_pass_whatever_they_are(measured):
     summary = read(both).summary
     rows = {row.label: row for row in summary.lossy}
     assert rows["control"].control and not rows["lossy"].control
-    assert text.verdicts(rows["control"]).startswith("control, ")
+    assert metrics.verdicts(rows["control"]).startswith("control, ")
     assert rows["control"].accept_rule == f"random(rate={rate:g})"
     near = abs(rows["control"].rule_rate - rows["lossy"].rule_rate) <= 0.05
     assert (text.controls(summary) == []) == near

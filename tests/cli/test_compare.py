@@ -9,7 +9,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands.compare import GATE
-from specbench_cli.compare.outcome import FAIL_ON, OUTCOMES
+from specbench_cli.comparison.outcome import FAIL_ON, OUTCOMES
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 

@@ -10,10 +10,10 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands._progress import RunProgress
-from specbench_cli.commands.training._shared import check_model, forget_work
+from specbench_cli.commands.training._shared import MODEL_FILES, check_model, forget_work
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.files import write_listed
+from specbench_cli.files import FILE_LIST, staging_folder, write_listed
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.costs import check_writable
 from specbench_cli.report.outputs import write_outputs
@@ -285,6 +285,139 @@ def test_an_empty_training_makes_no_model_specbench_s(tmp_path, name):
     model.write_text(MINE)
     with pytest.raises(UsageError, match="specbench did not train it"):
         check_model(tmp_path, "head")
+
+
+def trained(cli, *words):
+    """Train one small draft and fail unless that succeeds."""
+    code, _, err = cli("train", "draft", "--smoke", "--out", "out", *words)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("draft",), "seed-0"),
+        (("draft",), "seed-0/kl"),
+        (("draft",), "seed-0/training"),
+        (("draft",), "seed-0/training/kl"),
+        (("pair",), "training/embedded-7m"),
+        (("pair",), "training/tokenizer"),
+        (("medusa",), "training"),
+        (("replies",), "training"),
+        (("rest",), "training"),
+        (("rest",), "datastore"),
+        (("judge",), "judge"),
+        (("specee",), "exits"),
+    ],
+    ids=str,
+)
+def test_training_writes_into_no_folder_that_is_a_link(tmp_path, monkeypatch, cli, words, name):
+    monkeypatch.chdir(tmp_path)
+    place, mine = Path("out", name), Path("mine")
+    place.parent.mkdir(parents=True)
+    mine.mkdir()
+    place.symlink_to(mine.resolve())
+    code, _, err = cli("train", *words, "--smoke", "--out", "out")
+    assert (code, "is a link" in err) == (2, True), err
+    assert not list(mine.iterdir())
+
+
+@pytest.mark.parametrize("name", ["seed-0/kl/alignment.json", "seed-0/kl/config.json"])
+def test_training_follows_no_link_in_a_model_folder(tmp_path, monkeypatch, cli, name):
+    monkeypatch.chdir(tmp_path)
+    trained(cli)
+    mine = Path("mine.txt")
+    mine.write_text(MINE)
+    Path("out", name).unlink()
+    Path("out", name).symlink_to(mine.resolve())
+    code, _, err = cli("train", "draft", "--smoke", "--fresh", "--out", "out")
+    assert (code, "is a link" in err) == (2, True)
+    assert mine.read_text() == MINE
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("draft",), "alignment.json"),
+        (("draft",), "alignment.svg"),
+        (("draft",), "seed-0/training_curve.json"),
+        (("draft",), "seed-0/training_curve.png"),
+        (("pair",), "training_curve.png"),
+        (("specdec++",), "acceptance_calibration.json"),
+        (("specdec++",), "acceptance_calibration.png"),
+        (("compare", "medusa"), "comparison.json"),
+        (("quality",), "quality.json"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+def test_training_refuses_to_replace_a_user_s_file_before_it_begins(
+    tmp_path, monkeypatch, cli, words, name, link
+):
+    monkeypatch.chdir(tmp_path)
+    mine, place = Path("mine.txt"), Path("out", name)
+    mine.write_text(MINE)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(mine.resolve()) if link else place.write_text(MINE)
+    code, _, err = cli(
+        "train", *words, *(["--smoke"] if words != ("quality",) else []), "--out", "out"
+    )
+    assert (code, "specbench did not write this" in err) == (2, True), err
+    assert (mine.read_text(), place.read_text()) == (MINE, MINE)
+    assert not list(Path("out").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        (("draft",), "seed-0/kl"),
+        (("medusa",), "embedded-medusa"),
+        (("space",), "embedded-space"),
+        (("specdec++",), "embedded-acceptance"),
+        (("rest",), "datastore"),
+    ],
+    ids=str,
+)
+def test_training_replaces_its_own_model_and_no_model_that_the_user_changed(
+    tmp_path, monkeypatch, cli, words, model
+):
+    monkeypatch.chdir(tmp_path)
+    command = ("train", *words, "--smoke", "--out", "out")
+    for _ in range(2):
+        code, _, err = cli(*command, "--fresh")
+        assert code == 0, err
+    folder = Path("out", model)
+    assert not {each.name for each in folder.iterdir()} - {*MODEL_FILES, FILE_LIST}
+    config = folder / "config.json"
+    config.write_text(MINE)
+    code, _, err = cli(*command, "--fresh")
+    assert (code, "specbench did not write this" in err) == (2, True), err
+    assert config.read_text() == MINE
+
+
+def test_a_killed_replacement_leaves_no_new_config_beside_old_weights(tmp_path, monkeypatch):
+    names = ("a.json", "config.json", "model.safetensors")
+
+    def write(content):
+        with staging_folder(tmp_path, overwrite=None) as staging:
+            for name in names:
+                (staging / name).write_text(content)
+
+    write("old")
+    move = Path.replace
+
+    def killed(self, target):
+        if Path(target).name == "model.safetensors":
+            raise KeyboardInterrupt
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write("new")
+    assert not (tmp_path / "config.json").exists()
+    monkeypatch.setattr(Path, "replace", move)
+    write("newer")
+    assert [(tmp_path / name).read_text() for name in names] == ["newer"] * 3
 
 
 def test_conversion_does_not_write_over_weights(tmp_path, monkeypatch, cli):

@@ -15,7 +15,7 @@ from mutate import HOSTILE
 from subjects import Subject
 
 from specbench_cli import output
-from specbench_cli.compare.pages import junit, markdown
+from specbench_cli.comparison.pages import junit, markdown
 from specbench_cli.errors import LONGEST_TEXT, on_one_line, truncate
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table

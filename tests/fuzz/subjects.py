@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from mutate import bytes_changed, changed, line
 
-from specbench_cli.compare.baselines import baseline
-from specbench_cli.compare.baselines.from_run import read_run
-from specbench_cli.compare.compare import compare
+from specbench_cli.comparison.baselines import baseline
+from specbench_cli.comparison.baselines.from_run import read_run
+from specbench_cli.comparison.compare import compare
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report import outputs
 from specbench_cli.report.reading import read

@@ -1,6 +1,7 @@
 """Runs that take turns: one at work at a time, whatever becomes of the other."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.measure import machine_lock
+from specbench_cli.measure import local, machine_lock
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.machine_lock import Turns
 from specbench_cli.store.run_dir import RunDir
@@ -138,7 +139,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
         opened.append(Turns(path))
         return opened[-1]
 
-    monkeypatch.setattr(execute, "own_turns", anew)
+    monkeypatch.setattr(local, "own_turns", anew)
 
     def pass_on(own):
         waited.append(own.waits_for_partner)
@@ -148,7 +149,9 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
     monkeypatch.setattr(machine_lock.Turns, "pass_on", pass_on)
 
     def run_here(run_dir, number, *_, **__):
-        execute._run_pass(plan, RunDir.open(run_dir.path), log, number, file, False)
+        part = RunDir.open(run_dir.path)
+        part.share_lock_of(run_dir)
+        execute.measure_repeat(plan, part, log, number, file, False)
 
     monkeypatch.setattr(execute, "run_apart", run_here)
     config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
@@ -178,10 +181,20 @@ def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
         assert not own.pass_on()
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_or_a_pipe_is_refused_at_once(tmp_path, kind):
+    mine, place = tmp_path / "mine", tmp_path / "turns"
+    mine.write_text("{}")
+    place.symlink_to(mine) if kind == "link" else os.mkfifo(place)
+    with pytest.raises(UsageError, match=r"--in-turn .*turns is a link"):
+        Turns(place)
+    assert mine.read_text() == "{}"
+
+
 def test_file_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UsageError, match="--in-turn") as caught:
         Turns(tmp_path)
-    assert "can be written" in caught.value.hint
+    assert "does not exist" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", '{"mine": 1}', "words"])

@@ -6,13 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.judge import JudgeHead
-from methods.judge import Judge, JudgeParams, Verdict
+from methods._heads.held_out import area_under
+from methods.judge.head import JudgeHead
+from methods.judge.method import Judge, JudgeParams, Verdict
+from methods.judge.training import Mined, fit
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import Question
-from specbench_cli.training.heads.judge import Asked, Mined, area_under, export, fit, mine
+from specbench_cli.training.heads.judge import Asked, export, mine
 
 WIDTH = 32
 
@@ -110,6 +112,17 @@ def test_chances_that_were_logged_replay_to_the_same_verdicts_and_stricter_ones_
 
 
 # ---- the head -----------------------------------------------------------------------------------
+
+
+def test_training_writes_through_no_link(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("mine")
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge/model.safetensors").symlink_to(own)
+    with pytest.raises(UsageError, match="specbench did not write this"):
+        export(tmp_path / "judge", torch.ones(2), torch.ones(1), fit(separable())[2], {})
+    assert own.read_text() == "mine"
+    assert not (tmp_path / "judge/config.json").exists()
 
 
 def test_what_training_wrote_is_read(tmp_path, family):

@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.exits import ExitPredictors, looked_at, seen
-from methods.specee import SpecEE, SpecEEParams
+from methods.specee.method import SpecEE, SpecEEParams
+from methods.specee.predictors import ExitPredictors, looked_at, seen
+from methods.specee.training import Read, always, fit, looks_of, schedule
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.errors import EnvironmentFault
+from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.training.heads.exits import Read, always, export, fit, looks_of, read, schedule
+from specbench_cli.training.heads.exits import export, read
 
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.8, top_k=24, seed=3), Sampling("rejection", 0.8)]
 EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
@@ -237,6 +238,17 @@ def test_what_is_read_is_what_the_layers_say(family):
     said = target.unembed(target.norm(left))[len(prompts[0]) : -1].argmax(-1)
     own = torch.tensor(text[len(prompts[0]) + 1 :])
     assert had.right[:n, 0].tolist() == (said == own).tolist()
+
+
+def test_training_writes_through_no_link(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "exits").mkdir()
+    (tmp_path / "exits/config.json").symlink_to(mine)
+    with pytest.raises(UsageError, match="specbench did not write this"):
+        export(tmp_path / "exits", *fit(one_layer()), {})
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "exits/model.safetensors").exists()
 
 
 def test_what_training_wrote_is_read(tmp_path, family):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,20 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 
 def test_a_whole_fine_tuning_is_taken(tuned: Callable[..., Path]) -> None:
     assert isinstance(resolve(str(tuned())), Checkpoint)
+
+
+def test_only_regular_files_of_the_base_are_copied(
+    tuned: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(resolve("embedded-1m").path, base)
+    (base / "more").mkdir()
+    (base / "more/zero").symlink_to("/dev/zero")
+    os.mkfifo(base / "more/pipe")
+    (base / "loop").symlink_to(tmp_path)
+    made = resolve(str(tuned(base_model_name_or_path=str(base)))).path
+    assert (made / "tokenizer.json").is_file()
+    assert not {each.name for each in made.rglob("*")} & {"zero", "pipe", "loop"}
 
 
 @pytest.mark.parametrize("base", ["nobody/model-that-is-not-here", "./no-such-folder", "llama-9"])

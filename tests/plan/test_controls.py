@@ -11,7 +11,7 @@ from specbench_cli.plan.controls import controlled
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary import text
+from specbench_cli.summary import metrics, text
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 OWN = ["vanilla", "typical", "draft-alone", "sps", "random for typical"]
@@ -212,7 +212,7 @@ def test_lossy_rows_have_a_table_of_their_own_with_what_they_cost(finished):
     assert {row.label for row in summary.lossless} == {"vanilla", "sps"}
     for row in summary.lossy:
         assert row.score_difference_low is not None and row.n_scored == 4
-        assert text.at_what_cost(row).endswith("points, n 4")
+        assert metrics.at_what_cost(row).endswith("points, n 4")
     shown = run_text(summary, read(finished).facts)
     head, lossy = shown.split(text.LOSSY)
     assert "typical" not in head and "sps" not in lossy.partition("same letter")[0]

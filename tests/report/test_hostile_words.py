@@ -18,8 +18,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from specbench_cli import app, output
-from specbench_cli.compare.pages import junit
-from specbench_cli.compare.pages import markdown as comparison_page
+from specbench_cli.comparison.pages import junit
+from specbench_cli.comparison.pages import markdown as comparison_page
 from specbench_cli.report.export import harmless
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
@@ -326,6 +326,24 @@ LIVE = (
     *("#123", "GH-1", "gh-1", "octo/repo#1", "o/r@0123abcd", "0123abcd", "1234567", "0123ABC...f"),
     *("CVE-2024-1", "GHSA-abcd-efgh-ijkl", "JIRA-1", "!7", "o/r!7", "&7", "$7", "~bug", '~"a b"'),
     *("%v1", '%"v x"', "^alert#1", "[vulnerability:1]", "[[page]]", "*iteration:1", ":smile:"),
+    *(
+        "evil.рф",
+        "ПРИМЕР.РФ",
+        "उदाहरण.भारत",
+        "हिन्दी.भारत",
+        "中文中文.中国",
+        "evil.vermögensberatung",
+    ),
+    *("evil.xn--p1ai", "EVIL.XN--P1AI", "evil.que\u0301bec", "❤❤.com", "evil$.com", "evil.com_"),
+    *(
+        "user@почта.рф",
+        "WWW.пример.рф",
+        "http://пример.рф",
+        "10.0.0.1",
+        "10.0.0.1:80/x",
+        "_10.0.0.1_",
+        "mailto:evil@",
+    ),
     *("(https://evil.example)", "<https://evil.example>", "[x](https://evil.example)", ":+1:"),
 )
 
@@ -339,7 +357,9 @@ def test_words_that_a_renderer_links_are_code(word, frame):
         shown = html.rpartition(f"<{end}>")[2].partition(f"</{end}>")[0]
         assert unescape(re.sub(r"</?code>", "", shown)) == words
         bare = re.sub(r"<code>.*?</code>", "", shown)
-        assert not re.search(r"[a-z]{4}|\d", bare.replace("there", "").replace("&quot;", "")), bare
+        assert not re.search(r"[^\W\d_]{4}|\d", bare.replace("there", "").replace("&quot;", "")), (
+            bare
+        )
 
 
 @pytest.mark.parametrize(
@@ -356,14 +376,18 @@ def test_no_text_begins_a_block_or_defines_a_link(words):
 
 def test_words_that_nobody_links_are_not_code():
     words = "1.05x [1.01, 1.46] 8% 0.1234567 a: b, multi-turn C# @ 1,204 (2 of 3) v2.4.1 12:30:45"
+    words += " 2.1µs 1.05\u00d7 12.5\u201313.0 0.5≈0.6 e.g.— 你好。再见 v1.2.3.4 naïve.Text"
     assert inline(words) == words
 
 
-@pytest.mark.parametrize("word", [":a", "a", "a.", "[a", "](", "`", "A-", "<", "1:", "~", "*"])
+@pytest.mark.parametrize(
+    "word", [":a", "a", "a.", "[a", "](", "`", "A-", "<", "1:", "~", "*", "1.", ".a", "a-"]
+)
 def test_long_text_takes_time_in_proportion(word):
     begun = time.process_time()
     inline(f":{word * 50_000}")
     inline(":[" + word * 50_000 + "]")
+    inline("1" + word * 50_000 + "ф")
     assert time.process_time() - begun < 2
 
 

@@ -13,9 +13,9 @@ from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Params, Steps
-from specbench_cli.summary import text
-from specbench_cli.summary.columns import SPEED
+from specbench_cli.summary import metrics, text
 from specbench_cli.summary.comparison import compare
+from specbench_cli.summary.metrics import SPEED
 from specbench_cli.summary.summary import summarise
 
 RULES = {"lax": "typical(epsilon=0.09, delta=0.3)", "coin": "random(rate=0.5)"}
@@ -113,7 +113,7 @@ def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, ma
     assert ["accept" in head for head in heads] == [True, False]
     coin = next(line for line in shown if line.startswith(" coin "))
     row = row_of(summary, "coin")
-    assert f"{text.lost(row)} {row.n_scored} " in coin
+    assert f"{metrics.lost(row)} {row.n_scored} " in coin
     assert max(map(len, shown[:8])) <= WIDTH
     markdown = report(summary, own, Incidents(), [])
     heads = [line for line in markdown.splitlines() if line.startswith("| method | group")]

@@ -104,6 +104,11 @@ FAST = (
     " vsock vsock-pair crypto-socket netlink tipc-pair module io-uring add-key request-key"
     " compat-calls x32-calls bpf performance page-faults read-memory kernel-log watch watch-folder"
     " lease lock-library lock-library-ofd pipe-size asynchronous process-handle"
+    " timers signals-queued pages-given pages-of-libraries pages-sent pages-asked pages-merged"
+    " pages-huge read-ahead file-map packet-filter barrier memory-locked slow-down memory-files"
+    " descriptors files-in-flight hard-link signals-by-files raw-socket domain-name paths-above"
+    " stop-iteration iterator-named module-name ended-for-error replies-ahead object-numbers"
+    " own-mro"
     " clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
@@ -116,11 +121,16 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
         assert (reached, passed) == ([], False), name
 
 
+def test_hostile_programs_meet_tests_that_a_right_one_passes():
+    assert ran("def add(a, b): return a + b", True, hostile_code.TESTS)
+
+
 def test_filter_of_system_calls_leaves_what_programs_use():
     if refused():
         return
     program = (
-        "import asyncio, fcntl, os, select, socket, tempfile, time\n"
+        "import asyncio, fcntl, mmap, os, resource, select, shutil, signal, socket, sqlite3\n"
+        "import tempfile, threading, time\n"
         "async def later(): await asyncio.sleep(0.001); return 7\n"
         "def all_of_it():\n"
         "    one, other = socket.socketpair()\n"
@@ -129,6 +139,16 @@ def test_filter_of_system_calls_leaves_what_programs_use():
         "    socket.socket().close(), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).close()\n"
         "    with tempfile.TemporaryFile() as file:\n"
         "        fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "        file.write(b'x'), file.flush(), os.fsync(file.fileno())\n"
+        "        memory = mmap.mmap(file.fileno(), 1)\n"
+        "        memory.flush(), memory.close()\n"
+        "    with sqlite3.connect('base') as base:\n"
+        "        base.execute('create table t (x)'), base.execute('insert into t values (1)')\n"
+        "    assert shutil.copy2('base', 'copy') == 'copy' and os.stat('copy').st_size\n"
+        "    shutil.copy(os.__file__, 'library'), os.listdir(), shutil.disk_usage('/')\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 9), signal.alarm(0), os.times()\n"
+        "    resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK))\n"
+        "    assert not open('copy').isatty() and threading.Lock().acquire(timeout=0.1)\n"
         "    os.closerange(20, 30), time.sleep(0.001), os.urandom(4), os.cpu_count()\n"
         "    return asyncio.run(later())\n"
     )
@@ -153,6 +173,8 @@ def decided(machine: str, call: int, *arguments: int, architecture: int | None =
                 at += if_true if loaded == constant else if_false
             case 0x25:
                 at += if_true if loaded > constant else if_false
+            case 0x45:
+                at += if_true if loaded & constant else if_false
             case 0x06:
                 return constant
 
@@ -161,11 +183,16 @@ def decided(machine: str, call: int, *arguments: int, architecture: int | None =
 def test_filter_decides_by_call_argument_and_architecture(machine):
     column = contained._MACHINES[machine]
     calls = {name: numbers[column] for name, numbers in contained.CALLS.items()}
-    allowed, killed, not_permitted, no_such_call = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
+    allowed, killed, done = 0x7FFF0000, 0x80000000, 0x50000
+    not_permitted, no_such_call = 0x50001, 0x50026
 
-    for name in calls.keys() - {"socket", "socketpair", "fcntl"}:
-        if calls[name] is not None:
-            assert decided(machine, calls[name]) == not_permitted, name
+    for number in set(range(contained._LAST_CALL[column])) - set(calls.values()):
+        assert decided(machine, number) == not_permitted, number
+    for name in hostile_code.CALLS.keys() - {"socket"}:
+        assert decided(machine, hostile_code.CALLS[name][column]) == not_permitted, name
+    assert hostile_code.CALLS["socket"][column] == calls["socket"]
+    for name in ("fsync", "fdatasync", "msync", "fadvise64"):
+        assert decided(machine, calls[name]) == done
     for call in ("socket", "socketpair"):
         for family in range(64):
             for protocol in (0, 6, 17, 132, 262):
@@ -174,9 +201,20 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
                     verdict = decided(machine, calls[call], family | high, 1, protocol | high)
                     assert verdict == (allowed if fine else not_permitted)
     for command in (*range(64), *range(1024, 1048)):  # 1024: F_SETLEASE, 1026: F_NOTIFY
-        fine = command in {0, 1, 2, 3, 4, 5, 6, 7, 1030}
+        fine = command in {0, 1, 2, 3, 4, 5, 1030}
         verdict = decided(machine, calls["fcntl"], 3, command)
-        assert verdict == (allowed if fine else not_permitted)
+        assert verdict == (allowed if fine else done if command in {6, 7} else not_permitted)
+    for call, place, fine, wrong in (
+        ("ioctl", 1, 0x5421, 0xC020660B),  # FIONBIO, FS_IOC_FIEMAP
+        ("mmap", 3, 0x22, 0x40022),  # MAP_PRIVATE | MAP_ANONYMOUS, and MAP_HUGETLB
+        ("madvise", 2, 4, 12),  # MADV_DONTNEED, MADV_MERGEABLE
+        ("futex", 1, 0x80, 0x86),  # FUTEX_WAIT, FUTEX_LOCK_PI
+    ):
+        for argument, verdict in ((fine, allowed), (wrong, not_permitted)):
+            assert decided(machine, calls[call], *[0] * place, argument) == verdict, call
+    for level, option, fine in ((1, 2, True), (6, 1, True), (1, 26, False), (0, 1, False)):
+        verdict = decided(machine, calls["setsockopt"], 3, level, option)
+        assert verdict == (allowed if fine else not_permitted)  # SO_ATTACH_FILTER is 26
     for call in {"x86_64": (206, 209, 73), "aarch64": (0, 2, 32)}[machine]:
         assert decided(machine, call) == not_permitted  # io_setup, io_submit, flock
     read, last = {"x86_64": (0, 334), "aarch64": (63, 293)}[machine]
@@ -393,6 +431,121 @@ def test_reference_that_defines_a_module_or_builtin_name_makes_it_the_answers():
     answer = "Words first.\n```\nclass calendar:\n    days = 7\n```"
     tests, reference = "\nassert calendar.days == 7\n", "class calendar:\n    days = 7\n"
     assert code.tested(answer, "", tests, uncontained=True, reference=reference)
+
+
+LOOP = "\nfor got, wanted in zip(map(up, [1, 2]), [2, 3]):\n    assert got == wanted\n"
+UP = "def up(x): return x + 1\n"
+RAISES = (
+    "\nassert up(1) == 2\ntry:\n    up(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tests", "reference"),
+    [
+        (
+            "def up(x): return 0 if x else cases",
+            "\ncases = iter([(1, 2)])\nfor x, y in cases:\n    assert up(x) == y\n",
+            None,
+        ),
+        (
+            "def up(x): return 0 if x else cases",
+            "\ncases = [iter([(1, 2)])]\nfor x, y in cases[0]:\n    assert up(x) == y\n",
+            UP,
+        ),
+        ("def up(x): raise StopIteration", LOOP, None),
+        ("def up(x):\n    if x > 1: raise StopIteration\n    return x + 1", LOOP, None),
+        ("class End(StopIteration): pass\ndef up(x): raise End", LOOP, UP),
+        ("import os\ndef up(x): return os._exit(0) if x < 0 else x + 1", RAISES, None),
+        (
+            "import os\ndef up(x):\n    if x > 0: return x + 1\n"
+            "    for n in range(3, 64):\n"
+            "        try: os.write(n, b'no reply\\n')\n"
+            "        except OSError: pass\n",
+            RAISES,
+            None,
+        ),
+        ("import sys\ndef up(x): return sys.exit() if x < 0 else x + 1", RAISES, None),
+        (
+            "__name__ = 'other'\ndef up(x): return 0",
+            "\nif __name__ == '__main__':\n    assert up(1) == 2\n",
+            UP,
+        ),
+        (
+            "__name__ = 'other'\ndef up(x): return 0",
+            "\nif __name__ == '__main__':\n    assert up(1) == 2\n",
+            None,
+        ),
+        (
+            "def up(x): return 0\ndef isclose(*a): return True",
+            "\nassert isclose(up(1), 2)\n",
+            f"from math import *\nfrom typing import *\n{UP}",
+        ),
+        (
+            "def up(x): return 0\nclass lists: same = staticmethod(lambda *a: True)",
+            "\nassert lists.same(up(1), 2)\n",
+            f"import nosuchmodule as lists\n{UP}",
+        ),
+        ("def up(x): return wanted", "\nwanted = 2\nassert up(1) == wanted\n", UP),
+        ("def ups(xs): return []", LOOP.replace("map(up, [1, 2])", "ups([1, 2])"), None),
+        (
+            "def ups(xs): return [2]",
+            LOOP.replace("map(up, [1, 2])", "ups([1, 2])"),
+            "def ups(xs): return [x + 1 for x in xs]\n",
+        ),
+        (
+            "def up(x): return {}",
+            "\ngot = up(1)\nif got:\n    assert got == 2\n",
+            UP,
+        ),
+    ],
+)
+def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, reference):
+    assert not code.tested(answer, "", tests, uncontained=True, reference=reference)
+    right = reference or (UP if "ups" not in tests else "def ups(xs): return [x + 1 for x in xs]")
+    if reference is None and tests == RAISES:
+        right = (
+            "def up(x):\n    if x < 0: raise UnicodeDecodeError('a', b'', 0, 1, '')\n    return 2"
+        )
+    if "nosuchmodule" not in right:
+        assert code.tested(right, "", tests, uncontained=True, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("import json\njson.loads('{')", "ValueError"),
+        ("b'\\xff'.decode()", "UnicodeDecodeError"),
+        ("raise type('Mine', (KeyError,), {})", "LookupError"),
+        ("raise SystemExit", "SystemExit"),
+        ("next(iter(()))", "RuntimeError"),
+        ("raise ExceptionGroup('two', [ValueError()])", "RuntimeError"),
+    ],
+)
+def test_exception_of_the_answer_arrives_as_its_nearest_builtin_type(fault, expected):
+    answer = "def up(x):\n    " + fault.replace("\n", "\n    ")
+    tests = f"\ntry:\n    up(1)\nexcept {expected}:\n    pass\nelse:\n    assert False\n"
+    assert ran(answer, True, tests)
+
+
+def test_assertion_that_the_reference_does_not_reach_need_not_run():
+    tests = "\nassert up(1) == 2\nif up(0) == 5:\n    assert up(0) == 5\n"
+    assert code.tested(UP, "", tests, uncontained=True, reference=UP)
+    assert not code.tested(UP, "", tests, uncontained=True)
+
+
+def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
+    """Half of 2,000 blocks need the one before, and no joined program compiles."""
+    blocks = (
+        f"```\nfrom __future__ import annotations\ndef up(x): return up{at}(x)\n"
+        f"def up{at + 1}(x): return x\n```\n"
+        for at in range(2000)
+    )
+    began = time.monotonic()
+    answer = "".join(blocks)
+    readings = code._readings(answer, {"up"})
+    assert sum(len(reading) for reading in readings) < 100 * len(answer)
+    assert time.monotonic() - began < 10
 
 
 def test_number_that_is_none_equals_nothing():

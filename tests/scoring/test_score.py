@@ -428,3 +428,9 @@ def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():
     )
     assert {each.scorer for each in questions} == {"valid_json"}
     assert all("one JSON object" in each.turns[0] for each in questions)
+
+
+@pytest.mark.parametrize("answer", [r"\frac 1 2x", r"\tfrac12x", r"\cfrac{1}2x", r"\dfrac1{2}x"])
+def test_fraction_in_an_expression_is_read_in_all_spellings(answer):
+    assert score(question("math", r"\frac{1}{2}x"), 1, answer) == 1
+    assert score(question("math", r"\frac{1}{3}x"), 1, answer) == 0

@@ -7,13 +7,15 @@ import json
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from specbench_cli import files
 from specbench_cli.errors import ConcurrentWriteError, ExitCode, UsageError
 from specbench_cli.store import jsonl, matrix
-from specbench_cli.store.lock import LOCK, Lock
+from specbench_cli.store.lock import LOCK, PATIENCE_S, Lock
 from specbench_cli.store.run_dir import Prompt, RunDir, remember
 
 ORDER = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
@@ -54,7 +56,7 @@ def snapshot(folder):
     [MINE, "", "{}", '{"pid": 1}', '{"cut', "[]", "\x00\xff", '{"pid": 1, "host": "a", "b": 1}'],
 )
 def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, name, content):
-    if name == OURS[-1] and content in ("", '{"cut'):
+    if (name == OURS[-1] and content in ("", '{"cut')) or (name == ".lock" and not content):
         return  # what a killed process may leave, and no loss
     (tmp_path / name).write_text(content)
     before = snapshot(tmp_path)
@@ -183,7 +185,7 @@ def test_order_of_a_finished_run_is_removed(run):
     assert not (run.path / ".resume.json").exists()
 
 
-@pytest.mark.parametrize("content", [MINE, "", '{"pid": 1}'])
+@pytest.mark.parametrize("content", [MINE, " ", '{"pid": 1}'])
 def test_user_s_lock_in_a_run_is_kept_and_named(run, content):
     run.release()
     (run.path / ".lock").write_text(content)
@@ -362,10 +364,77 @@ def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
         trial.append([make_record(turn=2)])
 
 
-@pytest.mark.parametrize("content", [b'{"pid": 12', b'{"pid": 12, "host": "a'])
+@pytest.mark.parametrize("content", [b"", b'{"pid": 12', b'{"pid": 12, "host": "a'])
 def test_lock_that_a_killed_process_left_half_written_is_taken(tmp_path, content):
     (tmp_path / LOCK).write_bytes(content)
     lock = Lock(tmp_path)
     lock.check()
     lock.release()
     assert not (tmp_path / LOCK).exists()
+
+
+def test_empty_lock_that_a_killed_process_left_is_taken_over(run, tmp_path):
+    run.release()
+    (run.path / LOCK).touch()
+    again = RunDir.open(run.path)
+    again.hold()
+    assert json.loads((run.path / LOCK).read_text())["pid"] == os.getpid()
+    with pytest.raises(UsageError, match=f"written to by process {os.getpid()} on "):
+        RunDir.open(run.path).hold()
+    again.release()
+    assert not (run.path / LOCK).exists()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / LOCK).touch()
+    RunDir.create(tmp_path / "new", {}, order=ORDER).release()
+
+
+def test_empty_lock_of_a_process_that_is_alive_is_not_taken_over(run):
+    run.release()
+    with (run.path / LOCK).open("w") as file:  # as on a full disk
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="written to by process unknown"):
+            RunDir.open(run.path).hold()
+        assert not (run.path / LOCK).read_text()
+
+
+def test_lock_names_its_holder_while_others_try_to_take_it(tmp_path, monkeypatch):
+    """A process that creates the file may be overtaken before it locks the file."""
+    opened = files.open_own
+
+    def overtaken(path, flags):
+        fd = opened(path, flags)
+        monkeypatch.setattr(files, "open_own", opened)
+        others.append(Lock(tmp_path))
+        (tmp_path / "name").write_bytes((tmp_path / LOCK).read_bytes())
+        return fd
+
+    others = []
+    monkeypatch.setattr(files, "open_own", overtaken)
+    with pytest.raises(UsageError, match="is being written to by process"):
+        Lock(tmp_path)
+    assert (tmp_path / LOCK).read_bytes() == (tmp_path / "name").read_bytes() != b""
+    others[0].check()
+    others[0].release()
+
+
+def test_only_one_of_many_processes_takes_over_an_empty_lock(tmp_path):
+    for _ in range(10):
+        (tmp_path / LOCK).touch()
+        start, began = os.pipe()
+        children = [os.fork() or _contend(tmp_path, start, began) for _ in range(6)]
+        os.close(start)
+        os.close(began)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert sorted(codes) == [0, 2, 2, 2, 2, 2]
+        assert (tmp_path / LOCK).exists()  # the holder was killed
+
+
+def _contend(folder, start, began):
+    os.close(began)
+    os.read(start, 1)  # all begin at once
+    try:
+        Lock(folder)
+    except UsageError:
+        os._exit(2)
+    time.sleep(2 * PATIENCE_S)
+    os._exit(0)

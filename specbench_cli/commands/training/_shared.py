@@ -1,5 +1,6 @@
 """What the commands of `specbench train` share: options, recipes, progress bars and curves."""
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure
 
     from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.mat import Estimate
@@ -36,6 +38,17 @@ WHAT, TRAINING = "What to train", "Training"
 
 CURVE_POINTS = 100
 CURVES = "training_curve"
+MODEL_FILES = {
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "alignment.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+"""Files of a trained model or head, which training writes into one folder."""
 
 
 class Device(StrEnum):
@@ -151,6 +164,7 @@ def recipes(
     if not scale > 0:
         raise UsageError(f"--steps-scale is {scale}, it must be above 0")
     files.check_own(out / f"{CURVES}.json", _is_curves)
+    check_outputs(out, f"{CURVES}.png")
     for recipe in recipes:
         check_model(out, recipe.name)
         if not resume:
@@ -165,7 +179,7 @@ def recipes(
 
 
 def check_model(out: Path, name: str) -> None:
-    """Raise UsageError if training would replace a model that specbench did not train.
+    """Raise UsageError if training would replace a file that specbench did not write.
 
     Args:
         out: the folder of `--out`.
@@ -175,18 +189,32 @@ def check_model(out: Path, name: str) -> None:
     from specbench_cli.training.trainer import WORK
 
     folder = out / name
-    for file in (folder, folder / "model.safetensors", folder / "config.json"):
-        files.refuse_link(file)
-    if not folder.exists() or has_work(out / WORK / name):
+    for place in (out / WORK, out / WORK / name, folder):
+        files.refuse_link(place)
+    if not folder.exists():
         return
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    config = files.read_own(folder / "config.json") if folder.is_dir() else None
-    if config is None or not _is_trained(config):
+    found = {each.name for each in folder.iterdir()} if folder.is_dir() else {""}
+    for file in sorted(MODEL_FILES & found):
+        files.refuse_link(folder / file)
+    if found and files.FILE_LIST not in found and not has_work(out / WORK / name):
         raise UsageError(
             f"{folder} exists already, and specbench did not train it",
             "choose another --out, or move that folder away",
         )
+    check_outputs(folder, *sorted(MODEL_FILES & found))
+
+
+def check_outputs(folder: Path, *names: str) -> None:
+    """Raise UsageError if a file of these names exists that specbench did not write."""
+    for name in names:
+        files.check_listed(folder / name)
+
+
+def write_figure(figure: "Figure", path: Path, **options: Any) -> None:
+    """Draw a figure in the format of the path's suffix, and write it as `files.write_listed`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix.removeprefix("."), **options)
+    files.write_listed(path, content.getvalue())
 
 
 def forget_work(out: Path, name: str) -> None:
@@ -204,22 +232,15 @@ def forget_work(out: Path, name: str) -> None:
         forget(folder)
 
 
-def _is_trained(config: bytes) -> bool:
-    """Return True if specbench wrote a config.json."""
-    try:
-        found = json.loads(config)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "specbench" in found
-
-
 def _is_curves(content: bytes) -> bool:
     """Return True if `finish` wrote the content."""
     try:
         found = json.loads(content)
     except ValueError:
         return False
-    return isinstance(found, dict) and all("curve" in each for each in found.values())
+    if not isinstance(found, dict) or not found:
+        return False
+    return all(isinstance(each, dict) and "curve" in each for each in found.values())
 
 
 def device(wanted: Device) -> "torch.device":
@@ -289,7 +310,8 @@ def finish(
 ) -> None:
     """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
     path = out / f"{CURVES}.json"
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content = files.read_own(path)
+    facts = json.loads(content) if content is not None else {}
     for name, result in results.items():
         curve = _thin(result.curve)
         last = result.curve[-1]
@@ -303,7 +325,7 @@ def finish(
         if mat:
             facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
         output.data(str(out / name))
-    files.replace(path, json.dumps(facts, indent=1) + "\n")
+    files.write_own(path, json.dumps(facts, indent=1) + "\n", _is_curves)
     _draw(facts, out / f"{CURVES}.png")
 
 
@@ -338,7 +360,7 @@ def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
                 colour, mat = lines[name].get_color(), fact["mat"]
                 at = [point["step"] * step for point in mat]
                 axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
-        figure.savefig(path, dpi=100)
+        write_figure(figure, path, dpi=100)
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from specbench_cli.commands.training.heads import Count
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.training.acceptance_trainer import AcceptanceResult
+    from specbench_cli.training.acceptance import AcceptanceResult
 
 CALIBRATION = "acceptance_calibration"
 
@@ -95,11 +95,11 @@ def specdec(
     labels.
     """
     from specbench_cli.models import resolve
-    from specbench_cli.training.acceptance import ACCEPTANCE
-    from specbench_cli.training.acceptance_trainer import AcceptanceTrainer
+    from specbench_cli.training.acceptance import ACCEPTANCE, AcceptanceTrainer
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 
+    shared.check_outputs(out, f"{CALIBRATION}.json", f"{CALIBRATION}.png")
     models = resolve(target)
     drafting = draft or models.draft
     if drafting is None:
@@ -139,7 +139,7 @@ def _calibrated(result: "AcceptanceResult", rejection_weight: float, out: Path) 
         "bins": [asdict(part) for part in result.bins],
     }
     file = out / f"{CALIBRATION}.json"
-    files.replace(file, json.dumps(facts, indent=1) + "\n")
+    files.write_listed(file, json.dumps(facts, indent=1) + "\n")
     _draw(result, rejection_weight, file.with_suffix(".png"))
 
 
@@ -165,4 +165,4 @@ def _draw(result: "AcceptanceResult", rejection_weight: float, path: Path) -> No
         )
         axes.plot([b.predicted for b in result.bins], [b.labelled for b in result.bins], "o-")
         axes.legend(frameon=False)
-        figure.savefig(path, dpi=100)
+        shared.write_figure(figure, path, dpi=100)

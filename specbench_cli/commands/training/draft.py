@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BEGIN = "first"
 """As which layers of the target a draft begins, unless asked otherwise."""
+TABLE, DRAWN = "alignment.json", "alignment.svg"
+"""Files with the results of all losses."""
 FIGURES = ("alpha", "mat", "mbsu")
 """What a draft is worth."""
 
@@ -190,6 +192,7 @@ def draft(
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 
+    shared.check_outputs(out, TABLE, DRAWN)
     if not temperature > 0:
         raise UsageError(
             f"--temperature is {temperature:g}, and must be above 0", "--temperature 1"
@@ -212,6 +215,7 @@ def draft(
         for seed in range(seeds):
             with shared.bars() as report:
                 folder = out / f"seed-{seed}"
+                files.refuse_link(folder)
                 trainer = Aligner(
                     folder,
                     found.path,
@@ -244,9 +248,9 @@ def draft(
         worth[name] = said
         rows.append(_row(name, result.curve[-1].tokens, said, next(iter(worth.values()))))
     text = json.dumps(rows, indent=1) + "\n"
-    files.replace(out / "alignment.json", text)
+    files.write_listed(out / TABLE, text)
     if len(worth) > 1:
-        _draw(worth, out / "alignment.svg")
+        _draw(worth, out / DRAWN)
     output.rows(rows)
 
 
@@ -297,4 +301,4 @@ def _draw(worth: Mapping[str, "Said"], path: Path) -> None:
             axes.set_xticks(range(len(worth)), list(worth), rotation=30)
             axes.set_ylabel("MAT" if what == "mat" else what)
             axes.legend(fontsize="x-small")
-        figure.savefig(path)
+        shared.write_figure(figure, path)

@@ -252,6 +252,8 @@ def _trains(name: str, what: str, more: str) -> Callable[..., None]:
     return command
 
 
+COMPARISON = "comparison.json"
+"""File of `train compare` with the table."""
 COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
@@ -385,6 +387,7 @@ def compare(
 
     from specbench_cli import registry
 
+    shared.check_outputs(out, COMPARISON)
     for file in plugin or ():
         registry.load_plugin(file)
     wanted = [_kind(name) for name in dict.fromkeys(kinds)]
@@ -407,5 +410,5 @@ def compare(
             }
         )
     text = json.dumps(records, indent=1) + "\n"
-    files.replace(out / "comparison.json", text)
+    files.write_listed(out / COMPARISON, text)
     output.rows(records)

@@ -68,12 +68,13 @@ def quality(
     Every figure comes from records of ordinary runs, which are kept in OUT; times are not used,
     so a busy machine does no harm. A measurement whose run is complete is not repeated.
     """
+    files.check_listed(out / FILE)
     facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
     facts["models"] = {
         measurement.name: _measured(measurement, out, limit, seed) for measurement in MEASUREMENTS
     }
     path = out / FILE
-    files.replace(path, json.dumps(facts, indent=1) + "\n")
+    files.write_listed(path, json.dumps(facts, indent=1) + "\n")
     output.rows(table(facts))
     output.data(str(path))
 

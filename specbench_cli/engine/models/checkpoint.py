@@ -21,8 +21,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specbench_cli.errors import EnvironmentFault, is_foreign, reason_of
+from specbench_cli.files import check_model_folder
 
 _CHUNK = 1 << 24
+_MOST_HEADER = 100_000_000
+"""Most bytes of a header, as in the safetensors library."""
 _BLOCK, _SPREAD = 1 << 20, 0.02
 """Numbers that are drawn of a tensor, and their standard deviation: transformers' own."""
 
@@ -50,6 +53,7 @@ class Weights(Mapping[str, Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
+        check_model_folder(folder)
         self.files = _weight_files(folder)
         self._at: dict[str, Path] = {}
         self._headers: dict[str, dict[str, Any]] = {}
@@ -173,6 +177,7 @@ def weights_of(folder: Path) -> Weights:
     Raises:
         EnvironmentFault: see `Weights`.
     """
+    check_model_folder(folder)
     return DrawnWeights(folder) if is_shape(folder) else Weights(folder)
 
 
@@ -304,6 +309,7 @@ class WholeConfig(SimpleNamespace):
 def config_to_decode(folder: Path) -> Any:
     """What a decoder reads of a folder's config: as `read_config`, without transformers where the
     file says all of it. Its import takes more than a second."""
+    check_model_folder(folder)
     file = folder / "config.json"
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
@@ -326,6 +332,7 @@ def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     file = folder / "config.json"
+    check_model_folder(folder)
     if not file.is_file():
         raise EnvironmentFault(
             f"{folder} is no model folder: it has no config.json",
@@ -361,6 +368,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     """
     import transformers as hub
 
+    check_model_folder(folder)
     # What chooses by families takes more than a second to import: no more of it than is needed.
     kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
     try:
@@ -574,8 +582,8 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                raise ValueError("a header longer than the file")
+            if length > min(path.stat().st_size, _MOST_HEADER):
+                raise ValueError("a header longer than the file or than safetensors allows")
             header: dict[str, dict[str, Any]] = json.loads(file.read(length).decode())
         header.pop("__metadata__", None)
         ends = [each["data_offsets"][1] for each in header.values()]
@@ -591,7 +599,7 @@ def _header(path: Path) -> dict[str, dict[str, Any]]:
         *(MemoryError, OverflowError, RecursionError),
     ) as fault:
         raise _damaged(path, "it has no header of safetensors") from fault
-    if path.stat().st_size < due:
+    if path.stat().st_size != due:
         raise _damaged(path, f"it has {path.stat().st_size} bytes of {due}")
     return header
 

@@ -19,7 +19,7 @@ from specbench_cli.predict.recommend.search import Outcome
 from specbench_cli.predict.serving.lines import Models, lines
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 NOTHING = "no candidate came through the search"

@@ -16,8 +16,7 @@ from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.panels import panels
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.pairing import decode
-from specbench_cli.summary.row import Speedup
-from specbench_cli.summary.speedups import speedups
+from specbench_cli.summary.speedups import Speedup, speedups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

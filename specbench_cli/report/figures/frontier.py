@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.style import MUTED
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row, has_partial
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
-from specbench_cli.summary.text import has_partial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

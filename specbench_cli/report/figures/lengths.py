@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.style import INK, MUTED
-from specbench_cli.summary import text
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import formats, text
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
@@ -107,7 +107,7 @@ def _bar(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
             capthick=0.9,
             zorder=5,
         )
-    _beside(axes, text.number(row.mat), place)
+    _beside(axes, formats.number(row.mat), place)
 
 
 def _value(axes: Axes, row: Row, place: float, families: Sequence[float]) -> None:
@@ -119,7 +119,7 @@ def _value(axes: Axes, row: Row, place: float, families: Sequence[float]) -> Non
     edge, share = axes.get_xlim()[1], _share(axes, row)
     beyond = min(end + _DOT_IN / _inches(axes) * edge, (1 - share) * edge)
     axes.annotate(
-        text.ratio(row.speedup),
+        formats.ratio(row.speedup),
         (0 if share * edge < begin else beyond, place),
         xytext=(2, 0),
         textcoords="offset points",
@@ -151,7 +151,7 @@ def _drawn(row: Row, families: Sequence[float]) -> tuple[float, float]:
 
 def _share(axes: Axes, row: Row) -> float:
     """The share of the axis that a bar's figure takes."""
-    return (style.width_of([text.ratio(row.speedup)], style.SMALL) + 0.08) / _inches(axes)
+    return (style.width_of([formats.ratio(row.speedup)], style.SMALL) + 0.08) / _inches(axes)
 
 
 def _inches(axes: Axes) -> float:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.summary import text
+from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.forced import ByTarget, by_target
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +22,8 @@ _HIGH_IN, _ENDS_IN = 0.24, 0.42
 """Height of a field, and of what is above and below all of them."""
 _GAP_IN, _EDGE_IN = 0.12, 0.06
 _PANELS: tuple[tuple[str, Callable[[Row], float | None], Callable[[Row], str]], ...] = (
-    ("speedup", lambda row: row.speedup, text.speedup),
-    ("MAT", lambda row: row.mat, text.mat),
+    ("speedup", lambda row: row.speedup, metrics.speedup_or_broken),
+    ("MAT", lambda row: row.mat, metrics.MAT.shown),
 )
 
 
@@ -60,7 +60,7 @@ def _panel(
             there = own.get(row.label)
             figure = None if there is None else value(there)
             share = None if figure is None else (figure - low) / span
-            words = text.NONE if there is None else shown(there)
+            words = formats.NONE if there is None else shown(there)
             style.field(axes, column, line, share, words)
     axes.set(xlim=(-0.5, len(found.targets) - 0.5), ylim=(len(found.rows) - 0.5, -0.5))
     axes.set_xticks(range(len(found.targets)), [style.short(name) for name in found.targets])

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.store.schema import Record
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def _stairs(axes: Axes, place: int, fall: Fall) -> None:
     before = fall.ideal
     axes.plot([before, before], [y, y + height], color=style.INK, lw=1.1, zorder=4)
     axes.annotate(
-        text.ratio(before),
+        formats.ratio(before),
         (before, y + height / 2),
         xytext=(2, 0),
         textcoords="offset points",
@@ -120,7 +120,7 @@ def _stairs(axes: Axes, place: int, fall: Fall) -> None:
         before, y = after, y + height
     axes.barh(place + _BAR_AT, fall.measured, _BAR, color=style.REFERENCE, zorder=2)
     axes.annotate(
-        text.ratio(fall.measured),
+        formats.ratio(fall.measured),
         (fall.measured, place + _BAR_AT),
         xytext=(2, 0),
         textcoords="offset points",

@@ -19,9 +19,9 @@ from specbench_cli.report.gallery.sentences import three
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import GUARANTEES, STRICT
-from specbench_cli.summary import text
+from specbench_cli.summary import metrics
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 
 FILE = "entry.json"
 
@@ -158,7 +158,7 @@ def _line(row: Row) -> Line:
         high=row.speedup_high,
         mat=row.mat,
         tokens_per_s=row.tokens_per_s,
-        output="; ".join(filter(None, (text.verdicts(row), text.at_what_cost(row)))),
+        output="; ".join(filter(None, (metrics.verdicts(row), metrics.at_what_cost(row)))),
         draft=None if row.draft_model is None else public(row.draft_model),
     )
 

@@ -21,8 +21,8 @@ from specbench_cli.report.html.page import asset, environment, heading, lead, po
 from specbench_cli.report.html.tables import Cell, Table, word
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import GUARANTEES
-from specbench_cli.summary import columns, text
-from specbench_cli.summary.columns import Heading
+from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.metrics import METRICS, Heading
 
 MARK = "specbench gallery"
 """What an index says that it was made by; another's page is not written over."""
@@ -37,10 +37,10 @@ _GUARANTEES = {
 }
 """What a guarantee is, in words; the order is that of the boards."""
 _COLUMNS = (
-    *(columns.METHOD, columns.SPEEDUP, columns.INTERVAL, columns.MAT, columns.TOKENS),
+    *(metrics.METHOD, metrics.SPEEDUP, metrics.INTERVAL, metrics.MAT, metrics.TOKENS),
     Heading("draft", "the draft model that it uses", "l"),
     Heading("questions"),
-    columns.OUTPUT,
+    metrics.OUTPUT,
     Heading("run", align="l"),
 )
 
@@ -141,14 +141,13 @@ def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
 
 
 def _cells(place: Place, line: Line) -> tuple[Cell, ...]:
-    entry = place.entry
+    entry, figures = place.entry, {"mat": line.mat, "tokens_per_s": line.tokens_per_s}
     return (
         word(line.label, "peer" if line.peer else ""),
-        Cell(text.ratio(line.speedup), line.speedup, "strong"),
-        Cell(text.between(line.low, line.high), line.low),
-        Cell(text.number(line.mat), line.mat),
-        Cell(text.number(line.tokens_per_s, 0), line.tokens_per_s),
-        word(line.draft or text.NONE),
+        Cell(formats.ratio(line.speedup), line.speedup, "strong"),
+        Cell(formats.between(line.low, line.high), line.low),
+        *(Cell(METRICS[name].form(value), value) for name, value in figures.items()),
+        word(line.draft or formats.NONE),
         Cell(str(sum(entry.prompts.values())), sum(entry.prompts.values())),
         word(line.output),
         Cell(entry.name, entry.name, link=place.link),

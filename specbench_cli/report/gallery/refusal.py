@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from specbench_cli.errors import BadAnswer, EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
-from specbench_cli.summary import text
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import metrics, text
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.speedups import BASELINE
 
 AGAIN = "specbench run, on a quiet machine"
@@ -86,7 +86,7 @@ def _times(reading: Reading) -> Iterator[SpecbenchError]:
 def _proof(reading: Reading) -> Iterator[SpecbenchError]:
     """Yield an error if the run compares nothing."""
     summary = reading.summary
-    if any(row.sampling == text.REPLAY for row in summary.rows):
+    if any(row.sampling == metrics.REPLAY for row in summary.rows):
         yield UsageError(*_reason(reading, text.proof(summary), "specbench run --verify greedy"))
     if all(row.speedup is None for row in summary.rows if row.label != BASELINE):
         why = f"no method has a speedup over {BASELINE}"

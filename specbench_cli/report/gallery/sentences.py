@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specbench_cli.summary import text
-from specbench_cli.summary.row import Row, alike
+from specbench_cli.summary import formats
+from specbench_cli.summary.metrics import Row, alike
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
@@ -47,7 +47,7 @@ def _fastest(summary: Summary) -> str:
     elif best.letters:
         apart = ", significantly apart from all others"
     return (
-        f"Of the lossless methods {best.label} {shown} {tasks}: {text.ratio(best.speedup)}"
+        f"Of the lossless methods {best.label} {shown} {tasks}: {formats.ratio(best.speedup)}"
         f" vanilla's speed{between}{apart}."
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specbench_cli.store.manifest import truncate_texts
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 _PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/|~/)[^\s,;:'\"\])]*[/\\]([^\s,;'\"\])/\\]+)")
 """An absolute path; its last part is its name."""
@@ -56,7 +56,7 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
 
 def _said(value: object) -> str:
     if value is None or value == "" or value in ([], {}):
-        return text.NONE
+        return formats.NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specbench_cli import registry
 from specbench_cli.config.sweep import written
 from specbench_cli.errors import UsageError
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ def _params(
         own = tuple((label, _value(v[key])) for label, v in values.items() if key in v)
         if 1 < len(own) == len(values) and len({value for _, value in own}) == 1:
             own = (("", own[0][1]),)
-        yield Param(key, description or text.NONE, default or text.NONE, own)
+        yield Param(key, description or formats.NONE, default or formats.NONE, own)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(written, value))
-    return text.NONE if value is None else written(value)
+    return formats.NONE if value is None else written(value)
 
 
 def _of_file(method: type[Method]) -> str:

@@ -29,11 +29,10 @@ from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.report.terminal.tokens import decoder_of
-from specbench_cli.summary import text
-from specbench_cli.summary.columns import LEFT_OUT_OF_BRIEF
+from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.facts import HOSTED
+from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, Row, alike
 from specbench_cli.summary.pareto import sweep_of
-from specbench_cli.summary.row import Row, alike
 
 NAME = "report.html"
 _ROOM = 4_000_000
@@ -243,7 +242,7 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
         yield Tile(
             "output",
             checked,
-            f"{whose}at most {text.percent(bound, 0 if bound >= 0.1 else 1)} at 95%",
+            f"{whose}at most {formats.percent(bound, 0 if bound >= 0.1 else 1)} at 95%",
         )
     yield Tile(
         "vanilla / hf:vanilla",
@@ -255,9 +254,10 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
 
 def _fastest(best: Row, equal: Sequence[str]) -> Tile:
     """The best lossless row, with those that cannot be told from it."""
-    interval = f"95% {text.interval(best)}. " if best.speedup_low is not None else ""
+    interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
     differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"
-    return Tile("fastest lossless", f"{best.label} {text.speedup(best)}", f"{interval}{differs}")
+    named = f"{best.label} {metrics.SPEEDUP.shown(best)}"
+    return Tile("fastest lossless", named, f"{interval}{differs}")
 
 
 def _sample(shown: Viewer) -> str:

@@ -9,10 +9,9 @@ from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.terminal import claims
-from specbench_cli.summary import columns, text
-from specbench_cli.summary.columns import Column, Heading, Value, swept
-from specbench_cli.summary.pareto import Sweep
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.metrics import Column, Heading, Row, Value
+from specbench_cli.summary.pareto import Sweep, swept
 from specbench_cli.summary.summary import Summary
 
 _MOST = 500
@@ -99,7 +98,7 @@ def _key(row: Row) -> str:
 
 def _columns(key: str) -> Sequence[Column]:
     """Those of a kind of rows."""
-    return columns.LOSSY_PAGE if key.startswith("lossy") else columns.PAGE
+    return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
 
 def by_family(summary: Summary) -> list[Table]:
@@ -110,16 +109,16 @@ def by_family(summary: Summary) -> list[Table]:
             family.replace("_", " "): [row for row in rows if _key(row) == key]
             for family, rows in summary.families.items()
         }
-        shown = columns.of(_columns(key), [row for rows in of_family.values() for row in rows])
+        shown = metrics.of(_columns(key), [row for rows in of_family.values() for row in rows])
         rows = tuple(
-            (word(family), _cell(columns.QUESTIONS, row), *(_cell(column, row) for column in shown))
+            (word(family), _cell(metrics.QUESTIONS, row), *(_cell(column, row) for column in shown))
             for family, own in of_family.items()
             for row in own
         )
         if rows:
             family = Heading("family", "task family", "l", choose=True)
             name = f"By task family, {caption.lower()}"
-            heads = (family, columns.QUESTIONS, *shown)
+            heads = (family, metrics.QUESTIONS, *shown)
             note = text.prose(text.small_families(summary, "column n", then=""))
             named = 2 + _naming(shown)
             tables.append(Table(f"family-{key}", name, heads, rows, note, heads=named))
@@ -128,14 +127,14 @@ def by_family(summary: Summary) -> list[Table]:
 
 def in_detail(summary: Summary) -> Table:
     """What a row was run with, and its counters."""
-    return _table("detail", "Parameters and counters", summary.rows, columns.DETAIL)
+    return _table("detail", "Parameters and counters", summary.rows, metrics.DETAIL)
 
 
 def equivalence(summary: Summary) -> Table:
     """What became of the outputs, and what that proves."""
     note = text.prose([text.proof(summary)])
     return _table(
-        "equivalence", "Outputs against vanilla's", summary.rows, columns.EQUIVALENCE, note
+        "equivalence", "Outputs against vanilla's", summary.rows, metrics.EQUIVALENCE, note
     )
 
 
@@ -145,7 +144,7 @@ def evidence(summary: Summary) -> Table | None:
     note = "Evidence, not proof: the proof of a law is its audit (specbench audit)."
     if not rows:
         return None
-    return _table("evidence", "Sampled outputs, less vanilla's", rows, columns.EVIDENCE, note)
+    return _table("evidence", "Sampled outputs, less vanilla's", rows, metrics.EVIDENCE, note)
 
 
 def sweep_table(sweep: Sweep) -> Table:
@@ -228,22 +227,22 @@ def _listed(
 def _table(
     key: str, caption: str, rows: Sequence[Row], chosen: Sequence[Column], note: str = ""
 ) -> Table:
-    shown = columns.of(chosen, rows)
+    shown = metrics.of(chosen, rows)
     cells = tuple(tuple(_cell(column, row) for column in shown) for row in rows)
     return Table(key, caption, tuple(shown), cells, note, _naming(shown))
 
 
 def _naming(shown: Sequence[Column]) -> int:
     """How many columns name a row."""
-    return 2 if shown[0] is columns.GROUP else 1
+    return 2 if shown[0] is metrics.GROUP else 1
 
 
 _LOOKS: dict[Column, Callable[[Row], str]] = {
-    columns.GROUP: lambda row: "letters",
-    columns.METHOD: lambda row: "peer" if row.peer else "bound" if row.upper_bound else "",
-    columns.SPEEDUP: lambda row: "broken" if row.broken else "strong",
-    columns.OUTPUT: lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
-    columns.PARAMETERS: lambda row: "long",
+    metrics.GROUP: lambda row: "letters",
+    metrics.METHOD: lambda row: "peer" if row.peer else "bound" if row.upper_bound else "",
+    metrics.SPEEDUP: lambda row: "broken" if row.broken else "strong",
+    metrics.OUTPUT: lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
+    metrics.PARAMETERS: lambda row: "long",
 }
 
 
@@ -251,7 +250,7 @@ def _cell(column: Column, row: Row) -> Cell:
     """A row's cell; of where time goes a bar."""
     look = _LOOKS[column](row) if column in _LOOKS else ""
     shown, value = column.shown(row), column.value(row)
-    if column is columns.TIME and value is not None:
+    if column is metrics.TIME and value is not None:
         shares = (row.share_target, row.share_draft, row.share_host)
         return Cell(shown, value, "time", tuple(share for share in shares if share is not None))
     return Cell(shown, value, look)
@@ -259,13 +258,13 @@ def _cell(column: Column, row: Row) -> Cell:
 
 def word(shown: str, kind: str = "") -> Cell:
     """A text, sorted as it reads; none has no place."""
-    return Cell(shown, None if shown == text.NONE else shown, kind)
+    return Cell(shown, None if shown == formats.NONE else shown, kind)
 
 
 def _plain(value: object) -> Cell:
     """What is written out already; numbers sort as numbers."""
     if value is None:
-        return Cell(text.NONE)
+        return Cell(formats.NONE)
     shown = public(str(value))
     try:
         return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))

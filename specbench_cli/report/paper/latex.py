@@ -22,10 +22,9 @@ from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.terminal import claims
 from specbench_cli.report.terminal.grids import Grid, by_family, grid
-from specbench_cli.summary import text
-from specbench_cli.summary.columns import COST, SPEED, swept
-from specbench_cli.summary.pareto import sweep_of
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.metrics import COST, MAT, SPEED, Row
+from specbench_cli.summary.pareto import sweep_of, swept
 from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
@@ -79,7 +78,7 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
         "cost": _table("cost", _cost(summary), _split(grid(COST, summary.rows))),
         "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
         + _table(
-            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, text.mat))
+            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, MAT.shown))
         ),
         "sweep": _sweep(reading),
         "claims": _claims(reading),
@@ -183,16 +182,16 @@ def _families(reading: Reading) -> _Body:
 
 def _lettered(row: Row | None) -> Tex:
     if row is None:
-        return Tex(text.NONE)
-    letters = rf"\textsuperscript{{{escape(text.group(row))}}}" if row.letters else ""
-    return Tex(f"{escape(text.speedup(row))}{letters}")
+        return Tex(formats.NONE)
+    letters = rf"\textsuperscript{{{escape(metrics.group(row))}}}" if row.letters else ""
+    return Tex(f"{escape(metrics.speedup_or_broken(row))}{letters}")
 
 
 def _under(row: Row | None) -> Tex:
-    between = text.NONE if row is None else text.interval(row)
-    if row is not None and between != text.NONE:
-        between = f"{between} {text.at_what_cost(row)}".rstrip()
-    return Tex("" if between == text.NONE else rf"\scriptsize {escape(between)}")
+    between = formats.NONE if row is None else metrics.interval(row)
+    if row is not None and between != formats.NONE:
+        between = f"{between} {metrics.at_what_cost(row)}".rstrip()
+    return Tex("" if between == formats.NONE else rf"\scriptsize {escape(between)}")
 
 
 def _sweep(reading: Reading) -> str:

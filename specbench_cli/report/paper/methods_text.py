@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 from specbench_cli.summary.facts import FUSED, HOSTED, Facts
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 _DTYPES = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
@@ -181,7 +181,7 @@ def _verdicts(summary: Summary, manifest: Mapping[str, Any]) -> str:
     return (
         f"Outputs were compared with vanilla's token by token{ties}: of {row.questions_checked}"
         f" questions {row.questions_mismatched} were mismatched for {row.label}, the row proved"
-        f" least, so that its rate of mismatches is at most {text.percent(bound, 2)} (95%)."
+        f" least, so that its rate of mismatches is at most {formats.percent(bound, 2)} (95%)."
     )
 
 
@@ -205,7 +205,7 @@ def _promise(row: Row) -> str:
     if row.accept_rule:
         words.append(f"accept rule: {row.accept_rule}")
     if row.relaxed is not None:
-        words.append(f"{text.percent(row.relaxed)} of the tokens relaxed")
+        words.append(f"{formats.percent(row.relaxed)} of the tokens relaxed")
     return f"{row.label} ({', '.join(words)})"
 
 

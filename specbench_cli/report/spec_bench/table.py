@@ -21,9 +21,8 @@ from specbench_cli.report.spec_bench.formulas import (
 )
 from specbench_cli.report.terminal.grids import Grid
 from specbench_cli.report.terminal.tokens import text_of, tokenizer_of
-from specbench_cli.summary import text
-from specbench_cli.summary.columns import Align
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.metrics import Align, Row
 from specbench_cli.summary.source import Source
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import ALL
@@ -57,13 +56,13 @@ class SpecBench:
         for found in self.theirs:
             if found.family == ALL:
                 row = self.rows.get((found.label, ALL))
-                ours = (text.NONE,) * 3 if row is None else _ours(row)
+                ours = (formats.NONE,) * 3 if row is None else _ours(row)
                 lines.append(
                     (
                         found.label,
-                        text.ratio(found.speedup),
-                        text.number(found.mean_accepted),
-                        text.number(found.tokens_per_s, 0),
+                        formats.ratio(found.speedup),
+                        formats.number(found.mean_accepted),
+                        formats.number(found.tokens_per_s, 0),
                         *ours,
                     )
                 )
@@ -78,8 +77,8 @@ class SpecBench:
             cells = []
             for family in families:
                 theirs, row = found.get((label, family)), self.rows.get((label, family))
-                ours = text.NONE if row is None else text.speedup(row)
-                cells.append(f"{text.ratio(theirs.speedup if theirs else None)} ({ours})")
+                ours = formats.NONE if row is None else metrics.speedup_or_broken(row)
+                cells.append(f"{formats.ratio(theirs.speedup if theirs else None)} ({ours})")
             lines.append((label, *cells))
         return self._grid(("method: theirs (ours)", *families), lines)
 
@@ -203,7 +202,7 @@ def _line(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
 
 
 def _ours(row: Row) -> tuple[str, str, str]:
-    return text.speedup(row), text.number(row.mat), text.number(row.tokens_per_s, 0)
+    return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)
 
 
 def _drawn(grid: Grid) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
-from specbench_cli.summary import text
+from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ class Line:
         measured = " ".join(
             word
             for word in (
-                text.speedup(self.row),
-                text.interval(self.row),
-                text.at_what_cost(self.row),
+                metrics.speedup_or_broken(self.row),
+                metrics.interval(self.row),
+                metrics.at_what_cost(self.row),
             )
-            if word not in ("", text.NONE)
+            if word not in ("", formats.NONE)
         )
         return (
             self.row.label,
             self.claim.speedup,
             set_up(self.claim),
             self.claim.source,
-            measured or text.NONE,
+            measured or formats.NONE,
             self.here,
         )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.summary import columns, text
-from specbench_cli.summary.columns import Align, Column
-from specbench_cli.summary.row import Row
+from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.metrics import Align, Column, Row
 from specbench_cli.summary.summary import Summary
 
 
@@ -23,7 +22,7 @@ class Grid:
 
 def grid(chosen: Sequence[Column], rows: Sequence[Row], *, apart: bool = True) -> Grid:
     """A line a row. apart: whether rows of another kind have a section of their own."""
-    shown = columns.of(chosen, rows)
+    shown = metrics.of(chosen, rows)
     return Grid(
         tuple(column.heading for column in shown),
         tuple(column.align for column in shown),
@@ -38,7 +37,7 @@ def by_family(summary: Summary, figure: Callable[[Row], str]) -> Grid:
     lines = []
     for row in summary.rows:
         parts = (rows.get(row.label) for rows in found.values())
-        cells = (text.NONE if part is None else figure(part) for part in parts)
+        cells = (formats.NONE if part is None else figure(part) for part in parts)
         lines.append((row.label, *cells, figure(row)))
     figures: list[Align] = ["c"] * (len(found) + 1)
     names = (text.family(family.replace("_", " "), rows.values()) for family, rows in found.items())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specbench_cli.store.schema import Record
-from specbench_cli.summary import text
+from specbench_cli.summary import formats
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Incidents:
         elif verdict is not None and verdict.kind in ("near-tie", "mismatch"):
             explained = {True: "yes", False: "no", None: None}[verdict.rounding]
             self.differing.append(
-                (*cell, verdict.kind, verdict.position, text.number(verdict.gap, 6), explained)
+                (*cell, verdict.kind, verdict.position, formats.number(verdict.gap, 6), explained)
             )
         if record.void:
-            self.void.append((*cell, text.percent(record.other_cpu, 1)))
+            self.void.append((*cell, formats.percent(record.other_cpu, 1)))

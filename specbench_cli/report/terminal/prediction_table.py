@@ -16,7 +16,7 @@ from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
 from specbench_cli.models.shapes import PREFIX as SHAPE
 from specbench_cli.predict.prediction import Prediction, Row
 from specbench_cli.predict.settings import Setting
-from specbench_cli.summary.text import NONE, percent
+from specbench_cli.summary.formats import NONE, percent
 
 WORST = 5
 """Points of a comparison that a person is shown."""

@@ -10,7 +10,7 @@ from specbench_cli.judge.broken import BASELINE
 from specbench_cli.measure.hardware.roofline import Roofline
 from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
 from specbench_cli.report.terminal.prediction_table import print_table
-from specbench_cli.summary.text import NONE
+from specbench_cli.summary.formats import NONE
 
 ABREAST = 5
 """Methods beside each other in the table of inputs."""

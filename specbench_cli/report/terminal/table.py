@@ -12,15 +12,17 @@ from rich.text import Text
 
 from specbench_cli import output
 from specbench_cli.report.reading import Reading
-from specbench_cli.summary import columns, text
-from specbench_cli.summary.columns import Align, Column
+from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import by_target
 from specbench_cli.summary.load import load_lines
-from specbench_cli.summary.row import Row
+from specbench_cli.summary.metrics import Align, Column, Row
 from specbench_cli.summary.summary import ALL, Summary
 
 WIDTH = 100
+BAR_WIDTH = 11
+BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
+_BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
 _BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
 _LEAST_LABEL = 8
 _ALIGN: dict[Align, Literal["left", "center", "right"]] = {"l": "left", "c": "center", "r": "right"}
@@ -83,7 +85,7 @@ def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
         *_wrapped(text.rare_questions(summary)),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.unranked else []),
         f"noise floor A/A {text.noise_floor(summary)}"
-        f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {text.BAR_LEGEND}",
+        f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {_BAR_LEGEND}",
         text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
         *text.work(summary),
         *([facts.tuned] if facts.tuned else []),
@@ -134,8 +136,8 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
         {"run": reading.name, "family": family}
-        | {name: get(row) for column in columns.DATA for name, get in column.data.items()}
-        | ({"speedup": text.speedup(row)} if row.broken else {})
+        | {name: get(row) for column in metrics.DATA for name, get in column.data.items()}
+        | ({"speedup": metrics.speedup_or_broken(row)} if row.broken else {})
         for family, rows in scopes.items()
         for row in rows
     ]
@@ -153,17 +155,17 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
     """Heading and rows; those of another kind below, under a line that says which. Of `width` see
     `_grids`."""
     rows = summary.rows
-    wanted: Sequence[Column] = columns.TERMINAL
+    wanted: Sequence[Column] = metrics.TERMINAL
     if facts.targets:  # what a label ends with has columns of its own, where it is not cut
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
-        wanted = columns.BY_TARGET
+        wanted = metrics.BY_TARGET
     drawn = []
-    for lossless, chosen in ((True, wanted), (False, columns.LOSSY)):
+    for lossless, chosen in ((True, wanted), (False, metrics.LOSSY)):
         own = [row for row in rows if row.lossless == lossless]
         if not own and (rows or not lossless):
             continue
-        bound = () if lossless else columns.WITH_SPEEDUP
-        drawn_as = [replace(_column(c), bound=c in bound) for c in columns.of(chosen, own)]
+        bound = () if lossless else metrics.WITH_SPEEDUP
+        drawn_as = [replace(_column(c), bound=c in bound) for c in metrics.of(chosen, own)]
         grids = _grids(drawn_as, own, width)
         for lines in grids:
             for place, kind in reversed(text.sections(own)):
@@ -175,23 +177,23 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
 def _column(column: Column) -> _Column:
     """A column as it is drawn: the first two go without a heading."""
     looks: dict[Column, Callable[[Row], Text]] = {
-        columns.GROUP: lambda row: output.styled(text.group(row), "bold"),
-        columns.METHOD: lambda row: output.styled(row.label),
-        columns.SPEEDUP: lambda row: output.styled(
-            text.speedup(row), "bold red" if row.broken else "bold"
+        metrics.GROUP: lambda row: output.styled(metrics.group(row), "bold"),
+        metrics.METHOD: lambda row: output.styled(row.label),
+        metrics.SPEEDUP: lambda row: output.styled(
+            metrics.speedup_or_broken(row), "bold red" if row.broken else "bold"
         ),
-        columns.TIME: _bar,
-        columns.OUTPUT: lambda row: output.styled(
-            text.verdicts(row), "red" if row.broken or row.failed else ""
+        metrics.TIME: _bar,
+        metrics.OUTPUT: lambda row: output.styled(
+            metrics.verdicts(row), "red" if row.broken or row.failed else ""
         ),
     }
     return _Column(
-        "" if column in (columns.GROUP, columns.METHOD) else column.heading,
+        "" if column in (metrics.GROUP, metrics.METHOD) else column.heading,
         looks.get(column, lambda row: output.styled(column.shown(row))),
         _ALIGN[column.align],
-        2 if column in (columns.INTERVAL, columns.MAT, columns.CHOSEN, columns.TIME) else 1,
-        column is columns.METHOD,
-        "time" if column is columns.TIME else "",
+        2 if column in (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME) else 1,
+        column is metrics.METHOD,
+        "time" if column is metrics.TIME else "",
     )
 
 
@@ -201,9 +203,9 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
     }
-    figures = {"speedup by family": text.speedup, "MAT by family": text.mat}
+    figures = {"speedup by family": metrics.SPEEDUP.shown, "MAT by family": metrics.MAT.shown}
     if any(row.score is not None for row in summary.rows):
-        figures["accuracy by family"] = lambda row: text.percent(row.score)
+        figures["accuracy by family"] = lambda row: formats.percent(row.score)
     lines = _drawn_by(by_family, summary.rows, figures, width)
     small = _noted(text.small_families(summary), width)
     return [*lines, *(output.styled(line, "dim") for line in small)]
@@ -214,7 +216,7 @@ def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Te
     found = by_target(summary, facts.targets)
     if found is None:
         return []
-    figures = {"speedup by target": text.speedup, "MAT by target": text.mat}
+    figures = {"speedup by target": metrics.SPEEDUP.shown, "MAT by target": metrics.MAT.shown}
     return _drawn_by(found.targets, found.rows, figures, width)
 
 
@@ -228,8 +230,8 @@ def _drawn_by(
     lines = []
     for title, figure in figures.items():
         # There is no room for what a lossy row's speedup costs: the table above has it.
-        rows = [row for row in shown if row.lossless] if figure is text.speedup else shown
-        drawn = [_column(columns.METHOD)]
+        rows = [row for row in shown if row.lossless] if figure is metrics.SPEEDUP.shown else shown
+        drawn = [_column(metrics.METHOD)]
         drawn += [
             _Column(output.plain(part), _cell_of(own, figure), gap=2) for part, own in parts.items()
         ]
@@ -239,7 +241,7 @@ def _drawn_by(
 
 
 def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
-    return lambda row: output.styled(figure(rows[row.label]) if row.label in rows else text.NONE)
+    return lambda row: output.styled(figure(rows[row.label]) if row.label in rows else formats.NONE)
 
 
 def _grids(chosen: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
@@ -299,8 +301,20 @@ def _cut(cell: Text, width: int) -> Text:
     return cut
 
 
+def bar_marks(row: Row) -> dict[str, int]:
+    """Return how many marks target, draft and host get on the time bar, by largest remainders."""
+    if row.share_target is None or row.share_draft is None or row.share_host is None:
+        return {}
+    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
+    marks = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
+    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
+        marks[i] += 1
+    return dict(zip(BAR_MARKS, marks, strict=True))
+
+
 def _bar(row: Row) -> Text:
     bar = Text()
-    for name, marks in text.shares(row).items():
-        bar.append(text.BAR_MARKS[name] * marks, _BAR_STYLES[name])
-    return bar or Text(text.NONE)
+    for name, marks in bar_marks(row).items():
+        bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
+    return bar or Text(formats.NONE)

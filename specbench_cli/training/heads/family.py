@@ -20,6 +20,7 @@ from methods._heads.files import HeadShape
 from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import HeadRecipe, Taught
+from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
@@ -290,8 +291,6 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
     Args:
         config: what `head_config` gave.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors(head), folder / "model.safetensors", metadata={"format": "pt"})
     told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
     words = config.to_diff_dict() | {
         **head.words(),
@@ -300,4 +299,6 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         "specbench": {**facts, "taps": list(head.taps)},
     }
     text = json.dumps(words, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(tensors(head), staging / "model.safetensors", metadata={"format": "pt"})
+        (staging / "config.json").write_text(text, encoding="utf-8")

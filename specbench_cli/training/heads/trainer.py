@@ -196,7 +196,8 @@ class HeadTrainer:
         head, levels = build_stateless(kind, self._model, self.seed)
         aim = Objective(levels, kind.decay, text=loss == "paper")
         result = self._fit(head, schedule, aim, folder)
-        head.half().save(self.out / schedule.name, **self._facts, loss=loss)
+        with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
+            head.half().save(staging, **self._facts, loss=loss)
         return result
 
     def train_tuned(self, kind: type[LookAhead], schedule: Schedule, loss: str) -> HeadResult:
@@ -218,7 +219,8 @@ class HeadTrainer:
         both = nn.ModuleList([head, *parts.values()])
         result = self._run(head, schedule, masked_loss(head, self._model), folder, both)
         out = self.out / schedule.name
-        head.half().save(out, target=self._facts["target"])
+        with files.staging_folder(out, overwrite=None) as staging:
+            head.half().save(staging, target=self._facts["target"])
         save(parts, out, self.source or str(self.target.resolve()))
         return result
 
@@ -232,7 +234,8 @@ class HeadTrainer:
         torch.manual_seed(self.seed)
         head = kind.new(self._model.config, self.draft).to(self.device)
         result = self._fit(head, schedule, kind.recipe.losses[loss], folder)
-        head.save(self.out / schedule.name, {"kind": kind.kind, **self._facts, "loss": loss})
+        with files.staging_folder(self.out / schedule.name, overwrite=None) as staging:
+            head.save(staging, {"kind": kind.kind, **self._facts, "loss": loss})
         return result
 
     def _claimed(self, schedule: Schedule, loss: str) -> Path:
@@ -438,6 +441,7 @@ def _said(chat: Encoded) -> Iterator[int]:
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
     """Note what a folder's work is for, or refuse to go on with work for something else."""
+    files.refuse_link(folder)
     file = folder / loop.MADE_FOR
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():

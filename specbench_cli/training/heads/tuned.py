@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import LlamaForCausalLM
 
+from specbench_cli import files
 from specbench_cli.engine.models.head import LookAhead
 from specbench_cli.models.adapter import CONFIG, PREFIX, WEIGHTS, A, B
 from specbench_cli.training.heads.losses import Read, foreseen, placed, slots_of, within
@@ -87,9 +88,7 @@ def save(parts: dict[str, LowRank], folder: Path, base: str) -> None:
     Args:
         base: the model that they are of, as `--target` takes it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     named = {f"{PREFIX}{at}{end}": part for at, each in parts.items() for end, part in _ab(each)}
-    save_file(named, folder / WEIGHTS, {"format": "pt"})
     rank = len(next(iter(parts.values())).a)
     facts = {
         "peft_type": "LORA",
@@ -101,7 +100,9 @@ def save(parts: dict[str, LowRank], folder: Path, base: str) -> None:
         "target_modules": sorted({at.rpartition(".")[2] for at in parts}),
     }
     text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(named, staging / WEIGHTS, {"format": "pt"})
+        (staging / CONFIG).write_text(text, encoding="utf-8")
 
 
 def _ab(part: LowRank) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.summary import text
+from specbench_cli.summary import metrics
 from specbench_cli.summary.summary import summarise
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -33,7 +33,7 @@ def test_an_upper_bound_says_so_and_is_ranked_with_none(specbench):
     *ranked, last = summary.lossless
     assert (last.label, last.upper_bound, last.letters) == ("oracle", True, "")
     assert all(row.letters for row in ranked)
-    assert text.verdicts(last).startswith("upper bound, ")
+    assert metrics.verdicts(last).startswith("upper bound, ")
 
 
 def test_where_outputs_are_drawn_there_is_nothing_to_read(specbench):

@@ -21,8 +21,8 @@ from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.pareto import sweep_of
-from specbench_cli.summary.row import Row
 from specbench_cli.summary.summary import Summary
 
 REFERENCE = Path(__file__).parents[3] / "results/reference"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specbench_cli.summary import text
+from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.evidence import Evidence, compare
 from specbench_cli.summary.summary import summarise
 
@@ -67,7 +67,7 @@ def test_evidence_stands_under_the_table_and_in_the_row_and_breaks_nothing(sampl
     assert not row.broken
     (line,) = text.evidence(summary)
     assert line.startswith("evidence, not proof: sps log-likelihood a token -0.2")
-    assert "unchecked" in text.verdicts(row)
+    assert "unchecked" in metrics.verdicts(row)
     assert "specbench audit" in text.proof(summary)
 
 
@@ -77,7 +77,7 @@ def test_replayed_rows_say_that_they_prove_nothing(sampled, manifest):
         record.sampling, record.log_likelihood = "replay", None
     summary = summarise(records, manifest, resamples=49)
     (row,) = (row for row in summary.rows if row.label == "sps")
-    assert text.verdicts(row) == "40 replayed"
+    assert metrics.verdicts(row) == "40 replayed"
     assert text.proof(summary).startswith("proof: none")
     assert text.evidence(summary) == []
 
@@ -96,11 +96,11 @@ def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
     assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
     ends = row.score_difference_low, row.score_difference_high
     between = ", ".join(f"{100 * end:+.1f}" for end in ends)
-    assert text.lost(row) == f"{100 * row.score_difference:+.1f} [{between}]"
-    assert text.at_what_cost(row) == f"at {text.lost(row)} points, n 60"
+    assert metrics.lost(row) == f"{100 * row.score_difference:+.1f} [{between}]"
+    assert metrics.at_what_cost(row) == f"at {metrics.lost(row)} points, n 60"
 
 
 def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
     summary = summarise(synthetic.records(prompts=4), manifest, resamples=50)
-    assert {text.lost(row) for row in summary.rows} == {text.NONE}
-    assert {text.at_what_cost(row) for row in summary.rows} == {""}
+    assert {metrics.lost(row) for row in summary.rows} == {formats.NONE}
+    assert {metrics.at_what_cost(row) for row in summary.rows} == {""}

@@ -9,7 +9,7 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.store.schema import Ns, Steps, Verdict
-from specbench_cli.summary import columns, text
+from specbench_cli.summary import metrics, text
 from specbench_cli.summary.summary import Summary, summarise
 
 
@@ -335,7 +335,7 @@ def test_a_speedup_is_shared_by_the_devices_that_a_rows_workers_computed_on(pair
         row = _row(summary, "sps")
         assert (row.devices, row.per_device) == (devices, pytest.approx(row.speedup / devices))
         assert _row(summary, "vanilla").devices == 1
-        assert columns.PER_DEVICE.when(summary.rows) == (devices == 2)
+        assert metrics.PER_DEVICE.when(summary.rows) == (devices == 2)
 
 
 def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manifest):

@@ -19,13 +19,12 @@ from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal.grids import grid
 from specbench_cli.report.terminal.incidents import Incidents
-from specbench_cli.report.terminal.table import footer, print_runs, run_text
+from specbench_cli.report.terminal.table import BAR_MARKS, bar_marks, footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
-from specbench_cli.summary import columns, text
-from specbench_cli.summary.columns import COST
+from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.row import alike
+from specbench_cli.summary.metrics import COST, alike
 from specbench_cli.summary.summary import summarise
 
 
@@ -196,8 +195,8 @@ def test_bar_has_eleven_marks_by_largest_remainder(make_reading, shares, bar):
         share_draft=shares[1],
         share_host=shares[2],
     )
-    marks = text.shares(row)
-    assert "".join(text.BAR_MARKS[name] * n for name, n in marks.items()) == bar
+    marks = bar_marks(row)
+    assert "".join(BAR_MARKS[name] * n for name, n in marks.items()) == bar
 
 
 def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic, tmp_path):
@@ -336,7 +335,7 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     assert "Of fewer than" not in page and "of fewer than 49 a figure is an example" in page
     (table, *_), (families, *_) = overall(reading.summary), tables.by_family(reading.summary)
     assert whose in table.note and any(few in line for line in warned(reading))
-    assert families.columns[1] is columns.QUESTIONS
+    assert families.columns[1] is metrics.QUESTIONS
     assert {row[1].shown for row in families.rows} == {"8"}
     assert "of fewer than 49 a figure is an example" in families.note
 
@@ -379,8 +378,8 @@ def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(
         ("yzA'B'C'D'F'", "yzA'-D'F'"),
     ):
         own = replace(row, letters=letters)
-        assert text.group(own) == columns.GROUP.shown(own) == shown
-        assert columns.GROUP.data["group"](own) == letters
+        assert metrics.group(own) == metrics.GROUP.shown(own) == shown
+        assert metrics.GROUP.data["group"](own) == letters
 
 
 def test_groups_beyond_the_alphabet_are_groups_of_their_own(make_reading):
@@ -497,22 +496,22 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
     drawn = _text(reading).splitlines()
     heading = next(line for line in drawn if "speedup" in line)
     written = next(line for line in drawn if f" {row.label} " in line)
-    for chosen in (columns.SPEED, columns.COST):
+    for chosen in (metrics.SPEED, metrics.COST):
         found = grid(chosen, reading.summary.rows)
         for head, said in zip(found.headings, found.rows[0], strict=True):
             assert said == on_page.get(head, said)
         assert len(set(found.headings)) == len(found.headings)
-    for column in columns.of(columns.TERMINAL, reading.summary.rows)[2:]:
+    for column in metrics.of(metrics.TERMINAL, reading.summary.rows)[2:]:
         assert column.heading in heading and column.heading in on_page
-        assert column is columns.TIME or column.shown(row) in written
+        assert column is metrics.TIME or column.shown(row) in written
 
 
 def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
     rows = make_reading().summary.rows
-    for chosen in (columns.TERMINAL, columns.PAGE, columns.DETAIL, columns.EQUIVALENCE):
+    for chosen in (metrics.TERMINAL, metrics.PAGE, metrics.DETAIL, metrics.EQUIVALENCE):
         names = [name for column in chosen for name in column.data]
         assert len(names) == len(set(names))
         for row in rows:
             for column in filter(lambda column: column.when([row]), chosen):
-                nothing = column.shown(row) in ("", text.NONE)
+                nothing = column.shown(row) in ("", formats.NONE)
                 assert (column.value(row) is None) is nothing

@@ -1,0 +1,102 @@
+"""The datastore of REST: texts in a target's tokens, with their suffix array.
+
+He et al., NAACL 2024, arXiv:2311.08252, section 3.1. Theirs are shards of a corpus in a format of
+their own; this one is a folder with config.json and safetensors, which are read from disk as they
+are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from specbench_cli.api import (
+    Artifact,
+    Decoder,
+    EnvironmentFault,
+    SuffixArray,
+    Weights,
+    sha256_of,
+)
+
+TOKENIZER = "tokenizer.json"
+_ANOTHER = "make one for this target: specbench train rest --target MODEL --out DIR"
+_RANDOM = 64
+"""Tokens of a random text, for each of the vocabulary's."""
+
+
+class Datastore(SuffixArray, Artifact):
+    """Texts that a target may go on with; nothing is written to it while it is used."""
+
+    kind: ClassVar[str] = "datastore"
+    hint: ClassVar[str] = (
+        "specbench train rest --target MODEL --out DIR [--text FILE], then"
+        " --set rest.datastore=DIR/datastore"
+    )
+
+    @property
+    def weight_bytes(self) -> int:  # type: ignore[override]
+        """See `Artifact`."""
+        return int(self.tokens.nbytes + self.order.nbytes)
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """The datastore in a folder that `write` wrote.
+
+        Raises:
+            EnvironmentFault: nothing that can be read, or its texts are not in the target's tokens.
+        """
+        file, target = folder / "config.json", decoders["target"]
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        facts = config.get("specbench", {})
+        if facts.get("kind") != cls.kind:
+            raise EnvironmentFault(f"{folder.name} is no datastore", cls.hint)
+        if config["vocab_size"] != target.vocab_size:
+            raise EnvironmentFault(
+                f"{folder.name} holds tokens of a vocabulary of {config['vocab_size']}; this"
+                f" target's has {target.vocab_size}",
+                _ANOTHER,
+            )
+        made_with, here = facts.get("tokenizer_sha256"), sha256_of(target, TOKENIZER)
+        if None not in (made_with, here) and made_with != here:
+            raise EnvironmentFault(f"{folder.name} was made with another tokenizer", _ANOTHER)
+        held = Weights(folder)
+        try:
+            return cls(held["tokens"].numpy(), held["order"].numpy())
+        except KeyError as missing:
+            raise EnvironmentFault(f"{folder.name} lacks the tensor {missing}", _ANOTHER) from None
+
+    @classmethod
+    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
+        """One text without sense."""
+        vocab = decoders["target"].vocab_size
+        text = np.random.default_rng(seed).integers(vocab, size=_RANDOM * vocab).tolist()
+        return cls(*cls.sort([text], vocab))
+
+
+def write(
+    texts: Iterable[Sequence[int]], vocab_size: int, folder: Path, facts: Mapping[str, Any]
+) -> None:
+    """Make a datastore of texts in token ids and write it to a new folder.
+
+    Args:
+        facts: for "specbench" in config.json: where the texts are from.
+    """
+    tokens, order = Datastore.sort(texts, vocab_size)
+    folder.mkdir(parents=True, exist_ok=True)
+    held = {"tokens": torch.from_numpy(tokens), "order": torch.from_numpy(order)}
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    config = {
+        "vocab_size": vocab_size,
+        "tokens": len(tokens),
+        "texts": int((tokens == vocab_size).sum()),
+        "specbench": {"kind": Datastore.kind, **facts},
+    }
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,198 @@
+"""A side from a run's folder: every record reduced to what comparisons need of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.errors import UsageError
+from specbench_cli.store.jsonl import uncollected
+from specbench_cli.store.recorded import no_output
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import Record, Steps, Trace
+from specbench_cli.summary.compatibility import facts
+from specbench_cli.summary.pairing import loss
+
+_DIGITS = 16
+"""Of a checksum: enough to tell outputs apart, few enough to be committed by the thousand."""
+_TARGET = "target"
+
+
+def read_run(path: Path) -> Side:
+    """The side that a run is.
+
+    Raises:
+        UsageError: there is no run, it is damaged, or it holds no record.
+    """
+    run = RunDir.open(path)
+    cells: dict[Key, Cell] = {}
+    processes: dict[int, list[Cell]] = defaultdict(list)
+    seen: dict[str, RowFacts] = {}
+    with uncollected():
+        for cell, row in run.each(_cell_and_row):
+            cells[cell.key] = cell
+            processes[cell.key.pass_].append(cell)
+            seen[row.label] = _joined(seen.get(row.label), row)
+    if not cells:
+        raise no_output(path)
+    answered = {(key.prompt_id, key.turn) for key in cells}
+    try:
+        return Side(
+            name=path.resolve().name,
+            created_utc=str(run.manifest.get("created_utc", "")),
+            facts=_facts(run),
+            machine=run.manifest.get("machine", {}).get("id"),
+            noisy=bool(run.manifest.get("noisy", False)),
+            rows=_rows(run.manifest, seen),
+            cells=dict(sorted(cells.items())),
+            processes=tuple(
+                tuple(sorted(processes[number], key=lambda cell: cell.key))
+                for number in sorted(processes)
+            ),
+            began=(run.manifest.get("created_utc"),) * len(processes),
+            prompts={
+                (prompt.prompt_id, prompt.turn): _digest([prompt.text, prompt.ids])
+                for prompt in run.prompts()
+                if (prompt.prompt_id, prompt.turn) in answered
+            },
+            status=str(run.manifest.get("status", "finished")),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path / 'manifest.json'} is damaged: it is no run's manifest ({error!r})",
+            hint="begin a new run: specbench run",
+        ) from error
+
+
+def cell_of(record: Record) -> Cell:
+    """What a comparison needs of a record."""
+    lost = loss(record) is not None
+    return Cell(
+        key=Key(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
+        task=record.task,
+        family=record.family,
+        cluster=record.cluster,
+        method=record.method,
+        sampling=record.sampling,
+        guarantee=record.guarantee,
+        peer=record.peer,
+        ids=None if record.output_ids is None else _digest(record.output_ids),
+        counters=_counters(record, record.steps),
+        finish=record.finish,
+        verdict=None if record.verdict is None else record.verdict.kind,
+        error=record.error,
+        times=None if lost else _times(record),
+    )
+
+
+def _counters(record: Record, steps: Steps | None) -> Counters:
+    return Counters(
+        n_tokens=record.n_tokens,
+        committed=None if steps is None else sum(steps.committed),
+        steps=None if steps is None else len(steps.levels),
+        levels=None if steps is None else sum(steps.levels),
+        nodes=None if steps is None else sum(steps.nodes),
+        tested=None if steps is None else sum(steps.tested),
+        accepted=None if steps is None else sum(steps.accepted),
+        target_forwards=record.target_forwards,
+        draft_forwards=record.draft_forwards,
+    )
+
+
+def _times(record: Record) -> Times:
+    ns = record.ns
+    draft, verify, fastest = (None,) * 3 if record.forwards is None else _forwards(record.forwards)
+    return Times(
+        decode=ns.decode,
+        draft=ns.draft,
+        verify=ns.verify,
+        host=ns.host,
+        draft_forward=draft,
+        verify_forward=verify,
+        total=ns.total,
+        draft_fastest=fastest,
+    )
+
+
+def _forwards(trace: Trace) -> tuple[int | None, int | None, int | None]:
+    """Time of a draft and of a verify forward, and of the fastest draft one of each kind, in ns;
+    null where there was none. Cancelled ones do not count: they were cut short."""
+    cancelled, spans = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
+    for place, (kind, n, t0, t1) in enumerate(
+        zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
+    ):
+        if place not in cancelled:
+            spans[kind, n].append(t1 - t0)
+    draft, verify = (
+        [own for (kind, _), own in spans.items() if trace.kinds[kind].role == role]
+        for role in ("draft", "verify")
+    )
+    return _weighted(draft, median), _weighted(verify, median), _weighted(draft, min)
+
+
+def _weighted(
+    spans: Sequence[Sequence[int]], of_kind: Callable[[Sequence[int]], float]
+) -> int | None:
+    """A figure of each kind, weighted by how many there are."""
+    count = sum(map(len, spans))
+    return round(sum(len(own) * of_kind(own) for own in spans) / count) if count else None
+
+
+def _facts(run: RunDir) -> dict[str, str]:
+    found, config = facts(run), run.manifest.get("config", {}).get("effective", {})
+    if devices := config.get("devices"):
+        found["devices"] = ",".join(f"{role}={device}" for role, device in devices.items())
+    if "load" in config:
+        found["load"] = str(config["load"])
+    return found
+
+
+def _cell_and_row(record: Record) -> tuple[Cell, RowFacts]:
+    """What a comparison needs of a record, and its row as it shows it."""
+    models = None
+    if record.forwards is not None:
+        models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))
+    return cell_of(record), RowFacts(
+        label=record.label,
+        method=record.method,
+        params=record.params.effective,
+        timing_free=None,
+        models=models,
+    )
+
+
+def _joined(before: RowFacts | None, row: RowFacts) -> RowFacts:
+    """A row as its records show it."""
+    if before is None or before.models is None or row.models == before.models:
+        return row
+    models = before.models if row.models is None else {*before.models, *row.models}
+    return replace(row, models=tuple(sorted(models)))
+
+
+def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:
+    """The rows in the manifest's order, with what it says of them; those without output left out.
+    Older manifests do not say all, or nothing."""
+    rows: dict[str, RowFacts] = {}
+    for row in manifest.get("rows") or ():
+        if found := seen.get(row["label"]):
+            uses = row.get("uses")
+            rows[found.label] = replace(
+                found,
+                params=row.get("params", found.params),
+                timing_free=row.get("timing_free"),
+                models=found.models if uses is None else tuple(uses),
+            )
+    return rows | {label: found for label, found in seen.items() if label not in rows}
+
+
+def _digest(value: Iterable[Any]) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,114 @@
+"""Several runs as one side: processes of one program, which must have come to the same."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from itertools import chain
+from pathlib import Path
+
+from specbench_cli.comparison.baselines.from_run import read_run
+from specbench_cli.comparison.cell import Cell, Counters
+from specbench_cli.comparison.side import Side
+from specbench_cli.errors import UsageError
+from specbench_cli.store.run_dir import RunDir
+from specbench_cli.summary.compatibility import differences, short_names
+
+
+def join(name: str, runs: Sequence[Path]) -> Side:
+    """The side that runs are together. Those labelled noisy keep their times only where all are.
+
+    Args:
+        runs: at least one.
+
+    Raises:
+        UsageError: a run is unfinished or given twice, or they are not several processes of one
+            program; names what differs.
+    """
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError(
+            "a run is given twice; every process counts once", hint="name each run once"
+        )
+    sides = [read_run(run) for run in runs]
+    for run, side in zip(runs, sides, strict=True):
+        if side.status != "finished":
+            raise UsageError(
+                f"{run} is {side.status}, and only finished runs make one side",
+                hint=f"specbench run --resume {shlex.quote(str(run))}",
+            )
+    short = short_names(runs)
+    apart = list(map(str, differences([RunDir.open(run) for run in runs], short)))
+    for other, called in zip(sides[1:], short[1:], strict=True):
+        apart += _apart(sides[0], other, short[0], called)
+    if apart:
+        lines = "".join(f"\n  {line}" for line in apart)
+        raise UsageError(
+            f"these runs are not several processes of one program; they differ in{lines}",
+            hint=f"take one of them, {shlex.quote(str(runs[0]))}; or see what changed:"
+            f" specbench compare {' '.join(shlex.quote(str(run)) for run in runs[:2])}",
+        )
+    quiet = [side for side in sides if not side.noisy] or sides
+    return replace(
+        quiet[0],
+        name=name,
+        noisy=all(side.noisy for side in sides),
+        processes=tuple(chain.from_iterable(side.processes for side in quiet)),
+        began=tuple(chain.from_iterable(side.began for side in quiet)),
+        left_out=tuple(
+            f"times of {called} are left out: it is labelled noisy"
+            for called, side in zip(short, sides, strict=True)
+            if side not in quiet
+        ),
+    )
+
+
+def _apart(first: Side, other: Side, first_name: str, other_name: str) -> Iterable[str]:
+    """What tells runs apart that timing does not explain, by label."""
+    for label in dict.fromkeys((*first.rows, *other.rows)):
+        if label not in first.rows or label not in other.rows:
+            lacking = first_name if label not in first.rows else other_name
+            yield f"{label}: {lacking} does not have it"
+        elif first.rows[label] != other.rows[label]:
+            yield f"{label}: its method or parameters"
+        else:
+            yield from _apart_in(label, first, other, first_name, other_name)
+
+
+def _apart_in(
+    label: str, first: Side, other: Side, first_name: str, other_name: str
+) -> Iterable[str]:
+    """The first output at which two runs of a row differ."""
+    ours, theirs = (
+        {key: cell for key, cell in side.cells.items() if key.label == label}
+        for side in (first, other)
+    )
+    if odd := sorted(ours.keys() ^ theirs.keys()):
+        holder = first_name if odd[0] in ours else other_name
+        at = f"{odd[0].prompt_id} turn {odd[0].turn} pass {odd[0].pass_}"
+        yield f"{label}: {len(odd)} outputs that only one has; the first, {at}, only {holder}"
+    elif first.rows[label].timing_free:
+        odd = [
+            key
+            for key, cell in ours.items()
+            if replace(cell, times=theirs[key].times) != theirs[key]
+        ]
+        if odd:
+            key = min(odd)
+            what = ", ".join(_changes(ours[key], theirs[key]))
+            yield (
+                f"{label}: {len(odd)} of {len(ours)} outputs; the first, {key.prompt_id} turn"
+                f" {key.turn} pass {key.pass_}: {what} ({first_name} -> {other_name})"
+            )
+
+
+def _changes(ours: Cell, theirs: Cell) -> Iterable[str]:
+    for field in fields(Cell):
+        if field.name not in ("key", "counters", "times"):
+            was, now = getattr(ours, field.name), getattr(theirs, field.name)
+            if was != now:
+                yield f"{field.name} {was} -> {now}"
+    for field in fields(Counters):
+        was, now = getattr(ours.counters, field.name), getattr(theirs.counters, field.name)
+        if was != now:
+            yield f"{field.name} {was} -> {now}"

@@ -1,0 +1,77 @@
+"""A comparison as JUnit XML: a suite a task, a case a method, for CI services that read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+from xml.etree import ElementTree as Xml
+
+from specbench_cli import output
+from specbench_cli.comparison.outcome import Comparison, Finding, RowOutcome
+from specbench_cli.comparison.pages import words
+
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no XML 1.0 document may hold, escaped or not (its section 2.2, Char)."""
+_NOT_COMPARED = "not compared"
+
+
+def render(comparison: Comparison) -> str:
+    """The document. Failures are the rows with an outcome that the gate closes on; rows and
+    things that were not compared are skipped; what else was found is in a case's system-out."""
+    root = Xml.Element("testsuites", name="specbench compare")
+    rows = sorted(comparison.rows, key=lambda row: row.key.task)
+    for task, own in groupby(rows, key=lambda row: row.key.task):
+        suite = Xml.SubElement(root, "testsuite", name=_legal(task))
+        for row in own:
+            _case(suite, row, comparison)
+    if comparison.not_compared:
+        suite = Xml.SubElement(root, "testsuite", name=_NOT_COMPARED)
+        for sentence in comparison.not_compared:
+            case = _named(suite, _NOT_COMPARED, sentence)
+            Xml.SubElement(case, "skipped", message=_legal(sentence))
+    for element in (root, *root):
+        _count(element)
+    Xml.indent(root)
+    document: bytes = Xml.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document.decode() + "\n"
+
+
+def _case(suite: Xml.Element, row: RowOutcome, comparison: Comparison) -> None:
+    case = _named(suite, f"specbench.{row.key.task}", row.key.label)
+    closing = words.gates(row, comparison)
+    if closing:
+        says = "; ".join(found.says for found in closing)
+        failure = Xml.SubElement(case, "failure", type=closing[0].outcome, message=_legal(says))
+        failure.text = _legal("\n".join(_told(closing)))
+    elif not words.compared(row):
+        says = "; ".join(found.says for found in row.findings)
+        Xml.SubElement(case, "skipped", message=_legal(says or row.why))
+    lines = [f"outcome: {words.outcome(row)}", f"rule: {row.rule} ({row.why})"]
+    lines += [f"pairs: {row.pairs}", f"MAT: {words.mat(row)}", *words.times(row)]
+    Xml.SubElement(case, "system-out").text = _legal("\n".join([*lines, *_told(row.findings)]))
+
+
+def _named(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
+    """A case. Nothing was timed by comparing, so its time is 0; readers ask for one."""
+    return Xml.SubElement(
+        suite, "testcase", classname=_legal(classname), name=_legal(name), time="0"
+    )
+
+
+def _count(element: Xml.Element) -> None:
+    """What readers take from the attributes of a suite, and of all suites."""
+    for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
+        element.set(attribute, str(sum(1 for _ in element.iter(tag))))
+    element.set("errors", "0")
+    element.set("time", "0")
+
+
+def _told(findings: Iterable[Finding]) -> list[str]:
+    """A line a finding, and a line for each place."""
+    return [line for f in findings for line in (f"{f.outcome}: {f.says}", *f.where)]
+
+
+def _legal(text: str) -> str:
+    """Text without what XML cannot hold; that is spelled out instead."""
+    return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.plain(text))

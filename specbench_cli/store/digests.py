@@ -1,0 +1,32 @@
+"""Digests that show whether another program changed the files of a run.
+
+While a run is unfinished, its manifest has a digest of each line, so that lines can be deleted and
+measured again but not changed. A finished run has one SHA-256 per file.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b, file_digest
+from pathlib import Path
+from typing import Any
+
+NOT_OURS = "0" * 16
+"""Digest that is stored for a line of another program. No line has it."""
+
+Seal = dict[str, Any]
+"""Size in bytes and SHA-256 of a finished file."""
+
+
+def short_digest(value: object) -> str:
+    """Return a digest of a line, or of the key of a record or prompt, as 16 hex digits."""
+    return blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def seal(path: Path) -> Seal | None:
+    """Return the size and the SHA-256 of a file, or None if there is no file."""
+    try:
+        with path.open("rb") as file:
+            found = file_digest(file, "sha256").hexdigest()
+            return {"bytes": file.tell(), "sha256": found}
+    except (FileNotFoundError, IsADirectoryError):
+        return None

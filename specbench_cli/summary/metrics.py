@@ -1,0 +1,962 @@
+"""Every metric of a method, declared once: name, heading, unit, meaning, function and format.
+
+A metric is a field of `Row`. Its name is the key in `summary.csv`, JSON and pandas, in the order of
+the fields. Columns and the glossary's table come from the declarations. To add a metric, add a
+field here, and name it in the tables below that should show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Literal
+
+from specbench_cli.config.sweep import settings
+from specbench_cli.judge.broken import BASELINE
+from specbench_cli.stats.proof import upper_bound
+from specbench_cli.summary.formats import (
+    NONE,
+    between,
+    number,
+    percent,
+    points,
+    ratio,
+    text_or_none,
+)
+from specbench_cli.summary.outputs import TEXT, MethodOutputs, known_sum, mean, percentile, total
+from specbench_cli.summary.outputs import ratio as quotient
+
+Align = Literal["l", "r", "c"]
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A column's heading.
+
+    Attributes:
+        heading: the words above the column.
+        meaning: an explanation, where the heading needs one.
+        align: left, right or centre.
+        choose: True if readers can filter rows by this column's words.
+    """
+
+    heading: str
+    meaning: str = ""
+    align: Align = "r"
+    choose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Column(Heading):
+    """A column of a table with a row per method.
+
+    Attributes:
+        shown: the cell of a row.
+        data: the same for programs: TSV name -> value. A table is sorted by the first.
+        when: True if the column says something about these rows. Else tables omit it.
+    """
+
+    shown: Callable[[Row], str]
+    data: Mapping[str, Callable[[Row], Value]]
+    when: Callable[[Sequence[Row]], bool] = lambda _: True
+
+    def value(self, row: Row) -> Value:
+        """Return the value that the cell is sorted by; None if the cell is empty."""
+        empty = self.shown(row) in ("", NONE)
+        return None if empty else next(iter(self.data.values()))(row)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """Declaration of a metric.
+
+    Attributes:
+        of: computes it. None if it is only known once all rows are.
+        meaning: an explanation in a few words.
+        unit: its unit. "" for shares, counts and words.
+        heading: the heading of its column. "" if no table has a column for it alone.
+        form: formats the value as a cell.
+        cell: formats the row as a cell, in place of `form`.
+        tsv: its name in `--format tsv`. "" for the field's.
+        align, choose: see `Heading`.
+        plain: True if the heading says it all, so that tables do not explain it.
+        when: see `Column`.
+        optional: True if tables omit it where no row has it.
+    """
+
+    of: Callable[[MethodOutputs], Any] | None
+    meaning: str
+    unit: str = ""
+    heading: str = ""
+    form: Callable[[Any], str] = number
+    cell: Callable[[Row], str] | None = None
+    tsv: str = ""
+    align: Align = "r"
+    choose: bool = False
+    plain: bool = False
+    when: Callable[[Sequence[Row]], bool] = lambda _: True
+    optional: bool = False
+
+    def column(self, name: str) -> Column:
+        """Return the column of the metric with this name."""
+        get = attrgetter(name)
+        return Column(
+            self.heading,
+            "" if self.plain else self.meaning,
+            self.align,
+            self.choose,
+            shown=self.cell or (lambda row: self.form(get(row))),
+            data={self.tsv or name: get},
+            when=any_has(name) if self.optional else self.when,
+        )
+
+
+def metric(
+    of: Callable[[MethodOutputs], Any] | None, meaning: str, *, default: Any = MISSING, **more: Any
+) -> Any:
+    """Declare a metric as a field of `Row`. The field's name is its key in CSV, JSON and pandas.
+
+    Args:
+        default: the value of rows that are not computed from outputs.
+        of, meaning, more: see `Metric`.
+    """
+    return field(default=default, metadata={"metric": Metric(of, meaning, **more)})
+
+
+def any_has(name: str) -> Callable[[Sequence[Row]], bool]:
+    """Return a function that is True if some row has a value of a metric."""
+    return lambda rows: any(getattr(row, name) is not None for row in rows)
+
+
+# ---- cells ---------------------------------------------------------------------------------------
+
+_whole, _tenths, _thousandths = (partial(number, digits=n) for n in (0, 1, 3))
+
+WORK = "target forwards a token, parts of one by the share of its weights that they read"
+REPLAY = "replay"
+"""Sampling mode of methods that were given vanilla's tokens."""
+_ROUNDING = 1e-6
+"""Rounding error of shares in records."""
+_FEW_LETTERS = 3
+_LETTER = re.compile("[A-Za-z]'*")
+
+
+def speedup_or_broken(row: Row) -> str:
+    """Format a row's speedup, or BROKEN if its output is wrong."""
+    return "BROKEN" if row.broken else ratio(row.speedup)
+
+
+def interval(row: Row) -> str:
+    """Format the 95% interval of a row's speedup."""
+    return between(row.speedup_low, row.speedup_high)
+
+
+def letters_of(row: Row) -> list[str]:
+    """Return a row's group letters one by one; after Z and z they go on with A'."""
+    return _LETTER.findall(row.letters)
+
+
+def group(row: Row) -> str:
+    """Format a row's letters; more than three in a row by the first and the last of them."""
+    found = list(enumerate(letters_of(row)))
+    parts = []
+    for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
+        letters = [letter for _, letter in run]
+        parts += [f"{letters[0]}-{letters[-1]}"] if len(letters) > _FEW_LETTERS else letters
+    return "".join(parts)
+
+
+def verdicts(row: Row) -> str:
+    """Format the verdicts on a row's outputs, bad ones first."""
+    counts = {
+        "mismatch": row.mismatch,
+        "failed": row.failed,
+        "identical": row.identical,
+        "near-tie": row.near_tie,
+        "replayed" if row.sampling == REPLAY else "unchecked": row.unchecked,
+    }
+    special = ["upper bound"] * row.upper_bound + ["control"] * row.control
+    counted = [f"{n} {kind}" for kind, n in counts.items() if n]
+    return ", ".join(special + counted + ["reference"] * bool(row.reference))
+
+
+def lost(row: Row) -> str:
+    """Format what a lossy row's answers lose or gain in points, with the 95% interval."""
+    if row.lossless:
+        return NONE
+    return points(row.score_difference, row.score_difference_low, row.score_difference_high)
+
+
+def at_what_cost(row: Row) -> str:
+    """Return the same as a phrase to put beside a lossy row's speedup; "" for a lossless row."""
+    return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
+
+
+def has_partial(rows: Iterable[Row]) -> bool:
+    """Return True if parts of the target ran in some row, so that its forwards alone do not say its
+    work."""
+    return any(
+        row.work is not None
+        and row.verification_rate is not None
+        and abs(row.work - row.verification_rate) > _ROUNDING
+        for row in rows
+    )
+
+
+def _kind(row: Row) -> str:
+    special = "upper bound" if row.upper_bound else "control" if row.control else "ours"
+    return "peer" if row.peer else special
+
+
+def _time(row: Row) -> str:
+    shares = {"target": row.share_target, "draft": row.share_draft, "host": row.share_host}
+    if None in shares.values():
+        return NONE
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+
+
+def _positions(row: Row) -> str:
+    return ", ".join(map(percent, row.acceptance_by_position[:8])) or NONE
+
+
+def _macro(row: Row) -> str:
+    return number(row.mat_macro) + (f" ({row.mat_note})" if row.mat_note else "")
+
+
+def _lossy(rows: Sequence[Row]) -> bool:
+    return not all(row.lossless for row in rows)
+
+
+def _several(name: str, *but: object) -> Callable[[Sequence[Row]], bool]:
+    """Return a function that is True if rows differ in a metric."""
+    return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
+
+
+# ---- the metrics ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """All metrics of a method over a set of its outputs; None where it has none (`-` in tables)."""
+
+    label: str = metric(
+        lambda o: o.first.label,
+        "name in tables",
+        heading="method",
+        form=str,
+        tsv="method",
+        align="l",
+        plain=True,
+    )
+    method: str = metric(lambda o: o.first.method, "method")
+    peer: bool = metric(lambda o: o.first.peer, "whether it is another implementation")
+    sampling: str = metric(lambda o: o.first.sampling, "how tokens are decided")
+    guarantee: str = metric(
+        lambda o: o.first.guarantee,
+        "promise about the output",
+        heading="guarantee",
+        form=lambda value: value.replace("_", " "),
+        align="l",
+        choose=True,
+        plain=True,
+    )
+    lossless: bool = metric(lambda o: o.lossless, "whether that promise is lossless")
+    params: Mapping[str, Any] = metric(
+        lambda o: o.first.params.effective, "parameters that took effect"
+    )
+    params_from: str | None = metric(
+        lambda o: o.first.params.source,
+        "where the parameters come from",
+        heading="from",
+        form=text_or_none,
+        align="l",
+    )
+    broken: bool = metric(lambda o: o.broken_why is not None, "whether its results are wrong")
+    broken_why: str | None = metric(
+        lambda o: o.broken_why,
+        "what is wrong",
+        heading="what is wrong",
+        form=text_or_none,
+        align="l",
+        plain=True,
+    )
+    baseline: str = metric(lambda o: o.baseline, "label of the row that speedups are over")
+    text_compared: bool = metric(
+        lambda o: any(r.extra and TEXT in r.extra for r in o.records),
+        "whether ids are those of the text, tokenised here",
+    )
+    upper_bound: bool = metric(
+        lambda o: o.upper_bound, "whether it read vanilla's output: a bound on others, not ranked"
+    )
+    control: bool = metric(lambda o: o.control, "whether lossy rows are compared with it")
+    failed_why: str | None = metric(
+        lambda o: next((r.error for r in o.records if r.error is not None), None),
+        "error of the first failed output",
+    )
+    state_scope: str | None = metric(
+        lambda o: o.state_scope,
+        "how long what it learns lives: prompt, run or corpus",
+        heading="state",
+        form=text_or_none,
+        align="l",
+        plain=True,
+    )
+    synthetic: str | None = metric(
+        lambda o: o.first.synthetic,
+        "synthetic: weights were drawn at random; no figure of such a row is a model's",
+        heading="models",
+        form=lambda value: "synthetic" if value else "real",
+        align="l",
+        optional=True,
+    )
+    tokens_per_joule: float | None = metric(
+        lambda o: o.tokens_per_joule(),
+        "tokens / joules of the machine's counters (RAPL, NVML), all that runs on it included",
+        unit="tokens/J",
+        heading="tok/J",
+        optional=True,
+    )
+    devices: int = metric(None, "devices that its workers computed on", default=1)
+    letters: str = metric(
+        None,
+        "rows that share a letter do not differ significantly; letters compare all pairs at once",
+        heading="group",
+        cell=group,
+        tsv="group",
+        align="l",
+        default="",
+    )
+    decode_letters: str = metric(None, "the same by decode speedup", default="")
+    rare_questions: int = metric(
+        lambda o: rare.count if (rare := o.shown(o.wall).rare) else 0,
+        "rare questions that decide the speedup",
+    )
+    speedup_without_rare: float | None = metric(
+        lambda o: rare.speedup_without if (rare := o.shown(o.wall).rare) else None,
+        "speedup without these",
+        unit="x",
+    )
+    speedup: float | None = metric(
+        lambda o: o.shown(o.wall).ratio,
+        "vanilla's time / the method's, paired on prompts",
+        unit="x",
+        heading="speedup",
+        cell=speedup_or_broken,
+    )
+    speedup_low: float | None = metric(
+        lambda o: o.shown(o.wall).low, "lower end of its 95% interval", unit="x"
+    )
+    speedup_high: float | None = metric(
+        lambda o: o.shown(o.wall).high, "upper end of its 95% interval", unit="x"
+    )
+    speedup_note: str | None = metric(
+        lambda o: o.shown(o.wall).note, "why the speedup or its interval is missing"
+    )
+    decode_speedup: float | None = metric(
+        lambda o: o.shown(o.decoding).ratio,
+        "speedup of decoding: without prefill",
+        unit="x",
+        heading="decode",
+        form=ratio,
+    )
+    decode_speedup_low: float | None = metric(
+        lambda o: o.shown(o.decoding).low, "lower end of its 95% interval", unit="x"
+    )
+    decode_speedup_high: float | None = metric(
+        lambda o: o.shown(o.decoding).high, "upper end of its 95% interval", unit="x"
+    )
+    mat: float | None = metric(
+        MethodOutputs.mat,
+        "mean accepted tokens: committed a step",
+        unit="tokens/step",
+        heading="MAT",
+    )
+    mat_macro: float | None = metric(
+        MethodOutputs.mat_macro,
+        "mean over outputs",
+        unit="tokens/step",
+        heading="MAT, macro",
+        cell=_macro,
+    )
+    mat_full: float | None = metric(
+        MethodOutputs.mat_full,
+        "without each output's last step, which its end may cut",
+        unit="tokens/step",
+        heading="MAT, full steps",
+    )
+    mat_note: str | None = metric(
+        lambda o: None if o.mat() is not None else "no step" if o.steps else "steps not reported",
+        "why MAT is missing",
+    )
+    acceptance_rate: float | None = metric(
+        lambda o: quotient(o.accepted + o.reported["accepted"], o.levels + o.reported["drafted"]),
+        "levels accepted / drafted",
+        heading="accept",
+        form=percent,
+        tsv="accept",
+    )
+    alpha: float | None = metric(
+        lambda o: quotient(o.accepted, o.tested), "accepted / tested", heading="alpha", form=percent
+    )
+    acceptance_by_position: tuple[float, ...] = metric(
+        MethodOutputs.acceptance_by_position, "of the steps that drafted the level"
+    )
+    nodes_per_step: float | None = metric(
+        lambda o: quotient(o.nodes, sum(o.counts)),
+        "drafted tokens",
+        unit="tokens/step",
+        heading="nodes a step",
+        form=_tenths,
+    )
+    node_yield: float | None = metric(
+        lambda o: quotient(o.accepted, o.nodes),
+        "accepted / nodes",
+        heading="node yield",
+        form=percent,
+    )
+    accept_rule: str | None = metric(
+        lambda o: o.accept_rule,
+        "the lossy accept rule with its numbers",
+        heading="accept rule",
+        form=text_or_none,
+        align="l",
+        plain=True,
+        optional=True,
+    )
+    relaxed: float | None = metric(
+        lambda o: quotient(o.relaxed, total(s.committed for s in o.relaxing)),
+        "share of the tokens that stand by a lossy accept rule alone",
+        heading="relaxed",
+        form=percent,
+        optional=True,
+    )
+    rule_rate: float | None = metric(
+        MethodOutputs.rule_rate,
+        "share of the rejected levels, or of the judged steps, that the accept rule let pass",
+        heading="rule rate",
+        form=percent,
+        optional=True,
+    )
+    draft_kept: int | None = metric(
+        lambda o: o.ledger.get("draft_kept"),
+        "tokens of the draft's that stand in the outputs",
+        unit="tokens",
+        heading="draft kept",
+        form=_whole,
+        optional=True,
+    )
+    draft_discarded: int | None = metric(
+        lambda o: o.ledger.get("draft_discarded"),
+        "tokens of the draft's that do not",
+        unit="tokens",
+        heading="draft discarded",
+        form=_whole,
+        optional=True,
+    )
+    target_kept: int | None = metric(
+        lambda o: o.ledger.get("target_kept"),
+        "tokens of the target's that do",
+        unit="tokens",
+        heading="target kept",
+        form=_whole,
+        optional=True,
+    )
+    target_discarded: int | None = metric(
+        lambda o: o.ledger.get("target_discarded"),
+        "tokens of the target's that do not",
+        unit="tokens",
+        heading="target discarded",
+        form=_whole,
+        optional=True,
+    )
+    method_kept: int | None = metric(
+        lambda o: o.ledger.get("method_kept"),
+        "words that no model wrote",
+        unit="tokens",
+        heading="method's own",
+        form=_whole,
+        optional=True,
+    )
+    method_discarded: int | None = metric(
+        lambda o: o.ledger.get("method_discarded"), "the same, discarded", unit="tokens"
+    )
+    scored: int | None = metric(
+        lambda o: o.ledger.get("scored"),
+        "tokens that the target read to judge them",
+        unit="tokens",
+        heading="scored",
+        form=_whole,
+        optional=True,
+    )
+    reuse_rate: float | None = metric(
+        MethodOutputs.reuse_rate,
+        "drafts that were prepared before their outcome was known",
+        heading="reused",
+        form=percent,
+    )
+    discard_rate: float | None = metric(
+        lambda o: o.rates[0], "drafted tokens that do not stand / tokens", heading="discarded"
+    )
+    verification_rate: float | None = metric(
+        lambda o: o.rates[1], "target forwards / tokens", heading="verified"
+    )
+    work: float | None = metric(
+        MethodOutputs.work, WORK, unit="forwards/token", heading="work", when=has_partial
+    )
+    tokens_per_s: float | None = metric(
+        MethodOutputs.tokens_per_s,
+        "tokens / wall time",
+        unit="tokens/s",
+        heading="tok/s",
+        form=_whole,
+    )
+    ttft_p50_ms: float | None = metric(
+        MethodOutputs.ttft_ms,
+        "time to the first token, median",
+        unit="ms",
+        heading="TTFT p50 ms",
+        form=_tenths,
+    )
+    ms_per_token_p50: float | None = metric(
+        lambda o: percentile(o.ms_per_token, 50),
+        "decode time a token, median over outputs",
+        unit="ms",
+        heading="ms/token p50",
+    )
+    ms_per_token_p95: float | None = metric(
+        lambda o: percentile(o.ms_per_token, 95),
+        "decode time a token, 95th percentile, ms",
+        unit="ms",
+        heading="p95",
+    )
+    share_target: float | None = metric(lambda o: o.shares[0], "target's share of decode time")
+    share_draft: float | None = metric(lambda o: o.shares[1], "draft's share of decode time")
+    share_host: float | None = metric(lambda o: o.shares[2], "host's share of decode time")
+    learn_share: float | None = metric(
+        MethodOutputs.learn_share, "share of learning between requests in wall time"
+    )
+    identical: int = metric(lambda o: o.verdicts["identical"], "outputs with vanilla's tokens")
+    near_tie: int = metric(
+        lambda o: o.verdicts["near-tie"],
+        "outputs that differ only within the target's rounding error",
+        heading="near-ties",
+        form=_whole,
+        plain=True,
+    )
+    mismatch: int = metric(lambda o: o.verdicts["mismatch"], "outputs that are wrong")
+    unchecked: int = metric(lambda o: o.verdicts["unchecked"], "outputs that were not compared")
+    failed: int = metric(lambda o: o.verdicts["failed"], "outputs that failed")
+    reference: int = metric(
+        lambda o: o.verdicts["reference"], "outputs that others are compared with"
+    )
+    questions_checked: int = metric(
+        lambda o: len(o.checked),
+        "questions with a token verdict",
+        heading="questions checked",
+        form=_whole,
+        plain=True,
+    )
+    questions_mismatched: int = metric(
+        lambda o: len(o.mismatched),
+        "those that failed it",
+        heading="mismatched",
+        form=_whole,
+        plain=True,
+    )
+    mismatch_bound: float | None = metric(
+        lambda o: upper_bound(len(o.mismatched), len(o.checked)) if o.checked else None,
+        "what that proves of the rate of mismatches",
+        heading="at most (95%)",
+        form=partial(percent, digits=2),
+    )
+    near_tie_explained: int = metric(
+        lambda o: o.ties.explained,
+        "near-ties that vanilla's forward at the verify width shares",
+        heading="explained by width",
+        form=_whole,
+    )
+    near_tie_expected: float | None = metric(
+        lambda o: o.ties.expected, "near-ties that rounding makes", heading="expected at most"
+    )
+    near_tie_p: float | None = metric(
+        lambda o: o.ties.p, "that rounding makes so many", heading="p", form=_thousandths
+    )
+    reference_read: int = metric(
+        MethodOutputs.reference_read,
+        "vanilla's outputs that transformers' own module was asked about",
+    )
+    likelihood_deviations: float | None = metric(
+        lambda o: o.surprise[0], "deviations of drawn outputs from the target's distribution"
+    )
+    likelihood_chance: float | None = metric(
+        lambda o: o.surprise[1], "probability of such deviations"
+    )
+    log_likelihood_difference: float | None = metric(
+        lambda o: one.difference if (one := o.evidence.likelihood) else None,
+        "log-likelihood a token less vanilla's",
+        unit="nats",
+        heading="log-likelihood a token",
+        form=partial(number, digits=4),
+        plain=True,
+    )
+    log_likelihood_p: float | None = metric(
+        lambda o: one.p if (one := o.evidence.likelihood) else None,
+        "p of that",
+        heading="p of that",
+        form=_thousandths,
+        plain=True,
+    )
+    length_difference: float | None = metric(
+        lambda o: one.difference if (one := o.evidence.length) else None,
+        "length less vanilla's",
+        unit="tokens",
+        heading="length",
+        form=_tenths,
+        plain=True,
+    )
+    length_p: float | None = metric(
+        lambda o: one.p if (one := o.evidence.length) else None,
+        "p of the length",
+        heading="p of the length",
+        form=_thousandths,
+        plain=True,
+    )
+    target_forwards: int | None = metric(
+        lambda o: known_sum(r.target_forwards for r in o.records),
+        "forwards of the target",
+        heading="target forwards",
+        form=_whole,
+        plain=True,
+    )
+    draft_forwards: int | None = metric(
+        lambda o: known_sum(r.draft_forwards for r in o.records),
+        "forwards of the draft",
+        heading="draft forwards",
+        form=_whole,
+        plain=True,
+    )
+    peak_bytes: int | None = metric(
+        lambda o: max((r.peak_bytes for r in o.records if r.peak_bytes is not None), default=None),
+        "largest peak of memory",
+        unit="bytes",
+        heading="peak MB",
+        form=lambda value: _whole(None if value is None else value / 1e6),
+    )
+    complete: int | None = metric(lambda o: o.finished("eos"), "outputs that completed the grammar")
+    cut: int | None = metric(lambda o: o.finished("length"), "outputs that the budget cut")
+    valid: int | None = metric(
+        lambda o: sum(r.valid is True for r in o.records) if o.constrained else None,
+        "complete outputs that belong to the grammar",
+    )
+    score: float | None = metric(
+        lambda o: mean([r.score for r in o.records if r.score is not None]),
+        "mean score of the answers",
+        heading="accuracy",
+        form=percent,
+        tsv="accuracy",
+        optional=True,
+    )
+    score_difference: float | None = metric(
+        lambda o: one.mean if (one := o.evidence.score) else None,
+        "score less vanilla's on the same questions",
+    )
+    score_difference_low: float | None = metric(
+        lambda o: one.low if (one := o.evidence.score) else None, "lower end of its 95% interval"
+    )
+    score_difference_high: float | None = metric(
+        lambda o: one.high if (one := o.evidence.score) else None, "upper end of its 95% interval"
+    )
+    n_scored: int = metric(
+        lambda o: o.evidence.scored,
+        "questions whose answers were scored",
+        heading="n",
+        form=lambda n: _whole(n or None),
+        when=_lossy,
+    )
+    over_random: float | None = metric(
+        None, "score less that of its random control, which accepts as many tokens", default=None
+    )
+    over_random_low: float | None = metric(None, "lower end of its 95% interval", default=None)
+    over_random_high: float | None = metric(None, "upper end of its 95% interval", default=None)
+    n_prompts: int = metric(
+        lambda o: len({r.prompt_id for r in o.records}),
+        "questions that the figures are of",
+        heading="n",
+        form=_whole,
+    )
+    n_outputs: int = metric(lambda o: len(o.worst), "outputs")
+    n_cells: int = metric(lambda o: len(o.records), "records")
+    n_void: int = metric(lambda o: sum(r.void for r in o.records), "records with noisy times")
+    target_model: str | None = metric(
+        None,
+        "name of the target",
+        heading="target",
+        form=text_or_none,
+        align="l",
+        choose=True,
+        plain=True,
+        when=_several("target_model"),
+        default=None,
+    )
+    draft_model: str | None = metric(
+        None,
+        "name of the draft model that it uses",
+        heading="draft",
+        form=text_or_none,
+        align="l",
+        choose=True,
+        plain=True,
+        when=_several("draft_model", None),
+        default=None,
+    )
+
+    @classmethod
+    def of(cls, outputs: MethodOutputs) -> Row:
+        """Compute every metric of a method's outputs."""
+        return cls(**{name: m.of(outputs) for name, m in METRICS.items() if m.of is not None})
+
+    @property
+    def per_forward(self) -> float | None:
+        """Tokens per target forward; None where there is none, or they are not known."""
+        return 1 / self.verification_rate if self.verification_rate else None
+
+    @property
+    def per_device(self) -> float | None:
+        """Speedup per device."""
+        return None if self.speedup is None else self.speedup / self.devices
+
+    @property
+    def order_matters(self) -> bool:
+        """Return True if it learns from one prompt for the next."""
+        return self.state_scope not in (None, "prompt")
+
+    @property
+    def engine(self) -> str:
+        """The row that stands for its engine where that is not the run's own; else ""."""
+        return "" if self.baseline == BASELINE else self.baseline
+
+
+METRICS: dict[str, Metric] = {field.name: field.metadata["metric"] for field in fields(Row)}
+"""Every metric by name."""
+NULLABLE_NUMBERS = [f.name for f in fields(Row) if f.type in ("float | None", "int | None")]
+"""Metrics that are numbers or None."""
+
+
+AS_MANY = 0.05
+"""Largest difference of a control's rate from the row's."""
+
+
+def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
+    """Return the labels of the rows that do not differ significantly from one of them."""
+    own = set(letters_of(row))
+    return [
+        other.label
+        for other in ranked
+        if other is not row and other.baseline == row.baseline and own & set(letters_of(other))
+    ]
+
+
+def as_many(control: Row, row: Row) -> bool:
+    """Return True if a control was set to accept about as many tokens as a row's rule did."""
+    rate = row.rule_rate
+    return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
+
+
+# ---- columns -------------------------------------------------------------------------------------
+
+
+def words(
+    heading: str, name: str, shown: Callable[[Row], str], meaning: str = "", **more: Any
+) -> Column:
+    """Return a column of words, which are its data as well."""
+    return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
+
+
+def _values(*names: str, **renamed: str) -> dict[str, Callable[[Row], Value]]:
+    """Return the data of a column that shows several metrics.
+
+    Args:
+        names: metrics that keep their names.
+        renamed: TSV name -> metric.
+    """
+    every = {name: name for name in names} | renamed
+    return {tsv: attrgetter(name) for tsv, name in every.items()}
+
+
+_COLUMNS = {name: m.column(name) for name, m in METRICS.items() if m.heading}
+
+METHOD, GROUP, SPEEDUP, MAT, TOKENS, QUESTIONS, SCORED, RULE_RATE, RELAXED = (
+    _COLUMNS[name]
+    for name in (
+        *("label", "letters", "speedup", "mat", "tokens_per_s", "n_prompts", "n_scored"),
+        *("rule_rate", "relaxed"),
+    )
+)
+INTERVAL = Column(
+    "95% CI",
+    "interval of this row's speedup by itself, by bootstrap-t over questions",
+    "c",
+    shown=interval,
+    data=_values(ci_low="speedup_low", ci_high="speedup_high"),
+)
+DECODE_INTERVAL = replace(
+    INTERVAL,
+    heading="decode 95% CI",
+    shown=lambda row: between(row.decode_speedup_low, row.decode_speedup_high),
+    data=_values(decode_low="decode_speedup_low", decode_high="decode_speedup_high"),
+)
+LEDGER = tuple(
+    _COLUMNS[name]
+    for name in (
+        *("draft_kept", "draft_discarded", "target_kept", "target_discarded", "method_kept"),
+        "scored",
+    )
+)
+"""Who wrote the tokens of lossy rows, and what became of them."""
+LOST = Column(
+    "less vanilla's",
+    "points of accuracy less vanilla's on the same questions, with the 95% interval by bootstrap-t"
+    " over questions",
+    shown=lost,
+    data=_values("score_difference", "score_difference_low", "score_difference_high"),
+    when=_lossy,
+)
+OVER_RANDOM = Column(
+    "over random",
+    "points of accuracy more than its random control's, which lets as many pass, with the 95%"
+    " interval",
+    shown=lambda row: points(row.over_random, row.over_random_low, row.over_random_high),
+    data=_values("over_random", "over_random_low", "over_random_high"),
+    when=any_has("over_random"),
+)
+PER_DEVICE = Column(
+    "per device",
+    "speedup / devices that its workers computed on",
+    shown=lambda row: ratio(row.per_device),
+    data=_values(speedup_per_device="per_device", devices="devices"),
+    when=lambda rows: any(row.devices > 1 for row in rows),
+)
+PER_FORWARD = Column(
+    "tok/fwd",
+    "tokens a target forward",
+    shown=lambda row: number(row.per_forward),
+    data=_values("per_forward"),
+)
+TIME = Column(
+    "time goes to",
+    "of decoding: target, draft, host",
+    "l",
+    shown=_time,
+    data=_values(target="share_target", draft="share_draft", host="share_host"),
+)
+OUTPUT = words("output", "output", verdicts, "verdicts on the outputs")
+KIND = words("kind", "kind", _kind, "ours or a peer's", choose=True)
+PARAMETERS = words("parameters", "parameters", lambda row: " ".join(settings(row.params)) or NONE)
+CHOSEN = replace(
+    _COLUMNS["params_from"],
+    heading="params",
+    when=lambda rows: any(row.params_from not in (None, "default") for row in rows),
+)
+POSITIONS = Column(
+    "accepted at level 1, 2, ...",
+    METRICS["acceptance_by_position"].meaning,
+    shown=_positions,
+    data={"at_level_1": lambda row: next(iter(row.acceptance_by_position), None)},
+)
+VALID = Column(
+    "valid",
+    "outputs that belong to the grammar, of those that are complete",
+    shown=lambda row: NONE if row.valid is None else f"{row.valid} of {row.complete}",
+    data=_values("valid", "complete", "cut"),
+    when=any_has("valid"),
+)
+VOID = Column(
+    "void cells",
+    "measured while the machine was not quiet",
+    shown=lambda row: f"{row.n_void} of {row.n_cells}",
+    data=_values("n_void"),
+)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def table(*columns: str | Column) -> tuple[Column, ...]:
+    """Return the columns of a table, by the names of metrics."""
+    return tuple(_COLUMNS[each] if isinstance(each, str) else each for each in columns)
+
+
+def of(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that say something about some rows."""
+    return [column for column in columns if column.when(rows)]
+
+
+TERMINAL = table(
+    GROUP, METHOD, SPEEDUP, INTERVAL, MAT, "acceptance_rate", "work", RELAXED, TOKENS, CHOSEN, TIME,
+    OUTPUT,
+)  # fmt: skip
+BY_TARGET = table(
+    METHOD, "target_model", "draft_model", "synthetic", SPEEDUP, INTERVAL, MAT, "acceptance_rate",
+    "work", RELAXED, TOKENS, OUTPUT,
+)  # fmt: skip
+"""A terminal's table of several targets."""
+LOSSY = table(
+    METHOD, "target_model", "draft_model", SPEEDUP, INTERVAL, LOST, SCORED, OVER_RANDOM,
+    PER_FORWARD,
+)  # fmt: skip
+"""A terminal's table of lossy rows: speed and quality."""
+WITH_SPEEDUP = (INTERVAL, LOST, SCORED)
+"""Columns that are never separated from a lossy row's speedup."""
+DATA = table(
+    GROUP, METHOD, "guarantee", "state_scope", SPEEDUP, INTERVAL, "params_from", MAT,
+    "acceptance_rate", RELAXED, "work", TOKENS, TIME, "score", LOST, OVER_RANDOM, SCORED, *LEDGER,
+    VALID, OUTPUT, "tokens_per_joule", PER_DEVICE, "synthetic", "target_model", "draft_model",
+)  # fmt: skip
+"""TSV and JSON of a terminal's table."""
+SPEED = table(
+    METHOD, GROUP, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", DECODE_INTERVAL,
+    MAT, "acceptance_rate", RELAXED, "synthetic",
+)  # fmt: skip
+"""Table of a paper: how much faster, how sure, and how much of the drafts is accepted."""
+COST = table(
+    METHOD, TOKENS, "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "work", "peak_bytes",
+    "tokens_per_joule", PER_DEVICE, OUTPUT, "synthetic",
+)  # fmt: skip
+"""Table of a paper: what a token costs, and what became of the outputs."""
+PAGE = table(
+    GROUP, METHOD, SPEEDUP, INTERVAL, LOST, OVER_RANDOM, SCORED, "decode_speedup", MAT,
+    "acceptance_rate", RELAXED, RULE_RATE, "accept_rule", *LEDGER, TOKENS, OUTPUT, TIME,
+    "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work", "score",
+    "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
+)  # fmt: skip
+LOSSY_PAGE = table(
+    METHOD, SPEEDUP, LOST, SCORED, INTERVAL, "score", OVER_RANDOM, PER_FORWARD, RULE_RATE, RELAXED,
+    *LEDGER, "accept_rule", "decode_speedup", MAT, "acceptance_rate", TOKENS, OUTPUT, TIME,
+    "ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND, "work",
+    "target_model", "draft_model", "tokens_per_joule", PER_DEVICE, "synthetic",
+)  # fmt: skip
+"""A page's table of lossy rows: gain and loss come first, visible on a telephone. There are no
+letters, since nothing ranks lossy rows by speed alone."""
+LEFT_OUT_OF_BRIEF = table("ttft_p50_ms", "ms_per_token_p50", "ms_per_token_p95", "peak_bytes", KIND)
+"""Columns of a page that a notebook's narrower table omits."""
+DETAIL = table(
+    METHOD, PARAMETERS, "params_from", "mat_macro", "mat_full", "alpha", POSITIONS,
+    "nodes_per_step", "node_yield", RELAXED, RULE_RATE, "reuse_rate", "target_forwards",
+    "draft_forwards", VOID,
+)  # fmt: skip
+"""Parameters and counters."""
+EQUIVALENCE = table(
+    METHOD, "guarantee", replace(OUTPUT, heading="outputs"), VALID, "questions_checked",
+    "questions_mismatched", "mismatch_bound", "near_tie", "near_tie_expected", "near_tie_p",
+    "near_tie_explained", "broken_why",
+)  # fmt: skip
+"""What became of the outputs, and what that proves."""
+EVIDENCE = table(
+    METHOD, "log_likelihood_difference", "log_likelihood_p", "length_difference", "length_p"
+)
+"""Sampled outputs, less vanilla's."""

@@ -1,0 +1,398 @@
+"""Records of one method, and the sums over them that metrics are computed from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from specbench_cli.judge.broken import BASELINE, NearTies, surprise
+from specbench_cli.store.schema import LOSSLESS, Record, Steps
+from specbench_cli.summary.evidence import Evidence
+from specbench_cli.summary.speedups import Speedup
+
+TEXT = "text"
+"""Key in `extra` of records whose ids are of text that was tokenised here: the engine that made it
+reports no ids."""
+_AUTHORS = ("draft", "target", "method")
+LEDGER = (*(f"{author}_{fate}" for author in _AUTHORS for fate in ("kept", "discarded")), "scored")
+"""Keys in `extra` of tokens by author, kept in the output or discarded."""
+JUDGED, STOOD = "spans", "stood"
+"""Keys in `extra` of steps that an accept rule judged, and of those that it kept."""
+_RANDOM_RULE = "random("
+"""Beginning of a random accept rule in the manifest."""
+COMPARED = ("greedy", "coupled")
+"""Sampling modes whose outputs are compared token by token. A lossless method whose outputs were
+not compared is not ranked."""
+UNSCORED = "it is lossy, and of no two clusters the answers were scored"
+"""Reason why a lossy method has no speedup."""
+_WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOutputs:
+    """All outputs of one method in a run, or in one family of it.
+
+    Attributes:
+        records: the method's records, at least one.
+        wall, decoding: its speedups by wall time and by decode time, as measured.
+        broken_why: why its results are not trusted. None if they are.
+        ties: near-ties found and expected.
+        evidence: sampled outputs and scores compared with vanilla's.
+        upper_bound: True if the method read vanilla's output.
+        accept_rule: its lossy accept rule with its numbers. None if it has none.
+        state_scope: how long its state lives.
+        baseline: label of the method that its speedups are over.
+        declared_control: True if the manifest calls it a control.
+        constrained: True if a grammar constrains the outputs.
+    """
+
+    records: Sequence[Record]
+    wall: Speedup
+    decoding: Speedup
+    broken_why: str | None
+    ties: NearTies
+    evidence: Evidence
+    upper_bound: bool = False
+    accept_rule: str | None = None
+    state_scope: str | None = None
+    baseline: str = BASELINE
+    declared_control: bool = False
+    constrained: bool = False
+
+    @property
+    def first(self) -> Record:
+        """The first record: all have the same label, method and parameters."""
+        return self.records[0]
+
+    @property
+    def lossless(self) -> bool:
+        """Return True if the method's guarantee is lossless."""
+        return self.first.guarantee in LOSSLESS
+
+    @property
+    def control(self) -> bool:
+        """Return True if lossy methods are compared with it."""
+        rule = self.accept_rule
+        return self.declared_control or (rule is not None and rule.startswith(_RANDOM_RULE))
+
+    # ---- speedups --------------------------------------------------------------------------------
+
+    def shown(self, measured: Speedup) -> Speedup:
+        """Return a speedup, or only the reason if it must not be shown."""
+        return measured if self._withheld is None else Speedup(note=self._withheld)
+
+    @cached_property
+    def _withheld(self) -> str | None:
+        """Why no speedup may be shown: wrong, unscored or unchecked outputs."""
+        if self.broken_why is not None:
+            return f"BROKEN: {self.broken_why}"
+        score, unchecked = self.evidence.score, self.verdicts["unchecked"]
+        if not self.lossless and (score is None or score.low is None):
+            return UNSCORED
+        if self.lossless and self.first.sampling in COMPARED and unchecked:
+            return f"{unchecked} outputs were compared with nothing"
+        return None
+
+    # ---- verdicts --------------------------------------------------------------------------------
+
+    @cached_property
+    def worst(self) -> dict[tuple[str, int], str]:
+        """Worst verdict of each output over the repeats; "failed" where it has none."""
+        worst: dict[tuple[str, int], str] = {}
+        for r in self.records:
+            kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
+            at = r.prompt_id, r.turn
+            worst[at] = min(kind, worst.get(at, kind), key=_WORST_FIRST.index)
+        return worst
+
+    @cached_property
+    def verdicts(self) -> Counter[str]:
+        """Number of outputs by verdict."""
+        return Counter(self.worst.values())
+
+    @cached_property
+    def mismatched(self) -> set[str]:
+        """Questions with a mismatch."""
+        return {prompt for (prompt, _), kind in self.worst.items() if kind == "mismatch"}
+
+    @cached_property
+    def checked(self) -> set[str]:
+        """Questions with a token verdict."""
+        good = ("identical", "near-tie")
+        return {p for (p, _), kind in self.worst.items() if kind in good} | self.mismatched
+
+    @cached_property
+    def surprise(self) -> tuple[float | None, float | None]:
+        """Deviation of drawn outputs from the target's distribution, and its probability."""
+        return surprise(self.records) or (None, None)
+
+    def reference_read(self) -> int:
+        """Count vanilla's outputs that transformers' own module was asked about."""
+        read = {
+            (r.prompt_id, r.turn)
+            for r in self.records
+            if r.verdict is not None and r.verdict.kind == "reference" and r.verdict.gap is not None
+        }
+        return len(read)
+
+    def finished(self, word: str) -> int | None:
+        """Count outputs that ended in a way; None without a grammar."""
+        return sum(r.finish == word for r in self.records) if self.constrained else None
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    @cached_property
+    def steps(self) -> list[Steps]:
+        """Steps of the outputs that report them."""
+        return [r.steps for r in self.records if r.steps is not None]
+
+    @cached_property
+    def relaxing(self) -> list[Steps]:
+        """Steps under a lossy accept rule."""
+        return [s for s in self.steps if s.relaxed is not None]
+
+    @cached_property
+    def committed(self) -> list[int]:
+        """Tokens that the steps of each output committed."""
+        return [sum(s.committed) for s in self.steps]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Number of steps of each output."""
+        return [len(s.committed) for s in self.steps]
+
+    @cached_property
+    def reported(self) -> Counter[str]:
+        """Totals of outputs whose engine reports drafted and accepted tokens, but no steps. Every
+        step of any engine adds one token of the target's own to the accepted ones."""
+        totals = Counter[str]()
+        for r in self.records:
+            known = r.extra and {"drafted", "accepted"} <= r.extra.keys()
+            if r.steps is None and r.n_tokens and r.extra and known:
+                committed, accepted = r.n_tokens - 1, int(r.extra["accepted"])
+                totals.update(
+                    committed=committed,
+                    steps=max(bool(committed), committed - accepted),
+                    drafted=int(r.extra["drafted"]),
+                    accepted=accepted,
+                )
+        return totals
+
+    @cached_property
+    def levels(self) -> int:
+        """Levels drafted."""
+        return total(s.levels for s in self.steps)
+
+    @cached_property
+    def nodes(self) -> int:
+        """Tokens drafted."""
+        return total(s.nodes for s in self.steps)
+
+    @cached_property
+    def tested(self) -> int:
+        """Levels that verification reached."""
+        return total(s.tested for s in self.steps)
+
+    @cached_property
+    def accepted(self) -> int:
+        """Levels accepted."""
+        return total(s.accepted for s in self.steps)
+
+    @cached_property
+    def relaxed(self) -> int:
+        """Levels that only the lossy accept rule accepted."""
+        return total(s.relaxed or [] for s in self.relaxing)
+
+    def mat(self) -> float | None:
+        """Compute committed tokens per step, pooled."""
+        reported = self.reported
+        return ratio(
+            sum(self.committed) + reported["committed"], sum(self.counts) + reported["steps"]
+        )
+
+    def mat_macro(self) -> float | None:
+        """Compute committed tokens per step, mean over outputs."""
+        pairs = zip(self.committed, self.counts, strict=True)
+        return mean([tokens / count for tokens, count in pairs if tokens])
+
+    def mat_full(self) -> float | None:
+        """Compute committed tokens per step without each output's last step."""
+        last = sum(s.committed[-1] for s in self.steps if s.committed)
+        return ratio(sum(self.committed) - last, sum(self.counts) - sum(map(bool, self.counts)))
+
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Compute the share of steps that accepted each level, of those that drafted it."""
+        # Between relaxed levels the accepted ones are not the first: the origins say which they are
+        known = [
+            (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
+            for r in self.records
+            if r.steps is not None
+        ]
+        drafted = _reaching(chain.from_iterable(steps.levels for steps, _ in known))
+        first = chain.from_iterable(steps.accepted for steps, origin in known if origin is None)
+        accepted = Counter(_reaching(first))
+        for steps, origin in known:
+            if origin is not None:
+                accepted.update(_accepted_levels(steps, origin))
+        return tuple(accepted[level] / n for level, n in drafted.items())
+
+    def rule_rate(self) -> float | None:
+        """Compute the share that a lossy accept rule accepted of what it judged."""
+        judged, stood = (
+            sum((r.extra or {}).get(name, 0) for r in self.records) for name in (JUDGED, STOOD)
+        )
+        if judged:
+            return stood / judged
+        asked = total(s.tested for s in self.relaxing) - total(s.accepted for s in self.relaxing)
+        return ratio(self.relaxed, asked)
+
+    @cached_property
+    def ledger(self) -> dict[str, int]:
+        """Tokens by author and fate: as the method counts them, or from the steps of an accept
+        rule."""
+        counted = [r.extra for r in self.records if r.extra and "target_kept" in r.extra]
+        if counted:
+            totals = {name: int(sum(each.get(name, 0) for each in counted)) for name in LEDGER}
+            return {k: n for k, n in totals.items() if n or not k.startswith("method")}
+        known = [(r.steps, r.n_tokens or 0) for r in self.records if r.steps is not None]
+        known = [(steps, n) for steps, n in known if steps.relaxed is not None]
+        if not known:
+            return {}
+        stood = sum(sum(steps.accepted) + sum(steps.relaxed or ()) for steps, _ in known)
+        return {
+            "draft_kept": stood,
+            "draft_discarded": sum(sum(steps.nodes) for steps, _ in known) - stood,
+            "target_kept": sum(n for _, n in known) - stood,
+        }
+
+    def reuse_rate(self) -> float | None:
+        """Compute the share of prepared drafts that were used."""
+        counted = Counter[str]()
+        for r in self.records:
+            if r.extra:
+                counted.update(r.extra)
+        return ratio(counted["reused"], counted["reused"] + counted["missed"])
+
+    @cached_property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Discarded draft tokens and target forwards, both per token, where steps are known."""
+        discarded = verified = tokens = 0
+        for r in self.records:
+            if r.steps is not None and r.n_tokens:
+                kept = sum(r.steps.accepted) + sum(r.steps.relaxed or ())
+                forwards = r.target_forwards
+                discarded += sum(r.steps.nodes) - kept
+                verified += 1 + len(r.steps.levels) if forwards is None else forwards
+                tokens += r.n_tokens
+        return ratio(discarded, tokens), ratio(verified, tokens)
+
+    def work(self) -> float | None:
+        """Compute target forwards per token, partial forwards by their share of the weights."""
+        known = [
+            (r.target_equivalents, r.n_tokens)
+            for r in self.records
+            if r.target_equivalents is not None and r.n_tokens
+        ]
+        return ratio(sum(work for work, _ in known), sum(n for _, n in known))
+
+    # ---- times -----------------------------------------------------------------------------------
+
+    @cached_property
+    def timed(self) -> list[Record]:
+        """Records whose times count."""
+        return [r for r in self.records if not r.void and r.error is None]
+
+    @cached_property
+    def shares(self) -> tuple[float | None, float | None, float | None]:
+        """Shares of target, draft and host in their sum."""
+        spent = np.zeros(3)
+        for r in self.timed:
+            if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
+                spent += r.ns.verify, r.ns.draft, r.ns.host
+        if not spent.sum():
+            return None, None, None
+        target, draft, host = (spent / spent.sum()).tolist()
+        return target, draft, host
+
+    def learn_share(self) -> float | None:
+        """Compute the share of learning in the wall time of the outputs that it could delay."""
+        spans = [
+            (r.ns.learn, r.ns.total) for r in self.timed if r.ns.learn is not None and r.ns.total
+        ]
+        return ratio(sum(learn for learn, _ in spans), sum(total for _, total in spans))
+
+    def tokens_per_s(self) -> float | None:
+        """Compute tokens per second of wall time."""
+        spans = [(r.n_tokens, r.ns.total) for r in self.timed if r.n_tokens and r.ns.total]
+        return ratio(1e9 * sum(n for n, _ in spans), sum(ns for _, ns in spans))
+
+    def ttft_ms(self) -> float | None:
+        """Compute the median prefill time in milliseconds."""
+        return percentile([r.ns.prefill / 1e6 for r in self.timed if r.ns.prefill is not None], 50)
+
+    @cached_property
+    def ms_per_token(self) -> list[float]:
+        """Decode time per token of each output, in milliseconds."""
+        return [
+            r.ns.decode / (r.n_tokens - 1) / 1e6
+            for r in self.timed
+            if r.ns.decode is not None and r.n_tokens is not None and r.n_tokens > 1
+        ]
+
+    def tokens_per_joule(self) -> float | None:
+        """Compute tokens per joule; None if an output has no energy."""
+        joules = [r.energy_j for r in self.timed]
+        known = [each for each in joules if each is not None]
+        if len(known) < len(joules) or sum(known) <= 0:
+            return None
+        return sum(r.n_tokens or 0 for r in self.timed) / sum(known)
+
+
+def _reaching(depths: Iterable[int]) -> dict[int, int]:
+    """Count the depths that reach each level, from 1 to the deepest."""
+    counts, found, n = Counter(depths), dict[int, int](), 0
+    for level in range(max(counts, default=0), 0, -1):
+        n += counts[level]
+        found[level] = n
+    return dict(sorted(found.items()))
+
+
+def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
+    """Yield the accepted levels of all steps, as the origins of their tokens say."""
+    at = 1  # prefill commits the first token
+    for committed in steps.committed:
+        for level, word in enumerate(origin[at : at + committed], start=1):
+            if word == "accepted":
+                yield level
+        at += committed
+
+
+def total(lists: Iterable[list[int]]) -> int:
+    """Return the sum of all numbers in some lists."""
+    return sum(map(sum, lists))
+
+
+def known_sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of the known counts; None if none is known."""
+    known = [n for n in counts if n is not None]
+    return sum(known) if known else None
+
+
+def ratio(a: float, b: float) -> float | None:
+    """Return a / b; None if b is 0."""
+    return a / b if b else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None if there is no value."""
+    return sum(values) / len(values) if values else None
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """Return the q-th percentile; None if there is no value."""
+    return float(np.percentile(values, q)) if values else None

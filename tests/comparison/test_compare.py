@@ -1,0 +1,164 @@
+"""Both gates put together over made-up sides: what a row comes to, and what is left unsaid."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench_cli.comparison import compare as module
+from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey, Times
+from specbench_cli.comparison.compare import compare
+from specbench_cli.comparison.outcome import FAIL_ON, Change, Finding
+from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.errors import UsageError
+
+SPS = RowKey("mini", "sps")
+
+
+def cell(number, label="sps", task="mini", **changes):
+    made = Cell(
+        key=Key(f"{task}/{number}", 1, label, 1, 0),
+        task=task,
+        family="qa",
+        cluster=f"{task}/{number}",
+        method=label,
+        sampling="greedy",
+        guarantee="exact_tokens",
+        peer=False,
+        ids="0123456789abcdef",
+        counters=Counters(17, 16, 4, 16, 16, 15, 12, 5, 17),
+        finish="length",
+        verdict="identical",
+        error=None,
+        times=Times(1000, 300, 600, 100, 20, 150, 1100),
+    )
+    return replace(made, **changes)
+
+
+def side(*cells, name="a", **changes):
+    made = cells or [cell(n, label) for label in ("vanilla", "sps") for n in range(4)]
+    rows = {
+        label: RowFacts(label=label, method=label, params={}, timing_free=True)
+        for label in dict.fromkeys(one.key.label for one in made)
+    }
+    whole = Side(
+        name=name,
+        created_utc="2026-11-21T10:24:03Z",
+        facts={"target": "embedded-7m aa", "verify": "greedy", "temperature": "0.0"},
+        machine="m1",
+        noisy=True,
+        rows=rows,
+        cells={one.key: one for one in made},
+        processes=(tuple(made),),
+    )
+    return replace(whole, **changes)
+
+
+def rows_of(base, new, **more):
+    found = compare(base, new, **{"tolerance": 0.05, "fail_on": FAIL_ON, **more})
+    return {row.key: row for row in found.rows}
+
+
+def test_equal_sides_are_the_same_in_every_row_and_pass():
+    found = compare(side(), side(name="b"), tolerance=0.05, fail_on=FAIL_ON)
+    assert (found.base, found.new) == ("a", "b")
+    assert [row.outcome for row in found.rows] == ["same", "same"]
+    assert [row.pairs for row in found.rows] == [4, 4]
+    assert not found.failed
+    assert found.rows[1].mat == (4.0, 4.0)
+
+
+def test_a_row_of_one_side_alone_is_missing_or_new():
+    vanilla = [cell(n, "vanilla") for n in range(4)]
+    more = [*vanilla, *(cell(n) for n in range(4))]
+    assert rows_of(side(*more), side(*vanilla))[SPS].outcome == "missing"
+    row = rows_of(side(*vanilla), side(*more))[SPS]
+    assert (row.outcome, row.pairs, row.rule) == ("new", 0, "nothing")
+
+
+def test_a_new_row_that_is_broken_is_broken():
+    vanilla = [cell(n, "vanilla") for n in range(4)]
+    bad = cell(1, verdict="mismatch")
+    row = rows_of(side(*vanilla), side(*vanilla, cell(0), bad))[SPS]
+    assert row.outcome == "broken"
+    assert [found.outcome for found in row.findings] == ["broken", "new"]
+    assert row.findings[0].says == "1 of 2 outputs broken in NEW alone: 1 mismatch"
+
+
+def test_only_named_outcomes_close_the_gate():
+    new = side(
+        *(cell(n, label) for label in ("vanilla", "sps") for n in range(3)), cell(3, ids="f")
+    )
+    closed = compare(side(), new, tolerance=0.05, fail_on=FAIL_ON)
+    assert [row.key for row in closed.failed] == [SPS]
+    assert not compare(side(), new, tolerance=0.05, fail_on=("mat",)).failed
+
+
+def test_a_parameter_that_changed_is_named_as_the_likely_cause():
+    counted = [cell(n, counters=Counters(17, 16, 5, 20, 20, 16, 11, 6, 21)) for n in range(4)]
+    new = side(*(cell(n, "vanilla") for n in range(4)), *counted)
+    facts = replace(new.rows["sps"], params={"length": 4})
+    was = side()
+    was = replace(was, rows={**was.rows, "sps": replace(was.rows["sps"], params={"length": 5})})
+    (found,) = rows_of(was, replace(new, rows={**new.rows, "sps": facts}))[SPS].findings
+    assert found.outcome == "mat"
+    assert found.says.endswith("; likely cause: parameters differ: length 5 -> 4")
+
+
+def test_times_of_a_noisy_run_are_not_judged(monkeypatch):
+    monkeypatch.setattr(module.timing, "changes", None)
+    found = compare(side(), side(name="b"), tolerance=0.05, fail_on=FAIL_ON)
+    assert found.timing.startswith("skipped: ")
+    assert "noisy" in found.timing
+    assert all(row.changes == () for row in found.rows)
+
+
+def test_runs_whose_times_are_left_out_are_named():
+    said = "times of 3 are left out: it is labelled noisy"
+    base = replace(side(noisy=False), left_out=(said,))
+    found = compare(base, side(noisy=False, name="b"), tolerance=0.05, fail_on=FAIL_ON)
+    assert said in found.not_compared
+
+
+def test_times_of_quiet_runs_on_one_machine_are_judged_by_the_timing_gate(monkeypatch):
+    change = Change(figure="decode", ratio=1.2, low=1.1, high=1.3, significant=True)
+    asked = []
+
+    def changes(scope, run, tolerance):
+        asked.append(tolerance)
+        return {SPS: (change,)}
+
+    def findings(changes, tolerance):
+        return (Finding(outcome="slower", says="decode 20% slower"),) if changes else ()
+
+    monkeypatch.setattr(module.timing, "changes", changes)
+    monkeypatch.setattr(module.timing, "findings", findings)
+    found = compare(side(noisy=False), side(noisy=False, name="b"), tolerance=0.03, fail_on=FAIL_ON)
+    assert found.timing.startswith("applied")
+    assert asked == [0.03]
+    assert {row.key.label: row.outcome for row in found.rows} == {
+        "vanilla": "same",
+        "sps": "slower",
+    }
+    assert found.rows[1].changes == (change,)
+
+
+def drawn(name, machine, **changes):
+    cells = (cell(n, "vanilla", sampling="rejection", verdict="unchecked") for n in range(4))
+    return side(*(replace(one, **changes) for one in cells), name=name, machine=machine)
+
+
+def elsewhere(name, **changes):
+    made = drawn(name, "m2", **changes)
+    return replace(made, facts={**made.facts, "machine": "another"})
+
+
+def test_a_comparison_of_nothing_is_an_error_not_a_pass():
+    here = drawn("a", "m1")
+    here = replace(here, facts={**here.facts, "machine": "this one"})
+    with pytest.raises(UsageError) as refused:
+        rows_of(here, elsewhere("b"))
+    assert "nothing of a and b can be compared" in refused.value.message
+    assert "this one -> another" in refused.value.message
+    failed = elsewhere("b", error="MethodFault: no", ids=None)
+    (row,) = rows_of(here, failed).values()
+    assert row.outcome == "broken"

@@ -1,0 +1,188 @@
+"""Faults planted in the engine, in a method and in its times: each is caught by the right gate."""
+
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+import methods.sps_tree
+from methods.sps import Sps
+from specbench_cli.comparison.compare import compare
+from specbench_cli.comparison.outcome import FAIL_ON
+from specbench_cli.comparison.reading import side
+from specbench_cli.config.run import RunConfig
+from specbench_cli.engine.drafting.template import tree_of_choices, tree_of_widths
+from specbench_cli.engine.types import Tokens
+from specbench_cli.engine.verify import chain as verify
+from specbench_cli.judge import verdict
+from specbench_cli.judge.tolerance import Tolerance
+from specbench_cli.measure import answers, repeat, warm_up
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.manifest import manifest
+from specbench_cli.plan.plan import make_plan
+from specbench_cli.store.run_dir import RunDir
+from tests.audit.faults.engine import likelier_stands
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+ROWS = ("vanilla", "sps", "sps-tree")
+
+
+class Silent:
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Makes a run with something wrong, over models that are loaded once; gives its folder."""
+    tree = {"name": "sps-tree", "params": {"depth": 4}}
+    rows = [{"name": "vanilla"}, {"name": "sps"}, tree]
+    settings = {"limit": 3, "max_new_tokens": 16, "threads": 1, "allow_noise": True}
+    rejection = {"temperature": 1.5, "verify": "rejection"}
+
+    def plan(**more):
+        return make_plan(RunConfig.model_validate({"methods": rows, **settings, **more}))
+
+    plans = {"greedy": plan(), "rejection": plan(**rejection)}
+    with closing(Bench(plans["greedy"])) as bench, patch.object(warm_up, "WARM_UP_ROUNDS", 0):
+
+        def made(planted=None, rule="greedy"):
+            folder = tmp_path_factory.mktemp("made") / "run"
+            run_dir = RunDir.create(folder, manifest(plans[rule], {}))
+            run_dir.update(models=bench.models(), heads=bench.heads())
+            with planted or nullcontext():
+                repeat.Repeat(plans[rule], bench, run_dir, answers.Answers(), Silent()).run(1)
+            run_dir.close("finished", noisy=True)
+            return folder
+
+        yield made
+
+
+@pytest.fixture(scope="module")
+def base(run):
+    """A run without a fault."""
+    return run()
+
+
+@pytest.fixture
+def quiet(tmp_path):
+    """Makes a copy of a run, labelled quiet, with its records changed; gives its folder."""
+
+    def copied(folder, name, change=lambda record: record):
+        made = RunDir.open(folder)
+        copy = RunDir.create(tmp_path / name, {**made.manifest, "noisy": False})
+        copy.append_prompts(list(made.prompts()))
+        copy.append([change(record) for record in made.records()])
+        return copy.path
+
+    return copied
+
+
+def compared(base, new):
+    found = compare(side(str(base)), side(str(new)), tolerance=0.05, fail_on=FAIL_ON)
+    return {row.key.label: row for row in found.rows}
+
+
+def outcomes(base, new):
+    return {label: row.outcome for label, row in compared(base, new).items()}
+
+
+def says(base, new, label):
+    return " ".join(found.says for found in compared(base, new)[label].findings)
+
+
+def only(label, outcome):
+    """The outcome of one row where all others are the same."""
+    return dict.fromkeys(ROWS, "same") | {label: outcome}
+
+
+def test_unchanged_against_unchanged_is_the_same_by_exact_ids_and_counters(run, base):
+    rows = compared(base, run())
+    assert {label: row.outcome for label, row in rows.items()} == dict.fromkeys(ROWS, "same")
+    assert {row.rule for row in rows.values()} == {"exact"}
+
+
+def test_verification_that_stops_one_token_early_costs_mat(run, base):
+    right = verify.match
+    early = patch.object(verify, "match", lambda *given: max(0, right(*given) - 1))
+    new = run(early)
+    assert outcomes(base, new) == only("sps", "mat")
+    cells = side(str(base)).cells
+    assert all(cell.ids == cells[key].ids for key, cell in side(str(new)).cells.items())
+    assert "accepted levels" in says(base, new, "sps")
+
+
+def test_a_tree_one_node_smaller_is_named_by_its_nodes(run, base):
+    smaller = patch.object(
+        methods.sps_tree,
+        "tree_of_widths",
+        lambda widths: tree_of_choices(tree_of_widths(widths).nodes[:-1]),
+    )
+    new = run(smaller)
+    assert outcomes(base, new) == only("sps-tree", "mat")
+    assert "nodes" in says(base, new, "sps-tree")
+
+
+def test_a_stale_draft_state_costs_mat(run, base):
+    right = Sps.start
+
+    def stale(self, session):
+        """The draft's rows are of another text."""
+        flipped = Tokens(session.since(0).ids.flip(1))
+        with patch.object(session, "since", lambda _: flipped):
+            right(self, session)
+
+    new = run(patch.object(Sps, "start", stale))
+    assert outcomes(base, new) == only("sps", "mat")
+    assert "MAT" in says(base, new, "sps")
+
+
+def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
+    right = verify.match
+    lax = patch.object(
+        verify, "match", lambda draft, *more: min(len(draft), right(draft, *more) + 1)
+    )
+    # Measuring it takes seconds.
+    known = Tolerance(value=1e-4, largest=5e-5, ceiling=1e-3, positions=512)
+    with patch.object(verdict, "measure_tolerance", lambda *_: known):
+        new = run(lax)
+    assert outcomes(base, new) == only("sps", "broken")
+    assert "mismatch" in says(base, new, "sps")
+
+
+def test_another_law_that_no_verdict_can_see_is_a_changed_output(run):
+    base = run(rule="rejection")
+    assert outcomes(base, run(rule="rejection")) == dict.fromkeys(ROWS, "same")
+    new = run(patch.object(verify, "rejection", likelier_stands), rule="rejection")
+    assert outcomes(base, new) == only("sps", "changed-output")
+
+
+def slowed(by):
+    """Stretches every draft forward of a row that has them; what comes after it comes later."""
+
+    def change(record):
+        trace, shift, t0, t1 = record.forwards, 0, [], []
+        if record.label != "sps":
+            return record
+        for kind, begin, end in zip(trace.kind, trace.t0_ns, trace.t1_ns, strict=True):
+            t0.append(begin + shift)
+            if trace.kinds[kind].role == "draft":
+                shift += round((by - 1) * (end - begin))
+            t1.append(end + shift)
+        ns = record.ns
+        longer = {name: getattr(ns, name) + shift for name in ("total", "decode", "draft")}
+        trace = replace(trace, t0_ns=t0, t1_ns=t1)
+        return replace(record, forwards=trace, ns=replace(ns, **longer))
+
+    return change
+
+
+def test_a_draft_that_is_8_percent_slower_is_found_by_the_time_of_its_forwards(base, quiet):
+    was = quiet(base, "base")
+    assert outcomes(was, quiet(base, "same")) == dict.fromkeys(ROWS, "same")
+    new = quiet(base, "slower", slowed(1.08))
+    assert outcomes(was, new) == only("sps", "slower")
+    assert "draft forward" in says(was, new, "sps")
+    assert outcomes(was, quiet(base, "a bit slower", slowed(1.03))) == only("sps", "same")

@@ -1,0 +1,101 @@
+"""The lines of docs/trackers.md do on a comparison's JSON what they say."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.comparison.cell import RowKey
+from specbench_cli.comparison.outcome import Comparison, Finding, RowOutcome
+from specbench_cli.comparison.pages.as_dict import as_dict, trends_as_dict
+from specbench_cli.comparison.trend import ChangePoint, Run, Series, Trends
+
+pytestmark = pytest.mark.jq
+
+PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
+LINES = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
+KEY = RowKey("mini", "hf:assisted")
+COMPARISON = Comparison(
+    base="a",
+    new="b",
+    rows=(
+        RowOutcome(
+            key=KEY,
+            outcome="mat",
+            rule="exact",
+            why="",
+            pairs=2,
+            findings=(
+                Finding(outcome="mat", says="MAT 4.25 -> 3.75 (2%)", where=("mini/qa/1 turn 1",)),
+                Finding(outcome="faster", says="decoding takes 9% less"),
+            ),
+        ),
+    ),
+)
+TRENDS = Trends(
+    runs=(Run("a", "2026-01-01T00:00:00+00:00", "aaaa"), Run("b", "2026-01-02T00:00:00Z", "bbbb")),
+    series=(
+        Series(key=KEY, figure="decode speedup", values=(1.5, 1.25), noisy=True),
+        Series(
+            key=KEY,
+            figure="MAT",
+            values=(4.25, 3.75),
+            noisy=False,
+            changes=(ChangePoint(0, 1, 4.25, 3.75, 0),),
+        ),
+        Series(key=KEY, figure="acceptance", values=(0.5, None), noisy=False),
+    ),
+    left_out=(),
+    level=0.05,
+)
+
+
+@pytest.fixture
+def line(tmp_path):
+    (tmp_path / "compare.json").write_text(json.dumps(as_dict(COMPARISON)))
+    (tmp_path / "trends.json").write_text(json.dumps(trends_as_dict(TRENDS)))
+
+    def run(title):
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", LINES[title]],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    return run
+
+
+def test_annotations_are_errors_where_the_gate_closes(line):
+    assert line("GitHub annotations").splitlines() == [
+        "::error title=mini hf%3Aassisted::mat: MAT 4.25 -> 3.75 (2%25) (mini/qa/1 turn 1)",
+        "::notice title=mini hf%3Aassisted::faster: decoding takes 9%25 less",
+    ]
+
+
+def test_newest_figures_are_those_of_github_action_benchmark(line):
+    assert json.loads(line("github-action-benchmark")) == [
+        {"name": "mini hf:assisted decode speedup", "unit": "x vanilla", "value": 1.25},
+        {"name": "mini hf:assisted MAT", "unit": "tokens/step", "value": 3.75},
+    ]
+
+
+def test_bencher_gets_a_measure_a_figure(line):
+    measures = {"decode speedup": {"value": 1.25}, "MAT": {"value": 3.75}}
+    assert json.loads(line("Bencher")) == {"mini hf:assisted": measures}
+
+
+def test_open_metrics_end_and_keep_a_family_together(line):
+    assert line("OpenMetrics").splitlines() == [
+        'specbench_mat{task="mini",method="hf:assisted"} 3.75',
+        'specbench_decode_speedup{task="mini",method="hf:assisted"} 1.25',
+        "# EOF",
+    ]
+
+
+def test_changes_are_told_with_their_commits(line):
+    told = ["2026-01-02T00:00:00Z", "mini", "hf:assisted", "MAT", "4.25", "3.75", "aaaa", "bbbb"]
+    assert line("Change points").split("\n")[0].split("\t") == told

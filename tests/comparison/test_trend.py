@@ -1,0 +1,239 @@
+"""Trends over runs: which runs belong, what changed when, as a table, JSON and a plot."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from specbench_cli.comparison import trend
+from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.pages import figure
+from specbench_cli.comparison.pages.as_dict import trends_as_dict
+from specbench_cli.comparison.pages.text import print_trends
+from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.errors import UsageError
+
+PROMPTS = 10
+FACTS = {"machine": "cpu, 2 cores, 0123abcd", "seed": "0", "torch": "2.13.0"}
+
+
+def cell(i, label, *, decode, steps=10, verdict="identical"):
+    counters = Counters(41, 40, steps, 50, 50, 45, 30, steps + 1, 50)
+    if label == "vanilla":
+        counters = Counters(41, 40, 40, 0, 0, 0, 0, 41, 0)
+    return Cell(
+        key=Key(f"mini/qa-{i:03}", 1, label, 0, 0),
+        task="mini",
+        family="qa",
+        cluster=str(i),
+        method=label,
+        sampling="greedy",
+        guarantee="exact_tokens",
+        peer=False,
+        ids="0" * 16,
+        counters=counters,
+        finish="length",
+        verdict=verdict,
+        error=None,
+        times=None if decode is None else Times(decode, 1, 1, 1, None, None),
+    )
+
+
+def run(day, speedup=1.4, *, steps=10, length=5, bad=0, noisy=False, label="sps", **facts):
+    """A run whose row `label` has that decode speedup and 40 / steps tokens a step."""
+    cells = [cell(i, "vanilla", decode=14_000_000) for i in range(PROMPTS)]
+    for i in range(PROMPTS):
+        verdict = "mismatch" if i < bad else "identical"
+        own = None if speedup is None else round(14_000_000 / speedup)
+        cells.append(cell(i, label, decode=own, steps=steps, verdict=verdict))
+    rows = {
+        name: RowFacts(label=name, method=name, params=params, timing_free=True)
+        for name, params in (("vanilla", {}), (label, {"length": length}))
+    }
+    return Side(
+        name=f"run-{day:02}",
+        created_utc=f"2026-01-{day:02}T12:00:00Z",
+        facts={**FACTS, "commit": f"{day:08x}", **facts},
+        machine="0123abcd",
+        noisy=noisy,
+        rows=rows,
+        cells={one.key: one for one in cells},
+        processes=(tuple(cells),),
+    )
+
+
+def series_of(found, name, label="sps"):
+    (series,) = (s for s in found.series if (s.figure, s.key.label) == (name, label))
+    return series
+
+
+@pytest.fixture(scope="module")
+def history():
+    """Twenty-four runs: from the 13th on 10% slower, from the 19th on fewer tokens a step."""
+    rng = np.random.default_rng(0)
+    speed = np.exp(rng.normal(0, 0.01, 24)) * np.repeat([1.4, 1.26], 12)
+    runs = [
+        run(day, speed[day - 1], steps=10 if day < 19 else 11, length=5 if day < 19 else 4)
+        for day in range(1, 25)
+    ]
+    return trend.trends(runs)
+
+
+def test_figures_are_those_of_the_cells():
+    found = trend.trends([run(1, 1.5, bad=2), run(2, 1.5)])
+    assert series_of(found, trend.SPEEDUP).values == pytest.approx((1.5, 1.5), rel=1e-6)
+    assert series_of(found, trend.MAT).values == (4.0, 4.0)
+    assert series_of(found, trend.ACCEPTANCE).values == (0.6, 0.6)
+    assert series_of(found, trend.BAD).values == (2.0, 0.0)
+    assert series_of(found, trend.MAT, "vanilla").values == (1.0, 1.0)
+
+
+def test_a_slowdown_is_placed_between_its_commits(history):
+    (point,) = series_of(history, trend.SPEEDUP).changes
+    assert (point.last, point.first) == (11, 12)
+    assert (point.before, point.after) == pytest.approx((1.4, 1.26), rel=0.02)
+    assert point.p < history.level
+    assert history.runs[point.last].commit == f"{12:08x}"
+
+
+def test_a_counter_that_cannot_vary_changes_at_once_and_names_the_parameter(history):
+    (point,) = series_of(history, trend.MAT).changes
+    assert (point.first, point.before, point.p) == (18, 4.0, 0)
+    assert point.params == ("length 5 -> 4",)
+
+
+def test_order_is_of_time_and_not_of_arguments(history):
+    runs = [run(day) for day in (3, 1, 2)]
+    assert [r.name for r in trend.trends(runs).runs] == ["run-01", "run-02", "run-03"]
+
+
+def test_rows_are_in_the_newest_runs_order_and_its_lost_ones_last():
+    old, new = run(1, label="gone"), run(2)
+    found = trend.trends([old, dataclasses.replace(new, cells=dict(reversed(new.cells.items())))])
+    labels = list(dict.fromkeys(series.key.label for series in found.series))
+    assert labels == ["vanilla", "sps", "gone"]
+
+
+def test_runs_that_do_not_belong_with_the_newest_are_named():
+    found = trend.trends([run(1), run(2, machine="gpu"), run(3), run(4)])
+    assert [r.name for r in found.runs] == ["run-01", "run-03", "run-04"]
+    assert found.left_out == ("run-02 does not belong with run-04: machine (gpu)",)
+
+
+def test_versions_and_commits_may_differ():
+    assert len(trend.trends([run(1, specbench="0.1.0"), run(2, specbench="0.2.0")]).runs) == 2
+
+
+def test_noisy_runs_keep_their_counters_and_lose_their_times():
+    found = trend.trends([run(1), run(2, 9.0, noisy=True), run(3)])
+    assert series_of(found, trend.SPEEDUP).values[1] is None
+    assert series_of(found, trend.MAT).values == (4.0, 4.0, 4.0)
+    assert "run-02 is labelled noisy: its times are left out" in found.left_out
+
+
+def test_a_row_with_too_few_times_has_no_speedup():
+    first = run(1)
+    lost = dict(list(first.cells.items())[:-2])
+    few = [c for c in first.cells.values() if c.key in lost]
+    void = [cell(i, "sps", decode=None) for i in (8, 9)]
+    cells = {c.key: c for c in (*few, *void)}
+    less = dataclasses.replace(first, cells=cells, processes=(tuple(cells.values()),))
+    assert series_of(trend.trends([less, run(2)]), trend.SPEEDUP).values[0] is None
+
+
+def test_a_baseline_of_a_run_that_is_there_counts_once():
+    assert len(trend.trends([run(1), run(1), run(2)]).runs) == 2
+
+
+def test_one_run_is_no_trend():
+    with pytest.raises(UsageError, match="needs two runs that belong together"):
+        trend.trends([run(1), run(2, seed="1")])
+
+
+def test_unchanged_code_shows_changes_in_no_more_than_one_history_in_twenty():
+    rng = np.random.default_rng(7)
+    told = 0
+    for _ in range(20):
+        speeds = 1.4 * np.exp(rng.normal(0, 0.03, 20))
+        found = trend.trends([run(day, speeds[day - 1]) for day in range(1, 21)])
+        told += any(series.changes for series in found.series)
+    assert told <= 4
+
+
+def test_json_says_run_date_and_commits(history):
+    document = json.loads(json.dumps(trends_as_dict(history), allow_nan=False))
+    assert (document["schema"], document["kind"], len(document["runs"])) == (1, "trends", 24)
+    (series,) = (
+        s for s in document["series"] if (s["figure"], s["label"]) == ("decode speedup", "sps")
+    )
+    (change,) = series["changes"]
+    assert change["run"] == "run-13"
+    assert change["created_utc"] == "2026-01-13T12:00:00Z"
+    assert change["commit"] == {"before": f"{12:08x}", "after": f"{13:08x}"}
+
+
+def test_tsv_has_a_line_a_run_and_figure_and_changes_apart(history, capsys):
+    print_trends(history, "tsv")
+    out, err = capsys.readouterr()
+    heading, *lines = (line.split("\t") for line in out.splitlines())
+    assert len(lines) == 24 * len(history.series)
+    changed = [dict(zip(heading, line, strict=True)) for line in lines if line[-1] == "yes"]
+    assert {(line["run"], line["figure"]) for line in changed} >= {
+        ("run-13", "decode speedup"),
+        ("run-19", "MAT"),
+    }
+    assert "mini sps MAT 4.00 -> 3.64 at 2026-01-19T12:00:00Z" in err
+    assert "commit 00000012 -> 00000013); length 5 -> 4" in err
+
+
+def test_a_log_has_the_table_of_a_terminal_of_100_columns(history, capsys, monkeypatch):
+    print_trends(history)
+    log = capsys.readouterr()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    print_trends(history)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert (log.out.splitlines(), log.err) == (lines, "")
+    assert max(len(line.rstrip()) for line in lines) <= 100
+    assert any("4.00 -> 3.64 *" in line for line in lines)
+
+
+def test_plot_is_of_the_figures_that_are_not_the_same_in_all_runs(history, tmp_path):
+    names = [file.name for file in figure.write(history, tmp_path)]
+    assert names == [f"trend-{name}.{ext}" for name in ("speedup", "mat") for ext in ("svg", "png")]
+    assert (tmp_path / "trend-speedup.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "trend-mat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_panel_draws_levels_changes_bad_outputs_and_what_is_beyond(tmp_path):
+    speeds = [1.4, 1.41, 1.39] * 10
+    speeds[3] = 0.7
+    found = trend.trends([run(day, v, bad=day == 7) for day, v in enumerate(speeds, start=1)])
+    axes = figure.draw(found, [series_of(found, trend.SPEEDUP)]).axes[0]
+    places = {
+        line.get_marker(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())
+    }
+    assert places["D"] == [4]
+    assert places["x"] == [7]
+    assert len(places["o"]) == 29
+    _, high = axes.get_ylim()
+    assert high < 0.1
+
+
+def test_thirteen_rows_take_two_pages(tmp_path, monkeypatch):
+    many = [run(day, 1 + day / 100, label=f"m{i}") for day in (1, 2) for i in range(13)]
+    sides = []
+    for day in (1, 2):
+        own = [side for side in many if side.name == f"run-{day:02}"]
+        cells = {k: c for side in own for k, c in side.cells.items()}
+        rows = {k: r for side in own for k, r in side.rows.items()}
+        sides.append(
+            dataclasses.replace(own[0], cells=cells, rows=rows, processes=(tuple(cells.values()),))
+        )
+    monkeypatch.setattr(figure.style, "write", lambda drawn, _, name: [(name, len(drawn.axes))])
+    assert figure.write(trend.trends(sides), tmp_path)[:2] == [
+        ("trend-speedup-1", 12),
+        ("trend-speedup-2", 1),
+    ]

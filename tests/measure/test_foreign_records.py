@@ -1,0 +1,245 @@
+"""A run keeps only the records that its plan contains and that it wrote itself."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+
+import pytest
+
+from specbench_cli.errors import ConcurrentWriteError, ExitCode, UsageError
+from specbench_cli.measure import run as execute
+from specbench_cli.plan.tune import FOLDER
+from specbench_cli.store.run_dir import RunDir
+
+pytestmark = pytest.mark.usefixtures("small_pair")
+
+
+def added(line, **change):
+    """Return a file's lines with a copy of one, in which some keys have other values."""
+    return lambda held: [*held, json.dumps({**json.loads(held[line]), **change}) + "\n"]
+
+
+def changed(line):
+    """Return a file's lines with the same number of bytes, and other times in one of them."""
+
+    def change(held):
+        record = json.loads(held[line])
+        names = ("total", "decode", "host")  # the same change, so that they still add up
+        delta = -1 if any(str(record["ns"][name]).endswith("9") for name in names) else 1
+        for name in names:
+            record["ns"][name] += delta
+        text = json.dumps(record, separators=(",", ":")) + "\n"
+        assert len(text) == len(held[line])
+        assert text != held[line]
+        return [*held[:line], text, *held[line + 1 :]]
+
+    return change
+
+
+def edit(file, change):
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+
+
+OUTSIDE = [
+    ({"pass": 2}, "has no prompt|has 1 repeats"),
+    ({"pass": 1001}, "has 1 loads"),
+    ({"seed": 3, "label": "vanilla", "turn": 9}, "has seed 0"),
+    ({"label": "other"}, "method other"),
+    ({"prompt_id": "mini/other", "cluster": "mini/other"}, "prompt mini/other"),
+    ({"turn": 2}, "turn 2"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), OUTSIDE)
+def test_record_outside_the_plan_is_named_and_stops_a_resumption(specbench, change, says):
+    path = interrupted(specbench)
+    edit(path / "records.jsonl", added(0, **change))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["status"] = "running"  # as a killed process leaves it
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    before = (path / "records.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=rf"line 3 is no record: .*({says})") as caught:
+        specbench(resume=path)
+    assert "sed -i 3d" in caught.value.hint
+    assert (path / "records.jsonl").read_bytes() == before
+    edit(path / "records.jsonl", lambda held: held[:-1])
+    again = specbench(resume=path)
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def interrupted(specbench, **config):
+    with pytest.raises(KeyboardInterrupt):
+        specbench("pld", log=specbench.log(interrupt_after=2), **config)
+    return specbench.path(1)
+
+
+def test_prompt_outside_the_plan_is_named_and_stops_a_resumption(specbench):
+    path = interrupted(specbench)
+    edit(path / "prompts.jsonl", added(0, turn=2))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["status"] = "running"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"is no prompt: the run has no prompt .* with turn 2"):
+        specbench(resume=path)
+
+
+@pytest.mark.parametrize("change", [change for change, _ in OUTSIDE])
+def test_record_outside_the_plan_never_counts_in_a_finished_run(specbench, change):
+    path = specbench("pld").path
+    edit(path / "records.jsonl", added(0, **change))
+    for read in (RunDir.open(path).records, lambda: RunDir.open(path).each(str)):
+        with pytest.raises(UsageError, match=r"records\.jsonl"):
+            list(read())
+    with pytest.raises(UsageError, match=r"records\.jsonl"):
+        specbench(resume=path)
+
+
+@pytest.fixture
+def harmed(specbench, monkeypatch):
+    """Return a function that edits a file at the end of a run, and returns the run's error."""
+
+    def run(change, *methods, folder="", log=None, **config):
+        def counted(plan, run_dir, resumed=None):
+            if run_dir.path == specbench.path(1) / folder:
+                edit(run_dir.path / "records.jsonl", change)
+            count(plan, run_dir, resumed)
+
+        count = execute.check_complete
+        with monkeypatch.context() as patch:
+            patch.setattr(execute, "check_complete", counted)
+            with pytest.raises((ConcurrentWriteError, UsageError)) as caught:
+                specbench(*methods, log=log, **config)
+        assert RunDir.open(specbench.path(1)).manifest["status"] != "finished"
+        return caught.value
+
+    return run
+
+
+@pytest.mark.parametrize("change", [change for change, _ in OUTSIDE])
+def test_record_outside_the_plan_is_named_at_the_end_of_a_run(harmed, specbench, change):
+    assert "records.jsonl" in harmed(added(0, **change), "pld").message
+    edit(specbench.path(1) / "records.jsonl", lambda held: held[:-1])
+    assert specbench(resume=specbench.path(1)).exit_code == ExitCode.OK
+
+
+@pytest.mark.parametrize("line", [0, 1, 3])
+def test_record_that_is_edited_during_a_run_is_named_and_can_be_measured_again(
+    harmed, specbench, line
+):
+    error = harmed(changed(line), "pld")
+    assert f"in line {line + 1}: another program changed it" in error.message
+    with pytest.raises(UsageError, match=f"line {line + 1} is no record: another program"):
+        specbench(resume=specbench.path(1))
+    edit(specbench.path(1) / "records.jsonl", lambda held: held[:line] + held[line + 1 :])
+    again = specbench(resume=specbench.path(1))
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def test_record_of_a_tuning_that_is_edited_is_named(harmed):
+    settings = {"limit": 4, "category": ["qa"], "tune": 2, "tune_by": "forwards"}
+    error = harmed(changed(0), "pld", folder=FOLDER, **settings)
+    assert f"{FOLDER}/records.jsonl has 1 records that this run did not write" in error.message
+
+
+def test_prompt_whose_records_all_vanish_is_noticed_with_stop_after(harmed, specbench):
+    def vanish(held):
+        gone = json.loads(held[0])["prompt_id"]
+        return [line for line in held if json.loads(line)["prompt_id"] != gone]
+
+    error = harmed(vanish, "pld", stop_after=1000)
+    assert "records.jsonl lacks 2 records" in error.message
+    again = specbench(resume=specbench.path(1))
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def test_record_of_a_method_that_was_dropped_later_is_noticed_if_it_vanishes(harmed, monkeypatch):
+    def vanish(held):
+        return [line for line in held if json.loads(line)["label"] != "pld"]
+
+    def dropped(plan, answered, manifest, wrote):
+        return missing(plan, answered, {**manifest, "dropped": {"pld": "failed"}}, wrote)
+
+    missing = execute.Plan.missing_from
+    monkeypatch.setattr(execute.Plan, "missing_from", dropped)
+    assert "lacks 2 records" in harmed(vanish, "pld").message
+
+
+def test_prompts_that_stop_after_left_out_are_not_missing(specbench):
+    run = specbench("pld", stop_after=1e-9)
+    assert run.exit_code == ExitCode.OK
+    assert len(run.records) == 2
+
+
+@pytest.mark.parametrize("line", [0, -1])
+def test_edit_between_two_processes_of_a_run_is_named(specbench, line):
+    path = interrupted(specbench)
+    held = (path / "records.jsonl").read_text().splitlines(keepends=True)
+    edit(path / "records.jsonl", changed(line % len(held)))
+    with pytest.raises(UsageError, match="another program changed it"):
+        specbench(resume=path)
+
+
+def test_edit_of_a_finished_run_is_accepted_with_force_and_labelled(specbench):
+    path = specbench("pld").path
+    edit(path / "records.jsonl", changed(3))
+    with pytest.raises(UsageError, match="was changed after the run was finished") as caught:
+        specbench(resume=path)
+    assert "--force" in caught.value.hint
+    execute.reopen(path, specbench.log(), force=True)
+    again = specbench(resume=path)
+    assert again.manifest["mixed"] == ["records.jsonl (changed after the run was finished)"]
+    assert not (path / ".lock").exists()
+
+
+def test_copy_of_a_run_is_read_like_the_run(specbench, tmp_path):
+    path = shutil.copytree(specbench("pld").path, tmp_path / "copy")
+    assert len(list(RunDir.open(path).records())) == 4
+
+
+def test_manifest_of_another_run_is_noticed_and_the_own_one_written_back(specbench, monkeypatch):
+    other = specbench("pld").path / "manifest.json"
+    held = {**json.loads(other.read_text()), "created_utc": "2020-01-01T00:00:00+00:00"}
+    started = execute.measure_repeat
+
+    def replaced(plan, run_dir, *args, **kwargs):
+        started(plan, run_dir, *args, **kwargs)
+        (run_dir.path / "manifest.json").write_text(json.dumps(held))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "measure_repeat", replaced)
+        with pytest.raises(
+            ConcurrentWriteError, match=r"manifest\.json is the manifest of another"
+        ):
+            specbench("pld")
+    path = specbench.path(2)
+    manifest = RunDir.open(path).manifest
+    assert manifest["status"] == "interrupted"
+    assert manifest["created_utc"] != held["created_utc"]
+    again = specbench(resume=path)
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def test_folder_that_is_full_keeps_its_whole_lines_for_a_resumption(specbench):
+    path = interrupted(specbench)
+    size = (path / "records.jsonl").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Full(specbench.log):
+        def stage(self, text):
+            if text.startswith("warming"):  # room for one of two records
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 3000, before[1]))
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            specbench(resume=path, log=Full())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (path / "records.jsonl").stat().st_size == size + 3000
+    assert len(list(RunDir.open(path).records())) == 3
+    assert len(specbench(resume=path).records) == 4

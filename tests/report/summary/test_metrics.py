@@ -1,0 +1,48 @@
+"""Every metric is declared once, and files, tables and docs follow the declaration."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from specbench_cli.report.export import row_dicts
+from specbench_cli.summary import metrics
+from specbench_cli.summary.metrics import METRICS, Row
+from specbench_cli.summary.summary import summarise
+
+TABLES = {name: value for name, value in vars(metrics).items() if isinstance(value, tuple)}
+
+
+@pytest.fixture
+def summary(synthetic, manifest):
+    return summarise(synthetic.records(prompts=4), manifest, resamples=49)
+
+
+def test_files_have_every_metric_under_its_name(summary):
+    assert list(METRICS) == [field.name for field in fields(Row)]
+    for row in row_dicts(summary):
+        assert list(row) == ["family", *METRICS]
+
+
+def test_every_metric_says_what_it_means():
+    assert not [name for name, each in METRICS.items() if not each.meaning]
+
+
+def test_a_column_has_the_heading_and_the_value_of_its_metric(summary):
+    row = replace(summary.rows[0], mat=2.345)
+    assert metrics.MAT.heading == METRICS["mat"].heading == "MAT"
+    assert metrics.MAT.shown(row) == METRICS["mat"].form(2.345) == "2.35"
+    assert [get(row) for get in metrics.MAT.data.values()] == [2.345]
+
+
+def test_every_metric_with_a_heading_is_in_a_table():
+    shown = {id(column) for table in TABLES.values() for column in table}
+    own = {name: id(column) for name, column in metrics._COLUMNS.items()}
+    of_sweeps = {"discard_rate", "verification_rate"}
+    elsewhere = {"n_prompts"}  # a page's tables by family
+    assert {name for name, at in own.items() if at not in shown} == of_sweeps | elsewhere
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_no_table_has_two_columns_with_one_name(name):
+    names = [key for column in TABLES[name] for key in column.data]
+    assert len(names) == len(set(names))
