@@ -30,8 +30,8 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError

@@ -12,7 +12,9 @@ import torch
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, Saved, learn
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling

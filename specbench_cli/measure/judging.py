@@ -10,7 +10,7 @@ from math import fsum
 from typing import Any
 
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError
 from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged

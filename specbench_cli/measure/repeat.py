@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.errors import PromptError, WorkerLost
 from specbench_cli.judge.verdict import Judge
 from specbench_cli.measure import warm_up
