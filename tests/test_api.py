@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import methods
@@ -79,12 +80,12 @@ def test_no_transformers_where_a_shipped_model_is_loaded_nor_scipy_before():
 
 
 def test_a_session_shows_authors_what_they_need_and_the_harness_in_one_place():
-    members = {name for name in vars(Session) if not name.startswith("_")}
+    members = {name for name in dir(Session) if not name.startswith("_")}
     members |= {"requests", "target", "device", "sampling", "memory", "harness"}
     taken = {
         name
         for kind in (Session, PeerSession)
-        for member in vars(kind).values()
+        for member in map(partial(getattr, kind), dir(kind))
         if inspect.isfunction(member)
         for name in inspect.signature(member).parameters
     }

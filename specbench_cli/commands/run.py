@@ -72,7 +72,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
     if how.parent is not None:
-        repeat_process.begin_apart(how.parent)
+        repeat_process.begin_repeat(how.parent)
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 
