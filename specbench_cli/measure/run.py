@@ -35,7 +35,8 @@ from specbench_cli.plan.controls import controlled
 from specbench_cli.plan.plan import Plan, fitting, make_plan
 from specbench_cli.plan.tune import Tuning
 from specbench_cli.store import matrix
-from specbench_cli.store.run_dir import ORDER, RunDir, new_path
+from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.run_dir import RunDir, new_path
 
 _TUNING = 0
 """The number of the repeat that chooses parameters."""

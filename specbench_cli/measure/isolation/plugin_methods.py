@@ -14,7 +14,8 @@ from specbench_cli.errors import (
     WorkerLost,
 )
 from specbench_cli.measure.cell import Cell, Measured
-from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
+from specbench_cli.measure.isolation.answers import MeasureAnswer
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasureOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
 from specbench_cli.measure.together import Together
 from specbench_cli.plan.arm import Arm
