@@ -9,8 +9,8 @@ from itertools import accumulate
 from math import fsum
 from typing import Any
 
-from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.request import Request
+from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError
 from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged
