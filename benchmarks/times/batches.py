@@ -47,9 +47,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.step_costs import StepCosts, quick
-from specbench_cli.measure.window import Windows
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import make_plan
 

@@ -307,7 +307,7 @@ class Cell:
         return self.recording is not None
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
+        """See `quiet.Measurable`."""
         self.settled, self.other_cpu, self.void = True, other_cpu, void
         self.delay.void = void and self.delay.ns > 0
         self._memory_before = None

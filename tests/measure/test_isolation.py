@@ -157,7 +157,7 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
             plan, RunDir.open(run_dir.path), specbench.log(), number, None, False
         )
 
-    monkeypatch.setattr(execute, "run_apart", run_here)
+    monkeypatch.setattr(execute, "run_repeat", run_here)
     settings = {"limit": 6, "category": ["qa"], "max_new_tokens": 2, "isolation": "none"}
     config = RunConfig.model_validate(
         {"methods": [{"name": "vanilla"}, {"name": "failing"}], "plugins": [path], **settings}

@@ -137,7 +137,7 @@ class PluginMethods:
 
 
 class PluginCells(Together):
-    """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
+    """Cells of one row that are measured in its plug-in's process; see `quiet.Measurable`."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class PluginCells(Together):
                 cell.lost = WorkerLost(each.lost)
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
+        """See `quiet.Measurable`."""
         super().settle(other_cpu, void)
         self._methods.settle(self._cells[0].arm, self._cells)
 
