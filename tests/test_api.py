@@ -67,11 +67,7 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
 def test_no_transformers_where_a_shipped_model_is_loaded_nor_scipy_before():
     """What a plug-in's or a drafter's process starts with; their import takes seconds."""
     heavy = "{'transformers', 'scipy'} & {*sys.modules}"
-<<<<<<< HEAD
-    starts = "specbench_cli.api, specbench_cli.measure.isolation.plugin_process"
-=======
     starts = "specbench_cli.api, specbench_cli.measure.isolation.plugin_methods"
->>>>>>> main
     modules = "{'transformers', 'torch._dynamo'} & {*sys.modules}"
     check = (
         f"import sys, {starts}; found = {heavy};"
