@@ -579,7 +579,8 @@ def _run_dealt(
 
 def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:
     """The plan without rows whose heads turned out not to load; the manifest and the view are told.
-    Raises the first one's fault where only vanilla would be left."""
+    The manifest keeps a row that has records. Raises the first one's fault where only vanilla would
+    be left."""
     rest = plan.without(unfit)
     if unfit and all(arm.label == REFERENCE for arm in rest.arms):
         raise next(iter(unfit.values()))
@@ -591,8 +592,12 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
     left_out = {label: why for label, why in before.items() if label not in able}
     left_out |= {label: without_folders(why) for label, why in found.items()}
     if left_out != before:
-        run_dir.update(left_out=left_out, rows=rows(rest))
-        view.started(rest.cells, len(run_dir.answered()), run_dir.path)
+        answered = run_dir.answered()
+        # The head of such a row loaded when the run began: its records stay valid.
+        recorded = {label for _, _, label, _ in answered} - able
+        kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
+        run_dir.update(left_out=left_out, rows=[*rows(rest), *kept])
+        view.started(rest.cells, len(answered), run_dir.path)
     return rest
 
 
