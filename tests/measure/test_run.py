@@ -355,9 +355,7 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
 
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("force", [False, True])
-def test_records_of_a_head_that_no_longer_loads_are_kept(
-    specbench, log, tmp_path, capsys, force
-):
+def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_path, capsys, force):
     shutil.copytree(HERE / "embedded" / "embedded-eagle", tmp_path / "head")
     weights = tmp_path / "head" / "model.safetensors"
     whole = weights.read_bytes()
