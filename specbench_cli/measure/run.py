@@ -162,6 +162,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = _ordered(path)
+    run_dir.order = config.model_dump_json()
     if not part:  # the parent process has checked already
         _check_programs(run_dir, config, force)
     first, tuning = planned(config)
