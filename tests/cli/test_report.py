@@ -156,7 +156,11 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["config"]["effective"]["seed"] = 2
+    manifest.pop("files")  # the digests of the records with seed 1
     (other / "manifest.json").write_text(json.dumps(manifest))
+    records = [json.loads(line) for line in (other / "records.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**record, "seed": 2}) for record in records]
+    (other / "records.jsonl").write_text("\n".join(lines) + "\n")
     code, _, err = report(str(other))
     assert code == 2
     assert "seed: 1 (here) against 2 (there)" in err
