@@ -77,6 +77,12 @@ class SpecbenchError(Exception):
         self.hint = truncate(str(hint)) if hint else None
         super().__init__(self.message)
 
+    def __str__(self) -> str:
+        """Return the message with hidden characters escaped, for Python's own tracebacks."""
+        from specbench_cli.output import plain
+
+        return plain(self.message)
+
 
 class UsageError(SpecbenchError):
     """The command line, a config file, a plug-in or a data file is wrong (exit 2)."""
