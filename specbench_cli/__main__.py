@@ -7,6 +7,7 @@ what is imported: it all stays, and a tenth of the time of a light command would
 import gc
 import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ def main() -> NoReturn:
     # Every Python that this process starts, by whichever library: no module is imported from the
     # working folder, which may be anybody's.
     os.environ["PYTHONSAFEPATH"] = "1"
+    _leave_out_working_folder()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, or somebody else's
         signal.signal(signal.SIGINT, _leave)
@@ -28,6 +30,20 @@ def main() -> NoReturn:
     gc.enable()
     signal.signal(signal.SIGINT, before)
     app.main()
+
+
+def _leave_out_working_folder() -> None:
+    """Remove the working folder from `sys.path`, where `python -m` puts it.
+
+    Another person's folder could contain a `yaml.py`, or methods as entry points. A checkout that
+    is run without installation keeps its folder.
+    """
+    try:
+        here = os.getcwd()  # noqa: PTH109 (pathlib could be imported from there)
+    except OSError:  # the folder was removed
+        return
+    if sys.path[:1] == [here] and here != __file__.removesuffix("/specbench_cli/__main__.py"):
+        del sys.path[0]
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,6 +7,7 @@ is not a `SpecbenchError` is a bug of ours: exit code 4.
 import errno
 import io
 import os
+import re
 import traceback
 from enum import IntEnum
 from pathlib import Path
@@ -16,6 +17,35 @@ LONGEST_TEXT = 2000
 _MARGIN = 500
 """Number of characters by which a text may exceed the limit without being cut. So a text that was
 cut once can get a prefix and a suffix, and still reports how many characters were cut."""
+
+HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: ESC, CR, DEL, the C1 set
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
+    "\u2028\u2029"  # line and paragraph separators
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u3164"
+    "\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point and categories Cf
+    "\u2800\U00016fe4\U0001d159"  # blanks that Unicode counts among symbols and marks
+    "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
+    "]"
+)
+"""Control characters, characters that change the writing direction, and invisible characters.
+U+200C, U+200D and U+FE0F are not included, because Persian, Hindi and emoji need them."""
+
+
+def plain(value: object, lead: str = "\\") -> str:
+    """Return the text with hidden characters escaped, e.g. `\\x1b` and `\\u202e`.
+
+    Tab and newline stay. All text for terminals and pages passes through this function.
+
+    Args:
+        lead: Backslash as the target format spells it.
+    """
+    text = "" if value is None else str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return HIDDEN.sub(lambda found: lead + ascii(found[0])[2:-1], text)
 
 
 def truncate(text: str, most: int = LONGEST_TEXT) -> str:
@@ -76,6 +106,10 @@ class SpecbenchError(Exception):
         self.message = truncate(str(message))
         self.hint = truncate(str(hint)) if hint else None
         super().__init__(self.message)
+
+    def __str__(self) -> str:
+        """Return the message with hidden characters escaped, for Python's own tracebacks."""
+        return plain(self.message)
 
 
 class UsageError(SpecbenchError):

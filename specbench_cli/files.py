@@ -134,16 +134,28 @@ def check_model_folder(folder: Path) -> None:
             _check_readable(path)
 
 
-def _check_readable(path: Path) -> None:
+def check_regular(path: Path) -> os.stat_result | None:
+    """Raise UsageError if the path is a pipe, a device or a socket, or a link to one.
+
+    Returns:
+        The status of the file or folder, or None if there is none.
+    """
     try:
         held = path.stat()
     except OSError:
-        return
+        return None
     if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
         raise UsageError(
             f"{path} is no regular file: a pipe or a device could be read without end",
             "replace it by the file itself, or remove it",
         )
+    return held
+
+
+def _check_readable(path: Path) -> None:
+    held = check_regular(path)
+    if held is None:
+        return
     most = _MOST_CONFIG if path.name in _CONFIGS else _MOST_TEXT
     if path.suffix in _TEXTS and stat.S_ISREG(held.st_mode) and held.st_size > most:
         raise UsageError(

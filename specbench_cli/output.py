@@ -29,6 +29,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from specbench_cli.errors import HIDDEN
+from specbench_cli.errors import plain as plain
+
 Format = Literal["table", "tsv", "json"]
 """How a result is written: to be read, as tab-separated lines, or as a JSON object a line."""
 
@@ -40,20 +43,6 @@ _GAP = 2
 _DIGITS = 6
 """Significant digits of a figure in tab-separated lines; files and JSON have all."""
 
-_HIDDEN = re.compile(
-    "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and newline: ESC, CR, DEL, the C1 set
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the writing direction
-    "\u2028\u2029"  # line and paragraph separators
-    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u3164"
-    "\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3"
-    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point and categories Cf
-    "\u2800\U00016fe4\U0001d159"  # blanks that Unicode counts among symbols and marks
-    "\ud800-\udfff"  # lone surrogates, which UTF-8 cannot encode
-    "]"
-)
-"""Control characters, characters that change the writing direction, and invisible characters.
-U+200C, U+200D and U+FE0F are not included, because Persian, Hindi and emoji need them."""
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
 """Start of a line that GitHub Actions reads as a command."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
@@ -62,7 +51,7 @@ _SPLITS = ("\t", "\r", "\n")
 _SPLIT_OFF = re.compile(rf"[;\t\r\n]\s*(?=[{re.escape(''.join(_FORMULA))}])")
 _FIGURES = re.compile(r"[-+\d.,%\[\] ]*(?:e[-+]\d+|x)?")
 """Numbers as tables show them. They are no formulas, even with a sign in front."""
-_HIDDEN_IN_JSON = re.compile(f"{_HIDDEN.pattern}|#(?=#\\[)")
+_HIDDEN_IN_JSON = re.compile(f"{HIDDEN.pattern}|#(?=#\\[)")
 
 
 class _Console(Console):
@@ -182,20 +171,6 @@ def console(*, stderr: bool) -> Console:
         highlight=False,
         soft_wrap=not (stderr and sys.stderr.isatty()),
     )
-
-
-def plain(value: object, lead: str = "\\") -> str:
-    """Return the text with hidden characters escaped, e.g. `\\x1b` and `\\u202e`.
-
-    Tab and newline stay. All text for terminals and pages passes through this function.
-
-    Args:
-        lead: Backslash as the target format spells it.
-    """
-    text = "" if value is None else str(value)
-    if text.isascii() and text.isprintable():
-        return text
-    return _HIDDEN.sub(lambda found: lead + ascii(found[0])[2:-1], text)
 
 
 def styled(value: object, style: str = "") -> Text:

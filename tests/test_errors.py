@@ -66,3 +66,9 @@ def test_every_error_message_is_truncated(kind):
     assert len(fault.message) < NEVER_LONGER
     assert len(fault.hint) < NEVER_LONGER
     assert len(str(fault)) < NEVER_LONGER
+
+
+def test_python_prints_a_message_with_its_hidden_characters_escaped():
+    error = UsageError("a\x1b[2J\u202eb")
+    assert str(error) == "a\\x1b[2J\\u202eb"
+    assert error.message == "a\x1b[2J\u202eb"

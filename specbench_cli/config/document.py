@@ -62,9 +62,10 @@ def read(path: Path) -> Document:
     """Read a YAML file with yaml.safe_load's rules and no key twice.
 
     Raises:
-        UsageError: no such file, no YAML, a key twice, no mapping at the top, or aliases that lead
-            to themselves or make of it more than a hundred thousand values.
+        UsageError: no such file, a pipe or a device, no YAML, a key twice, no mapping at the top,
+            or aliases that lead to themselves or make of it more than a hundred thousand values.
     """
+    files.check_regular(path)
     try:
         text = files.read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as fault:

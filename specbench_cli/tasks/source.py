@@ -87,7 +87,8 @@ def read_source(task: str, source: Source, folder: Path, obtain: str = "") -> by
         for path in (place / source.file, place / f"{source.file}.gz"):
             if path.is_file():
                 return _local(task, source, path)
-    key = source.sha256 or (source.hub.revision if source.hub else "")
+    # Another dataset, revision or split must not use the same cache file.
+    key = source.sha256 or sha256(source.model_dump_json(include={"hub", "member"}).encode())
     cached = cache_folder() / "tasks" / key[:16] / source.file
     if cached.is_file():
         data = cached.read_bytes()

@@ -1,5 +1,8 @@
 """Reading YAML: plain values, a line for every key, no key twice."""
 
+import os
+import time
+
 import pytest
 
 from specbench_cli.config.document import read
@@ -63,3 +66,24 @@ def test_error_names_file_and_line(document, text, says):
     with pytest.raises(UsageError) as caught:
         document(text)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("/dev/null"),
+    ],
+    ids=["pipe", "endless device", "empty device"],
+)
+@pytest.mark.parametrize("written", [False, True])
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path, make, written):
+    make(tmp_path / "some.yaml")
+    writer = os.open(tmp_path / "some.yaml", os.O_RDWR) if written else None
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=r"some\.yaml is no regular file"):
+        read(tmp_path / "some.yaml")
+    assert time.monotonic() - began < 1
+    if writer is not None:
+        os.close(writer)

@@ -173,6 +173,26 @@ def test_a_file_of_the_hub_that_is_not_here_is_named_with_its_address(tmp_path, 
     assert f"huggingface.co/datasets/some/data/resolve/{'0' * 40}/data/rows.jsonl" in e.value.hint
 
 
+@pytest.mark.parametrize("other", [{"id": "b/data"}, {"path": "data/test.jsonl"}])
+def test_files_of_different_datasets_do_not_share_a_cache_file(tmp_path, monkeypatch, other):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    first = {"id": "a/data", "path": "rows.jsonl", "revision": "0" * 40}
+    for content, address in ((b"first", first), (b"second", first | other)):
+        hub = Hub(**address)
+        in_hub_cache(tmp_path, monkeypatch, hub, content)
+        assert read(tmp_path, hub=hub) == content
+
+
+def test_a_revision_names_no_folder_outside_the_cache(tmp_path, monkeypatch):
+    data = b"mine"
+    hub = Hub(id="a/data", path="rows.jsonl", revision="../../out")
+    monkeypatch.setattr(source, "_download", lambda *_: data)
+    assert read(tmp_path, hub=hub) == data
+    assert not (tmp_path / "out").exists()
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.is_relative_to(tmp_path / "cache/tasks") for path in found)
+
+
 def test_a_gzipped_download_is_checked_and_kept_uncompressed(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl.gz").write_bytes(gzip.compress(ROWS))

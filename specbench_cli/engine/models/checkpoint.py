@@ -20,7 +20,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from specbench_cli.errors import EnvironmentFault, is_foreign, reason_of
+from specbench_cli.errors import (
+    EnvironmentFault,
+    SpecbenchError,
+    UsageError,
+    is_foreign,
+    reason_of,
+)
 from specbench_cli.files import check_model_folder
 
 _CHUNK = 1 << 24
@@ -319,6 +325,7 @@ def config_to_decode(folder: Path) -> Any:
     if whole is None:
         return read_config(folder)
     _check_counts(folder, said)
+    _check_kernels(folder, said)
     return whole
 
 
@@ -339,9 +346,11 @@ def read_config(folder: Path) -> Any:
             hint="specbench list models",
         )
     try:
-        _check_counts(folder, json.loads(file.read_text(encoding="utf-8")))
+        said = json.loads(file.read_text(encoding="utf-8"))
+        _check_counts(folder, said)
+        _check_kernels(folder, said)
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except EnvironmentFault:
+    except SpecbenchError:
         raise
     except Exception as error:  # whatever a config makes transformers raise
         raise EnvironmentFault(
@@ -470,6 +479,29 @@ def config_facts(folder: Path) -> ConfigFacts:
         dtype="+".join(weights.dtypes),
         sha256=weights.sha256(),
     )
+
+
+def _check_kernels(folder: Path, said: Any) -> None:
+    """Raise UsageError if a config names a repository of kernels, at any depth.
+
+    transformers would download it and run its code without asking (package `kernels`).
+    """
+    if isinstance(said, list):
+        for value in said:
+            _check_kernels(folder, value)
+    if not isinstance(said, dict):
+        return
+    for key, value in said.items():
+        if key.endswith("_implementation"):
+            names = value.values() if isinstance(value, dict) else [value]
+            repository = next((n for n in names if isinstance(n, str) and "/" in n), None)
+            if repository is not None:
+                raise UsageError(
+                    f"{folder / 'config.json'}: {key} is {repository!r}, a repository whose code"
+                    " transformers would download and run",
+                    f"remove {key} from that file: the model is then computed by built-in code",
+                )
+        _check_kernels(folder, value)
 
 
 def _check_counts(folder: Path, said: Any) -> None:

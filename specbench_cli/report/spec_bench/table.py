@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from specbench_cli import output
@@ -34,6 +36,8 @@ NOTE = (
     " are averaged over steps. Ours is paired by question, time for time, with the tokens that were"
     " generated."
 )
+_LONGEST_SLUG = 60
+"""Maximum number of characters of a file name without its hash."""
 HEADINGS = ("method", "theirs: speedup", "MAT", "tok/s", "ours: speedup", "MAT", "tok/s")
 
 
@@ -149,14 +153,27 @@ def write(found: SpecBench, folder: Path) -> list[Path]:
         writer.writerows(
             {name: output.harmless(each) for name, each in line.items()} for line in lines
         )
+    slugs = _slugs(dict.fromkeys(label for run in found.runs for label in run))
     for number, run in enumerate(found.runs, start=1):
         for label, answers in run.items():
             if all(answer.turns is not None for answer in answers):
-                slug = re.sub(r"[^\w.+-]+", "-", label).strip("-")
+                slug = slugs[label]
                 name = slug + (f"-run_{number}" if len(found.runs) > 1 else "")
                 path = folder / "spec-bench" / f"{name}.jsonl"
                 files.append(write_answers(answers, slug, path))
     return files
+
+
+def _slugs(labels: Iterable[str]) -> dict[str, str]:
+    """Return a different file name for each label."""
+    slugs = {label: re.sub(r"[^\w.+-]+", "-", label).strip("-.") for label in labels}
+    count = Counter(slugs.values())
+    return {
+        label: slug
+        if slug and count[slug] == 1 and len(slug) <= _LONGEST_SLUG
+        else f"{slug[:_LONGEST_SLUG]}-{sha256(label.encode()).hexdigest()[:6]}".lstrip("-")
+        for label, slug in slugs.items()
+    }
 
 
 def _answers(source: Source, decode: Decode | None) -> list[Answers]:

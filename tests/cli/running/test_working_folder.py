@@ -79,6 +79,23 @@ def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, mo
     assert "PYTHONSAFEPATH" not in os.environ
 
 
+@pytest.mark.parametrize("name", ["yaml", "evil"])
+def test_python_m_imports_no_module_of_the_working_folder(folder, name):
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / f"{name}.py").write_text(f"open({str(folder.parent / 'RAN')!r}, 'a').close()")
+    package = folder / "evil-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[specbench.methods]\nevil = evil:Evil\n")
+    root = str(Path(specbench_cli.__file__).parents[1])
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | {"PYTHONPATH": root}
+    command = [sys.executable, "-m", "specbench_cli", "run", "--dry-run", "-m", "evil"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "there is no method 'evil'" in done.stderr) == (2, True), done.stderr
+    assert not (folder.parent / "RAN").exists()
+
+
 @pytest.fixture
 def elsewhere(folder, monkeypatch):
     """This process works in that folder, and its own modules are not looked for there."""

@@ -416,6 +416,26 @@ def test_code_beside_a_checkpoints_weights_never_runs(
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_implementation": "some/kernel"},
+        {"_attn_implementation": "paged|some/kernel@main"},
+        {"attn_implementation": {"": "some/kernel"}},
+        {"experts_implementation": "some/kernel"},
+        {"text_config": {"attn_implementation": "some/kernel"}},
+    ],
+)
+def test_a_repository_of_kernels_that_a_config_names_is_refused(
+    tiny_checkpoint: Maker, copy_of: Callable[[Path], Path], changes: dict[str, object]
+) -> None:
+    folder = copy_of(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UsageError, match=r"some/kernel.*, a repository whose code"):
+        load_decoder(folder, name="target")
+
+
 def test_hosted_model_is_not_completed_by_chance(
     tiny_checkpoint: Maker, copy_of: Callable[[Path], Path]
 ) -> None:

@@ -209,6 +209,16 @@ def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(ma
     )
 
 
+def test_each_label_has_its_own_answer_file(make_run, synthetic, tmp_path):
+    labels = ["a b", "a-b", "..", "/", "x" * 120, "x" * 121]
+    fakes = [synthetic.Fake(label, method="sps", length=5, alpha=0.7) for label in labels]
+    run = make_run("run", (synthetic.vanilla, *fakes))
+    assert report([str(run.path)], to="csv", also="spec-bench", out=tmp_path / "out") == 0
+    found = sorted((tmp_path / "out/spec-bench").iterdir())
+    assert len(found) == len(labels) + 1
+    assert len({read_answers(path).model_id for path in found}) == len(found)
+
+
 def _other_category(record):
     """With a category that Spec-Bench does not have."""
     return replace(record, category="sharing" if record.family == "qa" else record.category)
