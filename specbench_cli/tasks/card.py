@@ -28,6 +28,9 @@ from specbench_cli.tasks.schema import FAMILIES, Column, Family, Scorer
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+_LONGEST_PATH = 240
+"""Most bytes of a source's path. No file system has names of more than 255 bytes."""
+
 Template = Annotated[str, Field(min_length=1), AfterValidator(fill.checked)]
 """A text with a row's columns in braces; braces that are meant are doubled."""
 
@@ -104,6 +107,8 @@ class Source(_Strict):
         path = PurePosixPath(file)
         if path.is_absolute() or ".." in path.parts or not path.name:
             raise ValueError("must be a relative path without '..'")
+        if len(file.encode()) > _LONGEST_PATH:
+            raise ValueError(f"must have at most {_LONGEST_PATH} bytes, got {len(file.encode())}")
         return file
 
     @model_validator(mode="after")

@@ -226,6 +226,10 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
             "fields.colour must be one of 'id'",
         ),
         ("name: own\nversion: '1'\nsource: {file: a.doc}", "a.doc must end in one of .jsonl"),
+        (
+            f"name: own\nversion: '1'\nsource: {{file: {'é' * 200}.jsonl}}",
+            "source.file must have at most 240 bytes, got 406",
+        ),
         ("name: own\nversion: '1'\nsource: {file: a.zip}", "a .zip needs a member"),
         (
             "name: own\nversion: '1'\nsource: {file: a.jsonl, hub: {id: a/b, revision: c}}",
