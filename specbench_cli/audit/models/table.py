@@ -191,17 +191,7 @@ class TableDecoder(Decoder):
         every = range(low, high)
         run = [at for at in every if (at, "attention") not in over] if over else every
         start = state.length(0, run[0] if run else low)
-        if isinstance(x, Tokens | Features):
-            n = x.ids.shape[1]
-            next_ = start + state.left_out
-            at = range(next_, next_ + n) if positions is None else positions[0].tolist()
-            follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
-            features = x.rows[0] if isinstance(x, Features) else [None] * n
-            fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
-            state.append([Row(*row) for row in fed], run)
-        else:
-            n = x.rows.shape[1] if not low else min(x.rows.shape[1], len(state.rows) - start)
-            state.deepen(n, run)
+        n = self._append(model_input, state, start, low, run)
         beyond = None
         if isinstance(x, Hidden) and x.rows.shape[1] > n:
             assert positions is not None
@@ -225,14 +215,8 @@ class TableDecoder(Decoder):
         if not spoken:
             hidden = x.rows if isinstance(x, Hidden) else self.embed(cast(Tokens, x).ids)
         else:
-            at_last = spoken[-1]
-            if not low and any(at < at_last for at, _ in over):
-                last = [(token + 1) % self.vocab_size for token in last]
-            if at_last not in run:
-                before = [0] * n
-            if (at_last, "mlp") in over:
-                last = [0] * n
-            hidden = _rows(self.layers[at_last], before, last)[None]
+            before, last = self._changed(before, last, over, run, low, spoken[-1])
+            hidden = _rows(self.layers[spoken[-1]], before, last)[None]
         tapped = {
             at: hidden if at == high - 1 else _rows(self.layers[at], before, last)[None]
             for at in taps
@@ -244,6 +228,42 @@ class TableDecoder(Decoder):
         if isinstance(logits_at, Tensor):
             return Out(hidden[:, logits_at], hidden, tapped)
         return Out(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
+
+    def _append(
+        self, model_input: ModelInput, state: TableState, start: int, low: int, run: Sequence[int]
+    ) -> int:
+        """Append the input's rows to the state and return their number."""
+        x, positions, mask = model_input.x, model_input.positions, model_input.mask
+        if not isinstance(x, Tokens | Features):
+            n = x.rows.shape[1] if not low else min(x.rows.shape[1], len(state.rows) - start)
+            state.deepen(n, run)
+            return n
+        n = x.ids.shape[1]
+        first = start + state.left_out
+        at = range(first, first + n) if positions is None else positions[0].tolist()
+        follows = range(start - 1, start + n - 1) if mask is None else _parents(mask, start)
+        features = x.rows[0] if isinstance(x, Features) else [None] * n
+        fed = zip(x.ids[0].tolist(), at, follows, features, strict=True)
+        state.append([Row(*row) for row in fed], run)
+        return n
+
+    def _changed(
+        self,
+        before: list[int],
+        last: list[int],
+        over: frozenset[tuple[int, str]],
+        run: Sequence[int],
+        low: int,
+        layer: int,
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens that a layer reads, changed by the sublayers that were skipped."""
+        if not low and any(at < layer for at, _ in over):
+            last = [(token + 1) % self.vocab_size for token in last]
+        if layer not in run:
+            before = [0] * len(before)
+        if (layer, "mlp") in over:
+            last = [0] * len(last)
+        return before, last
 
     def _embedded(
         self,

@@ -529,7 +529,7 @@ def _clean(number):
 
 
 @njit(**SUMS)
-def _attend_block(
+def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its pointers around
     qkv,
     held,
     apart,
