@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from methods._heads.eagle import EagleHead
+from methods.eagle.head import EagleHead
 from specbench_cli.api import (
     AUTO,
     ROOT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from methods._artifacts.acceptance import AcceptanceHead
+from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
     Draft,
     DraftModelMethod,

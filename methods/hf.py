@@ -31,7 +31,7 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
 from methods._heads.slots import rotary_of
-from methods._parallel.dflash import DFlash
+from methods.dflash.head import DFlash
 from specbench_cli.api import (
     Draft,
     EnvironmentFault,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from methods._artifacts.acceptance import AcceptanceHead
+from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
     AcceptParams,
     Draft,

@@ -33,15 +33,7 @@ from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, S
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
-from specbench_cli.engine.verify.accept import (
-    NEVER,
-    AcceptParams,
-    AcceptRule,
-    Lenient,
-    RandomAccept,
-    Places,
-    Typical,
-)
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, Places
 from specbench_cli.engine.verify.random import Random
 
 # Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
@@ -51,9 +43,9 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import draft_chains
-from specbench_cli.engine.drafting.draft_model import DraftModelMethod
-from specbench_cli.engine.drafting.lengths import Fixed, Length, LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.chains import DraftModelMethod, draft_chains
+from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.lengths import Fixed, Length
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
 from specbench_cli.engine.learning import Topics
@@ -84,23 +76,11 @@ from specbench_cli.engine.drafting.growth import (
     size_of,
 )
 
-# A draft without a model: n-grams, counted while they are used; all substrings, with their counts
-# or with their first places; all places of any string in texts that stay as they are.
-from specbench_cli.engine.drafting.automaton import SuffixAutomaton
-from specbench_cli.engine.drafting.ngram import KatzModel
+# A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
-from specbench_cli.engine.drafting.suffix_tree import SuffixTree
 
-# Which of earlier texts leave a memory that is full.
-from specbench_cli.engine.drafting.eviction import EvictionName
-
-# A draft model with a tokenizer of its own: the text as it reads it, and what it spells in several
-# tokens where the target has one.
+# A draft model with a tokenizer of its own: the text as it reads it.
 from specbench_cli.engine.drafting.transcript import Transcript
-from specbench_cli.engine.drafting.vocabulary import Runs
-
-# A draft by parts of the target: the best of all sets of parts to pass over, found by trying.
-from specbench_cli.engine.drafting.set_search import SearchParams, SetSearch
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
 # (`siblings`), which tokens come first (`ranking`), and the way of ids and numbers between a device
@@ -151,7 +131,6 @@ from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
     "AUTO",
-    "NEVER",
     "NORMED",
     "ROOT",
     "ROPE_TYPES",
@@ -169,7 +148,6 @@ __all__ = [
     "DraftModelMethod",
     "Drafter",
     "EnvironmentFault",
-    "EvictionName",
     "FeatureHead",
     "Features",
     "Field",
@@ -185,7 +163,6 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "KatzModel",
     "Law",
     "Layer",
     "LayerReader",
@@ -193,7 +170,6 @@ __all__ = [
     "Length",
     "LengthParams",
     "LengthRule",
-    "Lenient",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -214,18 +190,14 @@ __all__ = [
     "Places",
     "Preparer",
     "Random",
-    "RandomAccept",
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
-    "Runs",
     "Said",
     "Sampling",
     "Scratch",
-    "SearchParams",
     "SequentialHead",
     "Session",
-    "SetSearch",
     "SpanParams",
     "SpanRule",
     "Spans",
@@ -233,14 +205,11 @@ __all__ = [
     "Step",
     "StopRule",
     "SuffixArray",
-    "SuffixAutomaton",
-    "SuffixTree",
     "Template",
     "Tokens",
     "Topics",
     "Trained",
     "Transcript",
-    "Typical",
     "UsageError",
     "Weights",
     "Widths",

@@ -75,7 +75,7 @@ def run(
     from specbench_cli.config import permission
     from specbench_cli.config.load import compose
     from specbench_cli.config.sources import from_call
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     folder, file = (
         None if value is None else Path(_named(f"run(): {word}", value))
@@ -249,7 +249,7 @@ class Run:
     def exit_code(self) -> ExitCode:
         """What `specbench run` ends with: OK, BAD_ANSWER, or ENVIRONMENT where times are
         void or a method could not run here."""
-        from specbench_cli.measure.run import exit_code
+        from specbench_cli.measure.result import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 

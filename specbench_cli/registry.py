@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ class Entry:
         proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
         builds_on: keys of further papers to cite.
         project: the project that implements it, if no paper proposes it.
+        more_needs: True if `needs` is not all that it needs with default parameters: it loads
+            trained modules (`artifacts`), or checks the machine itself (`check`).
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
@@ -82,6 +85,7 @@ class Entry:
     proposed_in: tuple[str, ...] = ()
     builds_on: tuple[str, ...] = ()
     project: str = ""
+    more_needs: bool = False
     origin: str = "specbench"
 
     @property
@@ -107,19 +111,33 @@ _plugged_in: dict[str, Entry] = {}
 
 @cache
 def ours() -> dict[str, Entry]:
-    """Return the built-in methods by name, in the order of `FAMILIES`.
+    """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
-    Each class in `methods/` declares the attributes of its entry. They are read from the source
-    text, because importing the classes would import torch.
+    Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
+    entry. They are read from the source text, because importing the classes would import torch.
     """
-    root = importlib.resources.files("methods")
     found: dict[str, Entry] = {}
-    for file in sorted(root.iterdir(), key=lambda each: each.name):
-        if file.name.endswith(".py") and not file.name.startswith("_"):
-            module = f"methods.{file.name.removesuffix('.py')}"
-            found |= parse_entries(file.read_text(encoding="utf-8"), module)
-    ranks = {family: rank for rank, family in enumerate(FAMILIES)}
-    return dict(sorted(found.items(), key=lambda item: ranks[item[1].family]))
+    for module, file in _sources():
+        found |= parse_entries(file.read_text(encoding="utf-8"), module)
+    return dict(sorted(found.items(), key=lambda item: _place(*item)))
+
+
+def _place(name: str, entry: Entry) -> tuple[int, str]:
+    """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
+    return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
+
+
+def _sources() -> Iterator[tuple[str, Traversable]]:
+    """Yield the name and file of each module that defines methods, ordered by method."""
+    root = importlib.resources.files("methods")
+    for each in sorted(root.iterdir(), key=lambda each: each.name.removesuffix(".py")):
+        name = each.name.removesuffix(".py")
+        if name.startswith("_"):
+            continue
+        if (whole := each / "method.py").is_file():
+            yield f"methods.{name}.method", whole
+        elif each.name.endswith(".py"):
+            yield f"methods.{name}", each
 
 
 def parse_entries(text: str, module: str) -> dict[str, Entry]:
@@ -140,6 +158,11 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
         if not isinstance(node, ast.ClassDef):
             continue
         own = dict(_literals(node, module))
+        own["more_needs"] = any(_needs_more(each) for each in node.body) or any(
+            attributes.get(base.id, {}).get("more_needs")
+            for base in node.bases
+            if isinstance(base, ast.Name)
+        )
         bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
         known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
         if "name" in own and known.get("family") and not node.name.startswith("_"):
@@ -155,6 +178,7 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
                 proposed_in=known.get("proposed_in", ()),
                 builds_on=known.get("builds_on", ()),
                 project=known.get("project", ""),
+                more_needs=known.get("more_needs", False),
             )
     return found
 
@@ -181,6 +205,18 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
         except ValueError as fault:
             place = f"{module}:{each.lineno}: {node.name}.{each.target.id}"
             raise ValueError(f"{place} must be a literal: the registry reads it") from fault
+
+
+def _needs_more(node: ast.stmt) -> bool:
+    """Return True if a statement of a class defines a need beyond `Entry.needs`.
+
+    `artifacts` that returns `... if ... else ()` depends on a parameter that is off by default.
+    """
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    returned = node.body[-1].value if isinstance(node.body[-1], ast.Return) else None
+    conditional = isinstance(returned, ast.IfExp) and ast.unparse(returned.orelse) == "()"
+    return node.name == "check" or (node.name == "artifacts" and not conditional)
 
 
 def entries() -> dict[str, Entry]:

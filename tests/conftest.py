@@ -434,10 +434,10 @@ def log():
 def specbench(tmp_path, monkeypatch):
     """Run a configuration through plan, cells and records; returns an `Outcome`."""
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.measure import passes
     from specbench_cli.measure import run as execute
+    from specbench_cli.measure import warm_up
 
-    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 1)
+    monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 1)
     made = []
 
     def run(*methods, log=None, resume=None, **config):

@@ -48,7 +48,6 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
     kinds = {
         "AcceptRule",
         "FeatureHead",
-        "RandomAccept",
         "fill_from",
         "Candidates",
         "Chosen",

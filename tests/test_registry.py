@@ -53,8 +53,9 @@ def classes_on_disk() -> dict[str, type[Method]]:
     for module in pkgutil.iter_modules(methods.__path__):
         if module.name.startswith("_"):
             continue
-        for member in vars(importlib.import_module(f"methods.{module.name}")).values():
-            own = inspect.isclass(member) and member.__module__ == f"methods.{module.name}"
+        name = f"methods.{module.name}{'.method' * module.ispkg}"
+        for member in vars(importlib.import_module(name)).values():
+            own = inspect.isclass(member) and member.__module__ == name
             if own and issubclass(member, Method) and not member.__name__.startswith("_"):
                 found[member.name] = member
     return found

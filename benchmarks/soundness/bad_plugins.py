@@ -7,20 +7,23 @@ forwards are those of a run without it, or the plug-in is refused before anythin
 the run is given up because the plug-in wrote to its files; the
 exit code is not 0 where it does harm to its own row, the method is named, and no process is left.
 
-torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in's
-own process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
+torch is imported once, on one thread; a run is a fork that calls the command line, and a plug-in
+process (a fresh interpreter otherwise) is a fork of that. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,8 +36,7 @@ import torch
 import yaml
 
 from specbench_cli import app
-from specbench_cli.measure import quiet
-from specbench_cli.measure.isolation import rooms
+from specbench_cli.measure import quiet, worker_process
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 
@@ -92,6 +94,45 @@ def forked(words: list[str], said: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+class Fork:
+    """A fork that calls the function of a worker process's command; see `worker_process.start`."""
+
+    def __init__(
+        self, command: Sequence[str], descriptors: Sequence[int], *, leads_session: bool
+    ) -> None:
+        *_, function, parent, connection = command
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        if leads_session:
+            os.setsid()
+        sys.argv = ["-c", parent, connection]
+        module, _, name = function.partition(":")
+        getattr(import_module(module), name)()
+
+    def poll(self) -> int | None:
+        """See `subprocess.Popen`."""
+        if self.returncode is None:
+            child, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if child else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `subprocess.Popen`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("plug-in", timeout or 0)
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        """See `subprocess.Popen`."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 def others(folder: Path) -> dict[Any, Any]:
     """Ids and counters of the rows beside it."""
     return {
@@ -121,9 +162,7 @@ def main() -> int:
     with (
         patch.object(quiet, "WINDOW_S", 0.05),
         patch.object(outputs, "write_figures", lambda *_, **__: []),
-        patch.object(
-            rooms.multiprocessing, "get_context", lambda *_: multiprocessing.context.ForkContext()
-        ),
+        patch.object(worker_process, "start", Fork),
     ):
         torch.set_num_threads(1)
         assert app._run([*RUN, "-m", "sps,pld", "--out", str(home / "whole")]) == 0

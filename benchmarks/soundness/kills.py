@@ -40,7 +40,7 @@ import torch
 from specbench_cli import app
 from specbench_cli.engine.workers import process
 from specbench_cli.engine.workers.lifeline import end_with
-from specbench_cli.measure import bench, passes, quiet, repeats
+from specbench_cli.measure import bench, quiet, repeat_process, warm_up
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
 
@@ -86,7 +86,7 @@ def specbench(words: Sequence[str], said: Path) -> int:
 
 
 def pass_apart(words: Sequence[str], descriptors: Sequence[int] = ()) -> int:
-    """In place of `repeats.finished`: the pass of a run as a fork of it."""
+    """In place of `repeat_process.finished`: the pass of a run as a fork of it."""
     words = [*words[words.index("run") :]]
     words[words.index("--parent") + 1] = str(os.getpid())
     parent = os.getpid()
@@ -252,9 +252,9 @@ def main() -> int:
     torch.set_num_threads(1)
     home = Path(tempfile.mkdtemp(prefix="specbench-kills-"))
     with (
-        patch.object(repeats, "finished", pass_apart),
+        patch.object(repeat_process, "finished", pass_apart),
         patch.object(quiet, "WINDOW_S", 0.05),
-        patch.multiple(passes, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
+        patch.multiple(warm_up, WARM_UP_ROUNDS=1, WARM_UP_TOKENS=2),
         patch.multiple(
             bench,
             load_decoder=cache(bench.load_decoder),

@@ -19,7 +19,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench_cli.engine.drafting.eviction import POLICIES, DiscardBit, Eviction, PhaseBit
+from methods.suffix.eviction import POLICIES, DiscardBit, Eviction, PhaseBit
 
 NEVER = 1 << 62
 
@@ -106,7 +106,7 @@ def record(task: str, limit: int, budget: int) -> list[int]:
     """The trace of a run of `suffix` whose memory holds everything."""
     from transformers import AutoTokenizer
 
-    from methods.suffix import Suffix, SuffixParams
+    from methods.suffix.method import Suffix, SuffixParams
     from specbench_cli.engine.learning import Memory
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.engine.sequence import StopRule

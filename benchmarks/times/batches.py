@@ -40,7 +40,8 @@ import numpy as np
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.drafting.goodput import emitted, synergy
+from specbench_cli.engine.drafting.by_load import emitted
+from specbench_cli.engine.drafting.synergy import best_length
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.verify.sampling import Sampling
@@ -48,7 +49,8 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.step_costs import StepCosts, quick
 from specbench_cli.measure.window import Windows
-from specbench_cli.plan.plan import Arm, make_plan
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import make_plan
 
 SIZES = (1, 2, 4, 8)
 ID_SIZES = (*SIZES, 16)
@@ -220,7 +222,7 @@ class Lengths:
             spent = found[size] = self.measured(size, rows, rounds)
             each = {name: sum(times) for name, times in spent.items()}
             best = str(min(self.fixed, key=lambda k: each[str(k)]))
-            said = str(synergy(alpha, size, self.longest, target, draft))
+            said = str(best_length(alpha, size, self.longest, target, draft))
             top = self.best_of_others(spent)
             ratios = [ratio(top, spent[name]) for name in (said, "synergy", "smartspec")]
             ratios.append(ratio(spent["0"], spent["smartspec"]))

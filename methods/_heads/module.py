@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
@@ -428,20 +427,19 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @cache
 def heads() -> Mapping[str, type[DraftHead]]:
-    """The heads of this folder, by kind: a file that defines one needs no entry anywhere."""
-    return {kind.kind: kind for kind in _here() if issubclass(kind, DraftHead)}
+    """Return the heads of all methods, by kind. A `head.py` that defines one needs no entry."""
+    return {kind.kind: kind for kind in _defined() if issubclass(kind, DraftHead)}
 
 
 @cache
 def parallel_heads() -> Mapping[str, type[ParallelHead]]:
-    """The same of those that say all tokens of a draft at once."""
-    return {kind.kind: kind for kind in _here() if issubclass(kind, ParallelHead)}
+    """Return the heads that draft all tokens in one forward, by kind."""
+    return {kind.kind: kind for kind in _defined() if issubclass(kind, ParallelHead)}
 
 
-def _here() -> list[type]:
-    """The classes of this folder's files and of the parallel ones', but for abstract ones."""
-    rooms = map(import_module, ("methods._heads", "methods._parallel"))
-    files = (pkgutil.walk_packages(room.__path__, f"{room.__name__}.") for room in rooms)
-    names = sorted(each.name for of_room in files for each in of_room)
-    found = [each for name in names for each in vars(import_module(name)).values()]
+def _defined() -> list[type]:
+    """Return the classes in the `head.py` of methods, without abstract ones."""
+    files = sorted(Path(__file__).parents[1].glob("*/head.py"))
+    homes = [import_module(f"methods.{file.parent.name}.head") for file in files]
+    found = [each for home in homes for each in vars(home).values()]
     return [each for each in found if isinstance(each, type) and not isabstract(each)]

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from specbench_cli.engine.drafting.lengths import LengthParams
+from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import FeatureHead, Head
 from specbench_cli.engine.params import MethodParams

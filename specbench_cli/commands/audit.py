@@ -22,7 +22,6 @@ EXAMPLES = (
     "specbench audit --all --resume",
     "specbench audit --plugin my_method.py",
     "specbench audit sps pld --json --out certificates",
-    "specbench audit --self-test",
 )
 EPILOG = "\n\n".join(
     (
@@ -80,14 +79,6 @@ def audit(
     json: Annotated[
         bool, typer.Option("--json", help="Certificates as JSON lines.", rich_help_panel=OUTPUT)
     ] = False,
-    self_test: Annotated[
-        bool,
-        typer.Option(
-            "--self-test",
-            help="Plant known faults; every one must be caught.",
-            rich_help_panel=AUDITED,
-        ),
-    ] = False,
 ) -> ExitCode:
     """Prove on small models that a method keeps what it promises.
 
@@ -95,10 +86,6 @@ def audit(
     is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of acceptance
     are checked there and on a tiny Llama.
     """
-    if self_test:
-        if methods or every or plugin or out or resume:
-            raise UsageError("--self-test takes no methods", "specbench audit --self-test")
-        return _self_test(json)
     names = _names(methods or [], every, plugin or [])
     from specbench_cli.audit.audit import audit_all
     from specbench_cli.judge.broken import CERTIFICATES
@@ -238,18 +225,3 @@ def _small(value: float | None) -> str | None:
     if value is None:
         return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
-
-
-def _self_test(json: bool) -> ExitCode:
-    """Plant every known fault and see that it is caught."""
-    from specbench_cli.audit.selftest import self_test
-
-    rows = []
-    for caught in self_test():
-        rows.append(caught)
-        if json:
-            output.json_line(caught.facts())
-    if not json:
-        output.rows([caught.facts() for caught in rows])
-        output.note(f"{sum(caught.caught for caught in rows)} of {len(rows)} faults caught")
-    return ExitCode.OK if all(caught.caught for caught in rows) else ExitCode.BAD_ANSWER

@@ -150,7 +150,7 @@ def _measured(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
-    from specbench_cli.measure import repeats
+    from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise
     from specbench_cli.predict.recommend.search import recommend as search
@@ -160,7 +160,7 @@ def _measured(
     begun = time.monotonic()
     try:
         outcome = search(journal, place, view, how.force)
-    except repeats.Unfinished as fault:
+    except repeat_process.Unfinished as fault:
         if fault.told:
             raise typer.Exit(fault.exit_code) from fault
         raise
@@ -207,7 +207,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     asked, sources = load(
         {"methods": registry.lossless()}

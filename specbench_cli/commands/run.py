@@ -19,13 +19,13 @@ from specbench_cli.config import options
 from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import BLOCKS, option
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.measure import repeats
+from specbench_cli.measure import repeat_process
 from specbench_cli.store.recorded import chance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
     from specbench_cli.config.run import RunConfig, RunInvocation
-    from specbench_cli.measure.run import Result
+    from specbench_cli.measure.result import Result
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
 
@@ -72,7 +72,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     if how.resume is not None:
         _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
     if how.parent is not None:
-        repeats.begin_apart(how.parent)
+        repeat_process.begin_apart(how.parent)
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 
@@ -172,7 +172,7 @@ def _measure(
             fresh=settings is not None,
         )
     if part:
-        raise typer.Exit(repeats.DONE + made.exit_code)
+        raise typer.Exit(repeat_process.DONE + made.exit_code)
     with told_how_to_go_on(place, view, part=False):
         return place, [made], written(place, view)
 
@@ -206,7 +206,7 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
 
 def _vet(plugin: str) -> None:
     """Have a plug-in imported in a process of its own first. Raises UsageError."""
-    from specbench_cli.measure.isolation.rooms import vet
+    from specbench_cli.measure.isolation.plugin_process import vet
 
     vet(plugin)
 

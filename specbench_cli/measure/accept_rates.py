@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbench_cli import registry
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.spans.spans import SpanParams
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import limited, one_line, staffed
 from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.plan import Arm, Plan, like_of
+from specbench_cli.plan.arm import Arm, like_of
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 QUESTIONS = 48
@@ -48,7 +48,7 @@ def _at(arm: Arm, rates: dict[str, float]) -> Arm:
     if like is None:
         return arm
     passed = {**arm.passed, "rate": rates[like]}
-    return replace(arm, method=registry.build(arm.name, passed), passed=passed)
+    return replace(arm, passed=passed)
 
 
 def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:

@@ -37,9 +37,9 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
 from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
+from specbench_cli.measure.placement import check_threads, choose_device, placement
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
-from specbench_cli.plan.placement import check_threads, choose_device, placement
 from specbench_cli.plan.plan import Plan
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
@@ -276,7 +276,7 @@ class Bench:
 
         This check runs before the measurement.
 
-        Later turns contain answers, so they are checked when they are decoded: see `Pass._prompt`.
+        Later turns contain answers, so `Prompts.prompt` checks them when they are decoded.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()

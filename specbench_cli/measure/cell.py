@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,25 +13,22 @@ import torch
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, Saved, learn
 from specbench_cli.engine.session import PeerSession, Request, Session
-from specbench_cli.engine.types import Forward, Step
+from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import Told, Watch, misreported
-from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
-    MethodFault,
-    SpecbenchError,
     WorkerLost,
-    message_of,
     on_one_line,
     truncate,
 )
 from specbench_cli.measure.hardware.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
+from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.phases import divided
 from specbench_cli.measure.shown import shown
-from specbench_cli.plan.plan import Arm
+from specbench_cli.plan.arm import Arm
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import (
@@ -47,10 +41,6 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
-from specbench_cli.time_limit import limit_time
-
-WARM_UP_TOKENS = 16
-WARM_UP_ROUNDS = 2
 
 NO_ENERGY = Energy((), "nobody asked")
 
@@ -188,7 +178,7 @@ class Cell:
                 watch.begin(session)
                 made = self.arm.method.generate(session)
                 for step in steps_of(self.arm.method, "generate", made):
-                    _count(steps, extra, step)
+                    count_step(steps, extra, step)
                     told.append(Told.of(step))
                 watch.end()
         except WorkerLost as lost:
@@ -217,7 +207,7 @@ class Cell:
                 self._delayed_by.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[_drafted(each) for each in told],
+            drafts=[drafted(each) for each in told],
             extra=extra,
             version=version if learns else None,
             error=error,
@@ -384,123 +374,8 @@ class Cell:
         )
 
 
-class Together:
-    """Cells of one row whose prompts are decoded together, and measured as one.
-
-    Each gets the steps and the forwards that it took part in, and an equal share of the time: over
-    all prompts these add up to what the row took.
-
-    Args:
-        size: most of them that take part in a step; others join as these come to their ends.
-        chunk: most tokens of prompts that a forward reads beside these.
-        arrivals: of each, seconds from the beginning; none: all are there.
-    """
-
-    def __init__(
-        self, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
-    ) -> None:
-        self._cells, self._size, self._arrivals = cells, size, arrivals
-        self._chunk = chunk
-
-    def measure(self) -> None:
-        """Decode the prompts with the clock running; see `Cell.measure`."""
-        cells, first = self._cells, self._cells[0]
-        device = first.rest()
-        watch = first.watch()
-        reset_peak(device, None)
-        batch = first.batch([cell.request for cell in cells], self._size, self._known())
-        counted = [(cell.counters(), dict[str, float](), list[Told]()) for cell in cells]
-        error = None
-        gc.disable()
-        try:
-            with limited(first.limit_s and first.limit_s * len(cells)):
-                first.energy.begin()
-                watch.begin(*batch.sessions)
-                made = first.arm.method.generate_batch(batch)
-                for step in steps_of(first.arm.method, "generate_batch", made, len(counted)):
-                    steps, extra, told = counted[step.seq]
-                    _count(steps, extra, step)
-                    told.append(Told.of(step))
-                watch.end()
-        except BaseException as failure:  # a method's fault fails its cells, not the run
-            watch.end()
-            error = one_line(failure)
-        finally:
-            gc.enable()
-        joules = first.energy.end()
-        batch.meter.resolve()
-        error = error or watch.fault(batch.meter)
-        peak = peak_bytes(device, None)
-        texts = [session.harness.text for session in batch.sessions]
-        started = watch.began_ns
-        total = watch.ended_ns - started
-        busy = divided(batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns, since=0)
-        share = _share(busy, len(cells))
-        for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
-            steps, extra, told = counted[place]
-            own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
-            cell.measured = Measured(
-                output=list(session.output()),
-                origin=list(texts[place].origin),
-                finish=session.finish or "error",
-                steps=steps,
-                trace=Trace.pack(_own(f, place) for f in own),
-                ns=share,
-                peak=peak,
-                drafts=[_drafted(each) for each in told],
-                extra=extra,
-                version=None,
-                error=error or cell.fault_of(session, told),
-                batch=Batched(
-                    len(cells),
-                    place,
-                    total,
-                    max(1, texts[place].last_ns - started),
-                    batch.size,
-                    round(self._arrivals[place] * 1e9) if self._arrivals else None,
-                    texts[place].first_ns - started if self._arrivals else None,
-                ),
-                joules=None if joules is None else joules / len(cells),
-            )
-
-    def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
-        for cell in self._cells:
-            cell.settle(other_cpu, void)
-
-    def _known(self) -> dict[str, Any]:
-        """What the cells know beforehand of their outputs."""
-        recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
-        references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
-        known = {"recordings": recordings, "references": references}
-        return {**known, "arrivals": self._arrivals, "chunk": self._chunk}
-
-
-def measurable(
-    cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
-) -> Cell | Together:
-    """Cells of one row as they are measured: one alone, or several as `Together` has it."""
-    return cells[0] if size == 1 and not arrivals else Together(cells, size, chunk, arrivals)
-
-
-def _own(forward: Forward, place: int) -> Forward:
-    """What a sequence had in a batch's forward: its rows, and what they were for."""
-    if forward.rows is None:
-        return forward
-    role = "prefill" if place in forward.reading else forward.role
-    return replace(forward, n_tokens=forward.rows[place], role=role)
-
-
-def _share(ns: Ns, n: int) -> Ns:
-    """One of n equal shares of a time, whose parts add up."""
-    prefill, draft, verify, host = (
-        (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
-    )
-    decode = draft + verify + host
-    return Ns(prefill + decode, prefill, decode, draft, verify, host)
-
-
-def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
+def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
+    """Add a step to the counters of a decoding."""
     draft, outcome = step.draft, step.outcome
     steps.levels.append(draft.levels if draft else 0)
     steps.nodes.append(draft.nodes if draft else 0)
@@ -517,84 +392,11 @@ def _count(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-@contextmanager
-def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
-    """While entered, a method may have workers beside the target, which computes where it then
-    should; afterwards they have nothing more to do, and disturb no other method."""
-    with transport.placed() if parallel else nullcontext():
-        try:
-            yield
-        except Exception:
-            for worker in session.harness.workers:
-                with suppress(Exception):  # the first failure counts
-                    worker.settle()
-            raise
-        for worker in session.harness.workers:
-            worker.settle()
-
-
-def _drafted(told: Told) -> Drafted:
+def drafted(told: Told) -> Drafted:
+    """Return the draft of a step, as a record keeps it."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:
         return Drafted([], None, path)
     return Drafted(
         draft.tokens.tolist(), None if draft.parents is None else list(draft.parents), path
     )
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """While entered, Python code is interrupted after so many seconds; in the main thread of a
-    system that has such a timer.
-
-    Raises:
-        MethodFault: it was.
-    """
-    message = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
-    with limit_time(seconds, message, MethodFault):
-        yield
-
-
-def warm_up(
-    arm: Arm,
-    workspace: Workspace,
-    request: Request,
-    sampling: Sampling,
-    memory: Memory,
-    together: Sequence[Request] = (),
-    size: int = 1,
-) -> None:
-    """Run a row a little: lazy set-up, caches and clocks are then as they will be.
-
-    Args:
-        together: requests that are decoded as a batch, too, `size` of them in a step.
-    """
-    kind = PeerSession if arm.method.peer else Session
-    own = memory if arm.method.learns else None
-    workspace = workspace.alone(arm.method.decodes)
-    session = kind(workspace, request, sampling, memory=own)
-    with staffed(session, workspace.transport, arm.method.workers > 1):
-        for _ in arm.method.generate(session):
-            pass
-    if arm.method.learns:
-        learn(arm.method, session)
-    if together and arm.method.batches:
-        held = arm.method.held(size)
-        batch = Batch(workspace, together, sampling, size=size, held=held, memory=own)
-        for _ in arm.method.generate_batch(batch):
-            pass
-
-
-def one_line(failure: BaseException) -> str:
-    """The failure, where it arose and what to do about it, without a path of this machine.
-
-    Raises:
-        KeyboardInterrupt: it is one: somebody wants the run to stop.
-    """
-    if isinstance(failure, KeyboardInterrupt):
-        raise failure
-    frames = traceback.extract_tb(failure.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    then = f"; {failure.hint}" if isinstance(failure, SpecbenchError) and failure.hint else ""
-    text = message_of(failure) or "no message"
-    return on_one_line(f"{type(failure).__name__}: {text}{where}{then}")

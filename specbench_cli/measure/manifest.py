@@ -17,8 +17,9 @@ from specbench_cli.errors import on_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
 from specbench_cli.measure.shown import shown
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.controls import is_control
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import SCHEMA
 
 

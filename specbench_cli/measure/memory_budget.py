@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from specbench_cli.config.run import RunConfig, nbytes
-from specbench_cli.engine.drafting.lengths import LengthParams
+from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.footprint import Footprint, Sizes, expected, footprint
-from specbench_cli.plan.placement import choose_device
-from specbench_cli.plan.plan import Arm, Plan, make_plan, wave
+from specbench_cli.measure.placement import choose_device
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan, make_plan, wave
 from specbench_cli.tasks import Question, conversation, render
 from specbench_cli.tasks.schema import Message
 

@@ -19,7 +19,8 @@ from specbench_cli.measure.quiet import QuietMeter
 from specbench_cli.measure.rounds import Decoding, Together
 from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
 from specbench_cli.measure.window import Windows
-from specbench_cli.plan.plan import Arm, Plan
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 GROWN: tuple[dict[str, Any], ...] = (

@@ -9,21 +9,25 @@ steps where a rule decides on these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
-from specbench_cli.engine.method import Method
-from specbench_cli.engine.spans.spans import SpanParams
-from specbench_cli.engine.verify.accept import AcceptParams, RandomAccept
-from specbench_cli.plan.plan import REFERENCE, like_of
+from specbench_cli.plan.arm import like_of
+from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.store.schema import LOSSLESS
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
 
 DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
     """Whether a row of it is there for lossy ones to be held against."""
+    from specbench_cli.engine.spans.spans import SpanParams
+    from specbench_cli.engine.verify.accept import RandomAccept
+
     coin = isinstance(method.params, SpanParams) and method.params.coin is not None
     return method.control or coin or isinstance(method.accept, RandomAccept)
 
@@ -55,6 +59,9 @@ def _wanted(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The controls of a lossy row: method, label and parameters of each."""
+    from specbench_cli.engine.spans.spans import SpanParams
+    from specbench_cli.engine.verify.accept import AcceptParams
+
     if "draft" in method.needed:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
     foreign = row.name not in registry.ours() and config.isolation == "process"
@@ -77,6 +84,8 @@ def _wanted(
 
 def _shared(method: Method, other: str) -> dict[str, Any]:
     """A method's parameters that another one has too: those of its drafts, not of its rule."""
+    from specbench_cli.engine.verify.accept import AcceptParams
+
     known = type(registry.build(other, {}).params).model_fields.keys()
     shared = known - method.off.keys() - AcceptParams.model_fields.keys()
     return {name: value for name, value in dict(method.params).items() if name in shared}

@@ -15,13 +15,15 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench_cli import files
 from specbench_cli.config.problems import did_you_mean
-from specbench_cli.engine.verify.grammar import GrammarMask
 from specbench_cli.errors import EnvironmentFault, UsageError, is_foreign, reason_of
 from specbench_cli.scoring.json import valid_json
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.verify.grammar import GrammarMask
 
 JSON = ".json"
 KINDS = {
@@ -146,6 +148,8 @@ class Grammar:
         Raises:
             UsageError: the target's tokens cannot write it.
         """
+        from specbench_cli.engine.verify.grammar import GrammarMask
+
         ends = sorted(eos)
         if not ends:
             raise UsageError(

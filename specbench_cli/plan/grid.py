@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice, zip_longest
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from specbench_cli import registry
 from specbench_cli.config import sweep
-from specbench_cli.engine.method import Method
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import UsageError
-from specbench_cli.plan.plan import Arm
+from specbench_cli.plan.arm import Arm
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+    from specbench_cli.engine.verify.sampling import Rule
 
 _STEP = math.sqrt(2)
 """Between neighbouring values of a number that is tried: half as much, as much, twice as much are
@@ -57,7 +58,7 @@ def candidates(
 def _changed(arm: Arm, point: Mapping[str, Any]) -> Arm:
     passed = {**arm.passed, **point}
     label = " ".join([arm.label, *sweep.settings(point)])
-    return replace(arm, label=label, method=registry.build(arm.name, passed), passed=passed)
+    return Arm.of(arm.name, label, registry.build(arm.name, passed), passed)
 
 
 def _alike(own: Method, other: Method, rule: Rule) -> bool:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specbench_cli import registry
 from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
-from specbench_cli.plan.plan import REFERENCE, Arm, Plan
+from specbench_cli.plan.plan import REFERENCE, Plan
 from specbench_cli.store.recorded import without_prompt_errors
 from specbench_cli.store.schema import Record
 from specbench_cli.tasks import Question
@@ -228,8 +228,7 @@ def tuned(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
         found = rows.get(arm.label, {"tried": 1})
         if found["tried"] == 1:
             return arm
-        method = registry.build(arm.name, found["passed"])
-        return replace(arm, method=method, passed=found["passed"], tuned=found["tried"])
+        return Arm(arm.name, arm.label, found["passed"], found["tried"])
 
     return replace(plan, arms=tuple(map(chosen, plan.arms)))
 

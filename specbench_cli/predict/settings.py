@@ -86,9 +86,9 @@ def mean_settings(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
 def break_even(mat: float, length: int) -> float | None:
     """The acceptance at which drafts of a length bring so many tokens a step; None: at none.
 
-    Each token is taken to stand as often, whatever came before it (`goodput.emitted`).
+    Each token is taken to stand as often, whatever came before it (`by_load.emitted`).
     """
-    from specbench_cli.engine.drafting.goodput import emitted
+    from specbench_cli.engine.drafting.by_load import emitted
 
     if mat > length + 1:
         return None

@@ -1,30 +1,34 @@
-"""What the acceptance head of SpecDec++ is, learns from and is trained towards.
+"""Training an acceptance head: labels, schedule, what it is worth on held-out replies, export."""
 
-Huang et al., arXiv:2405.19715. The target's own answers X are read by both models, the draft gives
-one token Y_i a position, and the label is the chance min(1, p/q) that this token stands. The head
-then reads the draft's rows of Z, which has X_i at a share of the positions and Y_i, whose label
-counts, at the others. Only the head learns.
-
-The paper is about sampling. For greedy decoding there are greedy labels: X is the target's greedy
-answer, Y_i the draft's likeliest token, and its label whether it is the target's likeliest too.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialize
+from torch import Tensor
 
-from specbench_cli.training.family import Schedule, StagePlan
-from specbench_cli.training.packing import Batch
+from methods.specdecpp.training import Head, Labelled, Labels, label, rows_of, weighted_bce
+from specbench_cli import files
+from specbench_cli.engine.models.checkpoint import Weights
+from specbench_cli.training import loop
+from specbench_cli.training.corpus import TemplateEncoder, reply_chats
+from specbench_cli.training.family import Schedule, StagePlan, read
+from specbench_cli.training.heads.mat import answer_of
+from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer, claim
+from specbench_cli.training.packing import Batch, Encoded
+from specbench_cli.training.replies import asked, own_asks
+from specbench_cli.training.trainer import WORK, deterministic
 
-Labels = Literal["sampled", "greedy"]
-
-AT_ONCE = 16
+HELD_OUT = 10
+"""One reply in so many measures, and is not trained on."""
+MEASURE_EVERY = 200
+BINS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,56 +49,6 @@ class AcceptanceRecipe(Schedule):
 ACCEPTANCE = AcceptanceRecipe(
     name="embedded-acceptance", stages=(StagePlan(1200, 1, 1024),), peak_lr=2e-3, warmup_steps=36
 )
-
-
-class Labelled(NamedTuple):
-    """A reply: its ids [n], the draft's token for each place [n], and the chance [n] that this
-    stands; `start` is where the answer begins, before which the last two mean nothing."""
-
-    ids: Tensor
-    drafted: Tensor
-    chances: Tensor
-    start: int
-
-
-class _Block(nn.Module):
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(self.linear(x))
-
-
-class Head(nn.Module):
-    """From a draft's normed rows [..., hidden] to two logits [..., 2], the second of acceptance.
-
-    Its parameters are named as in the authors' checkpoints.
-    """
-
-    def __init__(self, hidden: int, depth: int, *, tied: bool = False) -> None:
-        super().__init__()
-        self.hidden, self.depth = hidden, depth
-        blocks = [_Block(hidden)] * depth if tied else [_Block(hidden) for _ in range(depth)]
-        self.model = nn.Sequential(*blocks, nn.Linear(hidden, 2))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """See the class."""
-        logits: Tensor = self.model(rows)
-        return logits
-
-
-def weighted_bce(
-    logits: Tensor, chances: Tensor, counts: Tensor, rejection_weight: float
-) -> Tensor:
-    """The paper's loss: cross-entropy to the soft labels, rejections weighing more.
-
-    Args:
-        logits: [..., 2]. chances: [...], the soft labels. counts: [...], 1 where a label counts.
-    """
-    rejected, accepted = logits.log_softmax(-1).unbind(-1)
-    stands, falls = counts * chances, rejection_weight * counts * (1 - chances)
-    return -(stands * accepted + falls * rejected).sum() / (stands + falls).sum()
 
 
 class Rows:
@@ -132,72 +86,190 @@ class Rows:
         return int(self._order[1][place])
 
 
-@torch.no_grad()
-def rows_of(
-    draft: LlamaForCausalLM, replies: Sequence[Labelled], mixing: float, seed: int
-) -> tuple[Tensor, Tensor]:
-    """The draft's normed rows [n, hidden] of the tokens whose labels count, and these [n]."""
-    random = torch.Generator().manual_seed(seed)
-    rows, chances = [], []
-    for first in range(0, len(replies), AT_ONCE):
-        mixed = [mix(reply, mixing, random) for reply in replies[first : first + AT_ONCE]]
-        ids, told, counts = (
-            pad_sequence(list(part), batch_first=True) for part in zip(*mixed, strict=True)
-        )
-        hidden = draft.model(ids.to(draft.device), use_cache=False).last_hidden_state
-        rows.append(hidden[counts > 0])
-        chances.append(told[counts > 0].to(draft.device))
-    return torch.cat(rows), torch.cat(chances)
+@dataclass(frozen=True)
+class Bin:
+    """Tokens whose predicted chances lie close together: how many, and both means."""
+
+    tokens: int
+    predicted: float
+    labelled: float
 
 
-def mix(reply: Labelled, mixing: float, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Z [n] of a reply, the chances [n], and 1 where they count [n]: at the draft's own tokens."""
-    places = torch.arange(len(reply.ids))
-    own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
-    return torch.where(own, reply.drafted, reply.ids), reply.chances, own.float()
+@dataclass(frozen=True)
+class AcceptanceResult(loop.Result):
+    """A run so far, and what the head says of held-out replies.
+
+    divergence: by step, the mean of KL(label || prediction), in nats a token.
+    divergence_of_mean: the same of a prediction that is the labels' mean for all tokens.
+    bins: tenths of the tokens, by rising prediction.
+    """
+
+    divergence: dict[int, float]
+    divergence_of_mean: float
+    bins: list[Bin]
 
 
-@torch.no_grad()
-def label(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
-    replies: Sequence[tuple[Sequence[int], Sequence[int]]],
-    labels: Labels,
-    seed: int,
-) -> Iterator[Labelled]:
-    """What the draft says at each place of the replies, and the chance that it stands.
+@dataclass(frozen=True)
+class AcceptanceTrainer(HeadTrainer):
+    """Trains a head for a target and its draft model, `draft`; else as heads are trained.
 
     Args:
-        replies: prompts and answers, of which the answers are labelled.
+        labels: for sampling or for greedy decoding.
+        drafts: the draft's name in what is written; else its folder's.
     """
-    random = torch.Generator(target.device).manual_seed(seed)
-    for first in range(0, len(replies), AT_ONCE):
-        group = replies[first : first + AT_ONCE]
-        texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
-        ids = pad_sequence(texts, batch_first=True).to(target.device)
-        # The row before a place says what stands at it.
-        says = [
-            slice(len(prompt) - 1, len(text) - 1)
-            for (prompt, _), text in zip(group, texts, strict=True)
-        ]
-        p, q = (_laws(model, ids, says) for model in (target, draft))
-        if labels == "greedy":
-            drafted = q.argmax(-1)
-            chances = (p.argmax(-1) == drafted).float()
-        else:
-            drafted = torch.multinomial(q.exp(), 1, generator=random)[:, 0]
-            at = drafted[:, None]
-            chances = (p.gather(-1, at) - q.gather(-1, at))[:, 0].exp().clamp(max=1.0)
-        lengths = [len(answer) for _, answer in group]
-        parts = (part.cpu().split(lengths) for part in (drafted, chances))
-        for (prompt, _), text, token, chance in zip(group, texts, *parts, strict=True):
-            start = len(prompt)
-            yield Labelled(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
+
+    labels: Labels = "sampled"
+    drafts: str | None = None
+
+    def recipe(self, recipe: AcceptanceRecipe) -> AcceptanceRecipe:
+        """The same, under this target's name."""
+        return replace(recipe, name=f"{self.prefix}-acceptance")
+
+    def fit(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
+        """Train and export one head.
+
+        Raises:
+            UsageError: the folder holds the work of another recipe.
+        """
+        folder, facts = self.out / WORK / recipe.name, self._told(recipe)
+        claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
+        claim(folder, facts)
+        replies = self._labelled(folder / "labels.safetensors")
+        draft = read(self._folder, self.device)
+        trained_on = [reply for at, reply in enumerate(replies) if at % HELD_OUT]
+        rows, told = rows_of(draft, replies[::HELD_OUT], recipe.mixing, self.seed)
+        source = Rows(*rows_of(draft, trained_on, recipe.mixing, self.seed + 1), self.seed)
+        torch.manual_seed(self.seed)
+        head = Head(draft.config.hidden_size, recipe.depth, tied=recipe.tied).to(self.device)
+        log = folder / "divergence.jsonl"
+
+        def loss(batch: Batch) -> Tensor:
+            logits = head(batch.inputs)
+            counts = batch.weights.to(logits.device)
+            return weighted_bce(logits, batch.targets, counts, recipe.rejection_weight)
+
+        @torch.no_grad()
+        def predicted() -> Tensor:
+            chances: Tensor = head(rows).softmax(-1)[:, 1]
+            return chances
+
+        def progress(point: loop.Point) -> None:
+            if point.step % MEASURE_EVERY == 0 or point.step == point.steps:
+                row = {"step": point.step, "kl": divergence(predicted(), told)}
+                fd = files.open_own(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                with os.fdopen(fd, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+            self.report(recipe.name, point)
+
+        with deterministic(self.device):
+            result = loop.train(
+                head,
+                [loop.Stage(s.steps, s.sequences, s.length, loss, source) for s in recipe.stages],
+                loop.Optimization(recipe.peak_lr, 0.0, recipe.warmup_steps),
+                folder,
+                checkpoint_every=MEASURE_EVERY,
+                progress=progress,
+            )
+        export(head, self.out / recipe.name, facts)
+        lines = log.read_text(encoding="utf-8").splitlines()
+        return AcceptanceResult(
+            result.curve,
+            result.seconds,
+            {row["step"]: row["kl"] for row in map(json.loads, lines)},
+            divergence(told.mean().expand_as(told), told),
+            calibration(predicted(), told),
+        )
+
+    @property
+    def _folder(self) -> Path:
+        assert self.draft is not None
+        return self.draft()
+
+    def _told(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
+        """What `config.json` says of where the head comes from."""
+        return {
+            "kind": "acceptance",
+            "target": self.label or self.target.name,
+            "target_sha256": self._sha,
+            "draft": self.drafts or self._folder.name,
+            "draft_sha256": Weights(self._folder).sha256(),
+            "labels": self.labels,
+            "mixing": recipe.mixing,
+            "rejection_weight": recipe.rejection_weight,
+        }
+
+    def _labelled(self, file: Path) -> list[Labelled]:
+        """The replies with their labels, made once and kept."""
+        if not file.is_file():
+            target, draft = (read(each, self.device) for each in (self.target, self._folder))
+            # Neighbours of one length need little padding.
+            found = sorted(self._answered(), key=lambda reply: len(reply.ids))
+            pairs = [(each.ids[: answer_of(each)], each.ids[answer_of(each) :]) for each in found]
+            labelled = []
+            for each in label(target, draft, pairs, self.labels, self.seed):
+                labelled.append(each)
+                self.counts("labels", len(labelled), len(pairs))
+            _write(labelled, file)
+        return _read(file)
+
+    def _answered(self) -> list[Encoded]:
+        """The replies that are labelled: all drawn or all greedy, as labels are. Of targets of
+        other families those that heads are trained on, some of each."""
+        encode = self._encode
+        if isinstance(encode, TemplateEncoder):
+            asks = own_asks(encode, self.gsm8k[:-KEPT_BACK], self.seed, self.n_replies)
+            return self._replies("replies", asks)
+        greedy = self.labels == "greedy"
+        chats = reply_chats(self.gsm8k, self.seed + (GREEDY_SEED if greedy else 1), self.n_replies)
+        name = "replies-greedy" if greedy else "replies"
+        return self._replies(name, asked(encode, chats, greedy))
 
 
-def _laws(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
-    """Log-laws [n, V] at the rows named, sequence by sequence."""
-    hidden = model.model(ids, use_cache=False).last_hidden_state
-    rows = torch.cat([line[part] for line, part in zip(hidden, says, strict=True)])
-    laws: Tensor = model.lm_head(rows).float().log_softmax(-1)
-    return laws
+def divergence(predicted: Tensor, labelled: Tensor) -> float:
+    """Mean KL(label || prediction) of chances [n], in nats: what the authors monitor."""
+    p, q = (torch.stack((1 - part, part), -1).double() for part in (labelled, predicted))
+    return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1).mean())
+
+
+def calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
+    """Predictions against labels, [n] each, in `BINS` bins of equally many tokens."""
+    order = predicted.argsort()
+    parts = [part for part in order.tensor_split(BINS) if len(part)]
+    return [
+        Bin(len(part), float(predicted[part].mean()), float(labelled[part].mean()))
+        for part in parts
+    ]
+
+
+def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
+    """Write model.safetensors (fp16, a repeated block once) and config.json, as the authors do;
+    `facts` go under "specbench"."""
+    named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
+    config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    with files.staging_folder(folder, overwrite=None) as staging:
+        save_file(named, staging / "model.safetensors", metadata={"format": "pt"})
+        (staging / "config.json").write_text(text, encoding="utf-8")
+
+
+def _write(replies: Sequence[Labelled], file: Path) -> None:
+    lengths = torch.tensor([0, *(len(reply.ids) for reply in replies)])
+    content = {
+        "ids": torch.cat([reply.ids for reply in replies]),
+        "drafted": torch.cat([reply.drafted for reply in replies]),
+        "chances": torch.cat([reply.chances for reply in replies]),
+        "starts": torch.tensor([reply.start for reply in replies]),
+        "ends": lengths.cumsum(0),
+    }
+    files.replace(file, serialize(content))
+
+
+def _read(file: Path) -> list[Labelled]:
+    held = load_file(file)
+    ids, drafted, chances = (held[name] for name in ("ids", "drafted", "chances"))
+    return [
+        Labelled(ids[first:end], drafted[first:end], chances[first:end], start)
+        for (first, end), start in zip(
+            pairwise(held["ends"].tolist()), held["starts"].tolist(), strict=True
+        )
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from methods._artifacts.datastore import TOKENIZER, Datastore, write
+from methods.rest.datastore import TOKENIZER, Datastore, write
 from specbench_cli.engine.models.checkpoint import Weights, read_config, read_tokenizer, text_config
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError

@@ -9,11 +9,11 @@ import pytest
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit import certificate as module
 from specbench_cli.audit.certificate import VERDICTS, Certificate, certify, reusable_certificate
-from specbench_cli.audit.faults.planted import FAULTS
 from specbench_cli.audit.finding import COMPARISONS, Finding, Problem, format_distinct
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.selftest import GIVEN_BY
 from specbench_cli.audit.subject import Subject
+from tests.audit.faults.planted import FAULTS
+from tests.audit.faults.selftest import GIVEN_BY
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -68,7 +68,10 @@ def test_every_finding_says_what_it_compares():
 
 
 def test_the_audit_page_counts_the_planted_faults():
-    assert f"`--self-test` plants {len(FAULTS)} faults" in (DOCS / "audit.md").read_text()
+    assert (
+        f"`python -m tests.audit.faults` plants {len(FAULTS)} faults"
+        in (DOCS / "audit.md").read_text()
+    )
 
 
 def test_different_numbers_are_written_with_enough_decimals():

@@ -27,7 +27,6 @@ from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.choice import outcomes
-from specbench_cli.audit.faults.laws import top_p_first
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
 from specbench_cli.audit.reference import Reference
@@ -36,6 +35,7 @@ from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.verify.accept import Threshold
 from specbench_cli.engine.verify.sampling import Rule, warp
 from specbench_cli.errors import MethodFault
+from tests.audit.faults.laws import top_p_first
 
 OURS = [name for name, entry in registry.ours().items() if not entry.peer]
 

@@ -6,9 +6,9 @@ import torch
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.checks import embedded
 from specbench_cli.audit.checks.embedded import _places, check_embedded, pearson
-from specbench_cli.audit.faults.laws import TellsFifty
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import Subject
+from tests.audit.faults.laws import TellsFifty
 
 
 def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_law_are_not():

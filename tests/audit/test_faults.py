@@ -9,11 +9,11 @@ from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import law as checks_law
-from specbench_cli.audit.faults.planted import FAULTS, Fault
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.selftest import self_test
 from specbench_cli.audit.subject import Subject
 from specbench_cli.testing import few_cases
+from tests.audit.faults.planted import FAULTS, Fault
+from tests.audit.faults.selftest import self_test
 
 RARE = {
     "bonus from the unwarped law",

@@ -5,18 +5,18 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 
-from methods.medusa import Medusa, MedusaParams
+from methods.medusa.method import Medusa, MedusaParams
 from methods.pld import Pld, PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.cases import random_cases
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.faults.learning import Learning
-from specbench_cli.audit.faults.trees import WorstFirst
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.types import Out, Tokens
+from tests.audit.faults.learning import Learning
+from tests.audit.faults.trees import WorstFirst
 
 
 class Altered(Sps):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from methods.dflash import DFlash
-from methods.mtp import Mtp, MtpParams
-from methods.pard import Pard
+from methods.dflash.method import DFlash
+from methods.mtp.method import Mtp, MtpParams
+from methods.pard.method import Pard
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct

@@ -93,7 +93,6 @@ def test_a_plugin_that_misstates_its_law_is_broken_and_mended_passes(audited, tm
         ((), "no method to audit"),
         (("--all", "sps"), "--all audits every method"),
         (("engine:http",), "engine:http decodes by another engine"),
-        (("--self-test", "sps"), "--self-test takes no methods"),
         (("spss",), "there is no method 'spss'"),
         (("--plugin", "missing.py"), "there is no plug-in file missing.py"),
     ],

@@ -8,7 +8,6 @@ import pytest
 
 import methods.sps_tree
 from methods.sps import Sps
-from specbench_cli.audit.faults.engine import likelier_stands
 from specbench_cli.comparison.compare import compare
 from specbench_cli.comparison.outcome import FAIL_ON
 from specbench_cli.comparison.reading import side
@@ -18,11 +17,12 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.judge import verdict
 from specbench_cli.judge.tolerance import Tolerance
-from specbench_cli.measure import passes
+from specbench_cli.measure import answers, repeat, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
+from tests.audit.faults.engine import likelier_stands
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -46,14 +46,14 @@ def run(tmp_path_factory):
         return make_plan(RunConfig.model_validate({"methods": rows, **settings, **more}))
 
     plans = {"greedy": plan(), "rejection": plan(**rejection)}
-    with closing(Bench(plans["greedy"])) as bench, patch.object(passes, "WARM_UP_ROUNDS", 0):
+    with closing(Bench(plans["greedy"])) as bench, patch.object(warm_up, "WARM_UP_ROUNDS", 0):
 
         def made(planted=None, rule="greedy"):
             folder = tmp_path_factory.mktemp("made") / "run"
             run_dir = RunDir.create(folder, manifest(plans[rule], {}))
             run_dir.update(models=bench.models(), heads=bench.heads())
             with planted or nullcontext():
-                passes.Pass(plans[rule], bench, run_dir, passes.Answers(), Silent()).run(1)
+                repeat.Repeat(plans[rule], bench, run_dir, answers.Answers(), Silent()).run(1)
             run_dir.close("finished", noisy=True)
             return folder
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from methods._heads.eagle import EagleHead
+from methods.eagle.head import EagleHead
 from specbench_cli.api import Method, Trained
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import TableDecoder, random_table

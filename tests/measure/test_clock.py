@@ -5,7 +5,6 @@ import time
 import pytest
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.audit.faults import clock
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock
@@ -13,13 +12,15 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.cell import Cell, Together
-from specbench_cli.plan.plan import Arm
+from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.together import Together
+from specbench_cli.plan.arm import Arm
+from tests.audit.faults import clock
 
 
 def cell(kind, place=0):
     models = tiny_models()
-    arm = Arm("sps", "sps", kind(SpsParams(length=2)), {})
+    arm = Arm.of("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
     return Cell(arm, None, request, models.workspace, Sampling(), 1, Memory())
 

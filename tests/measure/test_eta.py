@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.measure import passes, quiet
+from specbench_cli.measure import quiet, repeat_progress
 from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.eta import (
     Pace,
@@ -134,7 +134,7 @@ def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
     specbench, log, monkeypatch
 ):
     """The time left comes after each row then, while neither an output nor a window is open."""
-    monkeypatch.setattr(passes, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(repeat_progress, "REPORT_EVERY_S", 0.0)
     monkeypatch.setattr(quiet, "WINDOW_S", 0.0)
     view, timed, at = log(), [], []
     measure, told = Cell.measure, view.prompt

@@ -11,7 +11,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.judge import verdict
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import POSITIONS, Tolerance
-from specbench_cli.measure import evidence, passes
+from specbench_cli.measure import evidence, warm_up
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Verdict
@@ -104,7 +104,7 @@ def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(spec
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", limit=3, category=["qa"], max_new_tokens=8, log=log)
     monkeypatch.undo()
-    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 0)
+    monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 0)
     resumed = specbench(resume=specbench.path(2))
     kinds = {record.verdict.kind for record in resumed.by_label("pld")}
     assert kinds == {"near-tie", "identical"}  # the process that ended had the near-ties

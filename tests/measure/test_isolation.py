@@ -3,7 +3,6 @@
 Every way of being bad is tried by `benchmarks/soundness/bad_plugins.py`, in forks.
 """
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -17,8 +16,9 @@ import torch
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Measured, limited, one_line
-from specbench_cli.measure.isolation import answers, inside, rooms, state
+from specbench_cli.measure.cell import Measured
+from specbench_cli.measure.isolation import answers, orders, plugin_process, state
+from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
 from specbench_cli.summary import text
@@ -82,7 +82,7 @@ def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other
     assert beside.exit_code == ExitCode.BAD_ANSWER
     assert "ending failed 3 times in a row and is dropped" in "".join(beside.log.notes)
     assert beside.manifest["dropped"].keys() == {"ending"}
-    assert not rooms._rooms
+    assert not plugin_process._processes
 
 
 def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(specbench, plugin):
@@ -153,7 +153,9 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
     def run_here(run_dir, number, *_, **__):
         begun.append(number)
         plan = execute.make_plan(config)
-        execute._run_pass(plan, RunDir.open(run_dir.path), specbench.log(), number, None, False)
+        execute.measure_repeat(
+            plan, RunDir.open(run_dir.path), specbench.log(), number, None, False
+        )
 
     monkeypatch.setattr(execute, "run_apart", run_here)
     settings = {"limit": 6, "category": ["qa"], "max_new_tokens": 2, "isolation": "none"}
@@ -232,7 +234,7 @@ def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
         def __reduce__(self):
             return os.abort, ()
 
-    found = inside.Found(Measured.failed("why"), 3, None)
+    found = orders.MeasureAnswer(Measured.failed("why"), 3, None)
     sent = ("done", [found, Ns(total=3), {"a": (None, 1.5, b"x")}])
     assert answers.load(answers.dump(sent)) == sent
     with pytest.raises(pickle.UnpicklingError, match="abort"):
@@ -269,12 +271,12 @@ NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
 )
 def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
     before = dict(vars(Ns))
-    room = rooms.Room("plugin.py")
-    mine, theirs = multiprocessing.Pipe()
-    room._line, room._process = mine, Mock(exitcode=None, pid=2**22 + 1)
-    theirs.send_bytes(b"\x80\x04" + content + b".")
-    with pytest.raises(rooms.Gone, match="sent what is no answer"):
-        room._answer(1.0)
+    process, worker = plugin_process.PluginProcess("plugin.py"), Mock()
+    process._worker = worker
+    worker.receive.return_value = b"\x80\x04" + content + b"."
+    with pytest.raises(plugin_process.PluginProcessLost, match="sent what is no answer"):
+        process.ask("measure")
+    worker.end.assert_called_once_with()
     assert dict(vars(Ns)) == before
 
 
@@ -291,4 +293,4 @@ def test_ctrl_c_is_no_fault_of_a_method():
 
 def test_a_plug_in_that_changes_what_others_need_is_refused_by_name():
     with pytest.raises(UsageError, match=r"my\.py changes the clock, threads when it is imported"):
-        rooms._refuse("my.py", "imported", ["the clock", "threads"])
+        plugin_process._refuse("my.py", "imported", ["the clock", "threads"])

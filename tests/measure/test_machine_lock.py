@@ -13,7 +13,7 @@ import pytest
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
-from specbench_cli.measure import machine_lock
+from specbench_cli.measure import local, machine_lock
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.machine_lock import Turns
 from specbench_cli.store.run_dir import RunDir
@@ -139,7 +139,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
         opened.append(Turns(path))
         return opened[-1]
 
-    monkeypatch.setattr(execute, "own_turns", anew)
+    monkeypatch.setattr(local, "own_turns", anew)
 
     def pass_on(own):
         waited.append(own.waits_for_partner)
@@ -149,7 +149,9 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
     monkeypatch.setattr(machine_lock.Turns, "pass_on", pass_on)
 
     def run_here(run_dir, number, *_, **__):
-        execute._run_pass(plan, RunDir.open(run_dir.path), log, number, file, False)
+        part = RunDir.open(run_dir.path)
+        part.share_lock_of(run_dir)
+        execute.measure_repeat(plan, part, log, number, file, False)
 
     monkeypatch.setattr(execute, "run_apart", run_here)
     config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}

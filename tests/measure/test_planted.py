@@ -38,11 +38,12 @@ from specbench_cli.judge import verdict
 from specbench_cli.judge.broken import broken, surprise
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
-from specbench_cli.measure import passes
+from specbench_cli.measure import answers, repeat, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
-from specbench_cli.measure.run import exit_code
-from specbench_cli.plan.plan import Arm, Plan, make_plan
+from specbench_cli.measure.result import exit_code
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -88,7 +89,7 @@ def run(tmp_path_factory):
     # Measured in full it takes seconds a run.
     tolerance = cache(lambda module: measure_tolerance(module, [range(5, 69)]))
     with ExitStack() as stack:
-        stack.enter_context(patch.object(passes, "WARM_UP_ROUNDS", 0))
+        stack.enter_context(patch.object(warm_up, "WARM_UP_ROUNDS", 0))
         stack.enter_context(
             patch.object(verdict, "measure_tolerance", lambda module, _: tolerance(module))
         )
@@ -104,12 +105,12 @@ def run(tmp_path_factory):
         def made(method=None, planted=None, limit=2, **more) -> Found:
             plan, bench = loaded(limit=limit, **more)
             if method is not None:
-                plan = replace(plan, arms=(plan.arms[0], Arm("faulty", "faulty", method, {})))
+                plan = replace(plan, arms=(plan.arms[0], Arm.of("faulty", "faulty", method, {})))
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
-                pass_ = passes.Pass(plan, bench, run_dir, passes.Answers(), Silent())
-                pass_.run(1)
-                run_dir.update(near_ties=pass_.near_ties(), tolerance=pass_.judge.facts())
+                made_by = repeat.Repeat(plan, bench, run_dir, answers.Answers(), Silent())
+                made_by.run(1)
+                run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")
             return Found(run_dir.path)
 

@@ -14,7 +14,7 @@ from specbench_cli.measure import environment, quiet
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.judging import Judging
-from specbench_cli.measure.run import exit_code
+from specbench_cli.measure.result import exit_code
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
 from specbench_cli.report.reading import read

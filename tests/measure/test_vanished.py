@@ -50,12 +50,12 @@ def harmed(specbench, monkeypatch):
                 harm(run_dir.path / name)
             count(plan, run_dir, resumed)
 
-        count = execute._check_complete
+        count = execute.check_complete
         if after is None:
-            monkeypatch.setattr(execute, "_check_complete", counted)
+            monkeypatch.setattr(execute, "check_complete", counted)
         with pytest.raises(ConcurrentWriteError) as caught:
             specbench(*methods, log=Harm(), resume=resume, **config)
-        monkeypatch.setattr(execute, "_check_complete", count)
+        monkeypatch.setattr(execute, "check_complete", count)
         assert caught.value.exit_code == ExitCode.ENVIRONMENT
         return caught.value
 

@@ -3,7 +3,7 @@
 import pytest
 
 from methods.eagle2 import Eagle2
-from methods.eagle3 import Eagle3
+from methods.eagle3.method import Eagle3
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault

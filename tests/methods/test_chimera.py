@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
-from methods._heads.unfused.chimera import LEVELS, Chimera, ChimeraHead
-from methods.chimera import Chimera as Method
+from methods.chimera.head import LEVELS, Chimera, ChimeraHead
+from methods.chimera.method import Chimera as Method
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session

@@ -5,14 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from methods.mtp import MtpParams
+from methods.mtp.method import MtpParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.faults.trees import KeepsItsDraft, KeepsPredicted
 from specbench_cli.audit.subject import longest
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
+from tests.audit.faults.trees import KeepsItsDraft, KeepsPredicted
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from methods._heads.eagle import EagleHead
-from methods._heads.eagle3 import Eagle3Head
-from methods._heads.mtp import MtpHead
-from methods.eagle import AUTHORS, Eagle
+from methods.eagle.head import EagleHead
+from methods.eagle.method import AUTHORS, Eagle
 from methods.eagle2 import Eagle2
-from methods.eagle3 import Eagle3
-from methods.mtp import Mtp, MtpParams
-from methods.sam import Sam
+from methods.eagle3.head import Eagle3Head
+from methods.eagle3.method import Eagle3
+from methods.mtp.head import MtpHead
+from methods.mtp.method import Mtp, MtpParams
+from methods.sam.method import Sam
 from specbench_cli.api import Session
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.sequence import StopRule

@@ -8,10 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from methods._heads.eagle import EagleHead
-from methods._heads.eagle3 import Eagle3Head
 from methods._heads.files import HeadFiles, HeadShape, official_taps
-from methods._heads.mtp import MtpHead
+from methods.eagle.head import EagleHead
+from methods.eagle3.head import Eagle3Head
+from methods.mtp.head import MtpHead
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.errors import EnvironmentFault

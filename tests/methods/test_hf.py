@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from methods._parallel.dflash import DFlash
+from methods.dflash.head import DFlash
 from methods.hf import (
     HfAssisted,
     HfAssistedParams,

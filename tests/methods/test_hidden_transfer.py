@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods._heads.unfused.hidden_transfer import TransferMaps
-from methods.hidden_transfer import HiddenTransfer
+from methods.hidden_transfer.head import TransferMaps
+from methods.hidden_transfer.method import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.models.table import pair

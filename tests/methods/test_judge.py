@@ -6,13 +6,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.judge import JudgeHead
-from methods.judge import Judge, JudgeParams, Verdict
+from methods._heads.held_out import area_under
+from methods.judge.head import JudgeHead
+from methods.judge.method import Judge, JudgeParams, Verdict
+from methods.judge.training import Mined, fit
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks import Question
-from specbench_cli.training.heads.judge import Asked, Mined, area_under, export, fit, mine
+from specbench_cli.training.heads.judge import Asked, export, mine
 
 WIDTH = 32
 

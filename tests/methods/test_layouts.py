@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from methods._heads.eagle import EagleHead
-from methods._heads.eagle3 import Eagle3Head
 from methods._heads.files import read_head
-from methods._heads.mtp import MtpHead
+from methods.eagle.head import EagleHead
+from methods.eagle3.head import Eagle3Head
+from methods.mtp.head import MtpHead
 from specbench_cli.app import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from methods.draft_alone import DraftAlone
-from methods.judge import Judge, JudgeParams
-from methods.lenient import Lenience, LenientParams
-from methods.random_accept import RandomAcceptance, RandomAcceptParams
+from methods.judge.method import Judge, JudgeParams
+from methods.lossy_presets import (
+    Lenience,
+    LenientParams,
+    RandomAcceptance,
+    RandomAcceptParams,
+    TypicalAcceptance,
+    TypicalParams,
+)
 from methods.sps import Sps, SpsParams
-from methods.typical import TypicalAcceptance, TypicalParams
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.store.schema import LOSSLESS
 

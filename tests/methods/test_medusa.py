@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
 
-from methods._heads.hydra import HydraHeads
-from methods._heads.medusa import MC_SIM_7B_63, MedusaHeads, static_tree
-from methods.clover import Clover
-from methods.hydra import Hydra
-from methods.hydra_plus import HydraPlus
-from methods.medusa import Medusa
+from methods._heads.trees import MC_SIM_7B_63, static_tree
+from methods.clover.method import Clover
+from methods.hydra.head import HydraHeads
+from methods.hydra.method import Hydra
+from methods.hydra_plus.method import HydraPlus
+from methods.medusa.head import MedusaHeads
+from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models.table import pair

@@ -17,10 +17,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from methods._heads.eagle3 import Eagle3Head
-from methods._parallel.dflash import DFlash, DFlashHead
-from methods._parallel.pard import Pard, PardDraft
-from methods._parallel.peagle import MASKED, PEagle, PEagleHead
+from methods.dflash.head import DFlash, DFlashHead
+from methods.eagle3.head import Eagle3Head
+from methods.pard.head import Pard, PardDraft
+from methods.peagle.head import MASKED, PEagle, PEagleHead
 from specbench_cli.api import Features, Tokens, Weights, read_config
 from specbench_cli.engine.models.head import features
 from specbench_cli.errors import EnvironmentFault

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch.nn.functional import cosine_similarity, linear, silu
 from transformers import LlamaConfig, LlamaModel
 
-from methods._heads.clover import CloverHead
-from methods._heads.hydra import HydraHeads
-from methods._heads.hydra_plus import HydraPlusHead
-from methods.clover import Clover
-from methods.hydra_plus import HydraPlus
+from methods.clover.head import CloverHead
+from methods.clover.method import Clover
+from methods.hydra.head import HydraHeads
+from methods.hydra_plus.head import HydraPlusHead
+from methods.hydra_plus.method import HydraPlus
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.sequence import StopRule

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods._artifacts.datastore import Datastore, write
-from methods.rest import Rest, RestParams, heaviest
+from methods.rest.datastore import Datastore, write
+from methods.rest.method import Rest, RestParams, heaviest
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.sam import Sam, SamParams
+from methods.sam.method import Sam, SamParams
 from specbench_cli.engine.verify.sampling import Sampling
 
 texts = st.lists(st.integers(0, 2), min_size=2, max_size=20)

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from methods._heads.unfused.space import PUBLISHED_MASK, MaskToken
-from methods.space import Space
+from methods.space.head import PUBLISHED_MASK, MaskToken
+from methods.space.method import Space
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.choice import distance, law_of, outcomes
@@ -116,7 +116,7 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": target.vocab_size}))
     with pytest.raises(EnvironmentFault, match=rf"has 96 ids, the target 96; .* {PUBLISHED_MASK}"):
         MaskToken.load(tmp_path, {"target": target})
-    monkeypatch.setattr("methods._heads.unfused.space.PUBLISHED_MASK", 90)
+    monkeypatch.setattr("methods.space.head.PUBLISHED_MASK", 90)
     head = MaskToken.load(tmp_path, {"target": target})
     assert head.sizes["levels"] == 5
     assert head.mask.equal(target.embed(torch.tensor([90]))[0])

@@ -8,14 +8,14 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
-from methods._artifacts.acceptance import AcceptanceHead
-from methods.specdecpp import SpecDecPP, SpecDecPPParams
+from methods.specdecpp.head import AcceptanceHead
+from methods.specdecpp.method import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.drafting.lengths import RULES
+from specbench_cli.engine.drafting.length_params import RULES
 from specbench_cli.engine.models.load import sha256_of
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault

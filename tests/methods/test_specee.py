@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._artifacts.exits import ExitPredictors, looked_at, seen
-from methods.specee import SpecEE, SpecEEParams
+from methods.specee.method import SpecEE, SpecEEParams
+from methods.specee.predictors import ExitPredictors, looked_at, seen
+from methods.specee.training import Read, always, fit, looks_of, schedule
 from methods.vanilla import Vanilla
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.training.heads.exits import Read, always, export, fit, looks_of, read, schedule
+from specbench_cli.training.heads.exits import export, read
 
 SAMPLINGS = [Sampling(), Sampling("coupled", 0.8, top_k=24, seed=3), Sampling("rejection", 0.8)]
 EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)

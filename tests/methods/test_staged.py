@@ -6,12 +6,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from methods.staged import Counts, Guess, Staged, StagedParams
+from methods.staged.method import Counts, Guess, Staged, StagedParams
+from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.choice import distance, law_of, outcomes, walk
 from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.drafting.ngram import KatzModel
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
 from specbench_cli.engine.types import Tokens
@@ -112,7 +112,7 @@ class Nonsense(Counts):
 def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_tree(monkeypatch):
     plain = run(on_tables(models()), stages=("draft",))
     assert forwards(plain) == [trunk(step.draft) for step in plain]
-    monkeypatch.setattr("methods.staged.Counts", Nonsense)
+    monkeypatch.setattr("methods.staged.method.Counts", Nonsense)
     session = on_tables(models())
     steps = run(session)
     assert trees(steps) == trees(plain)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.suffix import Suffix, SuffixParams
+from methods.suffix.method import Suffix, SuffixParams
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.sequence import StopRule

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from methods.swift import Swift, SwiftParams
+from methods.swift.method import Swift, SwiftParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.load import load_decoder

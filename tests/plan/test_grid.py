@@ -8,11 +8,11 @@ from specbench_cli import registry
 from specbench_cli.api import Field, Method, MethodParams, Trained
 from specbench_cli.errors import UsageError
 from specbench_cli.plan import grid
-from specbench_cli.plan.plan import Arm
+from specbench_cli.plan.arm import Arm
 
 
 def arm(name, **passed):
-    return Arm(name, name, registry.build(name, passed), passed)
+    return Arm(name, name, passed)
 
 
 def tried(found, name):
@@ -98,7 +98,7 @@ class Several(Method):
 @pytest.fixture
 def several(monkeypatch):
     monkeypatch.setattr(registry, "load", lambda name: Several)
-    return Arm("several", "several", Several(), {})
+    return Arm.of("several", "several", Several(), {})
 
 
 def test_tuning_never_gives_up_what_the_row_promises(several):
@@ -127,7 +127,7 @@ def test_method_may_say_what_tuning_varies(several, monkeypatch):
 )
 def test_row_says_where_its_parameters_come_from(monkeypatch, passed, tuned, source):
     monkeypatch.setattr(registry.load("pld"), "paper", {"length": 7})
-    found = Arm("pld", "pld", registry.build("pld", passed), passed, tuned)
+    found = Arm("pld", "pld", passed, tuned)
     assert found.source == source
 
 

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli import app
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
-from specbench_cli.measure import repeats
+from specbench_cli.measure import repeat_process
 from specbench_cli.measure import run as execute
 from specbench_cli.plan import tune
 from specbench_cli.store.run_dir import RunDir
@@ -227,7 +227,7 @@ def passes_here(monkeypatch):
         at = words.index("--parent")
         return app._run([*words[:at], *words[at + 2 :]])
 
-    monkeypatch.setattr(repeats, "finished", finished)
+    monkeypatch.setattr(repeat_process, "finished", finished)
 
 
 def test_passes_of_a_tuned_run_are_run_with_what_was_chosen(tmp_path, log, passes_here):

@@ -9,7 +9,7 @@ import pytest
 from specbench_cli.audit.certificate import reusable_certificate
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import certificates
-from specbench_cli.measure.run import _ordered
+from specbench_cli.measure.run_checks import ordered_config
 from specbench_cli.plan.power import _seen
 from specbench_cli.predict.recommend.journal import Journal, finished
 from specbench_cli.registry import load
@@ -33,7 +33,7 @@ def _limit():
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        (".resume.json", _ordered),
+        (".resume.json", ordered_config),
         (".recommendation.resume.json", Journal.read),
         ("recommendation.json", finished),
         (".matrix.resume.json", matrix.ordered),

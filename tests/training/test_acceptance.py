@@ -11,22 +11,14 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
+from methods.specdecpp.training import Head, Labelled, label, mix, rows_of, weighted_bce
 from specbench_cli import registry
 from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training.acceptance import (
-    Head,
-    Labelled,
-    Rows,
-    label,
-    mix,
-    rows_of,
-    weighted_bce,
-)
-from specbench_cli.training.acceptance_trainer import calibration, divergence, export
+from specbench_cli.training.acceptance import Rows, calibration, divergence, export
 
 CPU = torch.device("cpu")
 

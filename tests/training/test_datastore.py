@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from methods._artifacts.datastore import Datastore
+from methods.rest.datastore import Datastore
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import resolve

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from methods._heads.eagle import EagleHead
-from methods._heads.eagle3 import Eagle3Head
 from methods._heads.layer import LayerHead
 from methods._heads.module import DraftHead, Out, heads
-from methods._heads.mtp import MtpHead
 from methods._heads.recipe import Objective, Taught
+from methods.eagle.head import EagleHead
+from methods.eagle3.head import Eagle3Head
+from methods.mtp.head import MtpHead
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder

@@ -19,14 +19,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from methods._heads.eagle import EagleHead
-from methods._heads.eagle3 import Eagle3Head
 from methods._heads.files import HeadShape
 from methods._heads.module import heads
-from methods._heads.mtp import MtpHead
 from methods._heads.slots import Past
-from methods._heads.unfused.chimera import ChimeraHead
-from methods._heads.unfused.falcon import FalconHead
+from methods.chimera.head import ChimeraHead
+from methods.eagle.head import EagleHead
+from methods.eagle3.head import Eagle3Head
+from methods.falcon.head import FalconHead
+from methods.mtp.head import MtpHead
 from specbench_cli.commands.training.app import app
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from methods._heads.unfused.space import MaskToken
+from methods.space.head import MaskToken
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS

@@ -45,7 +45,7 @@ def probe(
     # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.costs import Setup, check_writable
-    from specbench_cli.measure.isolation.rooms import check_plugins
+    from specbench_cli.measure.isolation.plugin_process import check_plugins
     from specbench_cli.measure.kept import kept_at
     from specbench_cli.measure.machine import fingerprint
     from specbench_cli.measure.method_costs import costs_of, models_of, sessions, sizes, together

@@ -12,7 +12,7 @@ from specbench_cli.errors import SpecbenchError
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.measure.run import Result
+    from specbench_cli.measure.result import Result
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading

@@ -11,10 +11,10 @@ import typer
 
 from specbench_cli import output
 from specbench_cli.errors import EnvironmentFault, ExitCode, not_written
-from specbench_cli.measure import repeats
+from specbench_cli.measure import repeat_process
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.run import Result
+    from specbench_cli.measure.result import Result
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
@@ -54,7 +54,7 @@ def measured(
             force=force,
             in_turn=in_turn,
         )
-    except repeats.Unfinished as fault:
+    except repeat_process.Unfinished as fault:
         if fault.told and plan is not None and plan.config.repeats == 1:
             raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
         raise
@@ -103,4 +103,4 @@ def _resumption(path: Path) -> str | None:
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 
-    return repeats.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    return repeat_process.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None

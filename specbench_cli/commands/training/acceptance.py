@@ -15,7 +15,7 @@ from specbench_cli.commands.training.heads import Count
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.training.acceptance_trainer import AcceptanceResult
+    from specbench_cli.training.acceptance import AcceptanceResult
 
 CALIBRATION = "acceptance_calibration"
 
@@ -95,8 +95,7 @@ def specdec(
     labels.
     """
     from specbench_cli.models import resolve
-    from specbench_cli.training.acceptance import ACCEPTANCE
-    from specbench_cli.training.acceptance_trainer import AcceptanceTrainer
+    from specbench_cli.training.acceptance import ACCEPTANCE, AcceptanceTrainer
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES
 

@@ -44,11 +44,12 @@ def judge(
     answer, the target goes on, and the task's scorer says whether the answer is as good. OUT/judge
     has the head; its config.json says what it is worth on questions held out.
     """
+    from methods.judge.training import fit
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.judge import N_QUESTIONS, export, fit, mine
+    from specbench_cli.training.heads.judge import N_QUESTIONS, export, mine
 
     shared.check_model(out, "judge")
     models = resolve(target)

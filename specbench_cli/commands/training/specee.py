@@ -38,12 +38,13 @@ def specee(
     is already the target's. OUT/exits has them; its config.json says what they are worth on
     questions held out.
     """
+    from methods.specee.training import fit
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.models import resolve
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.exits import N_QUESTIONS, export, fit, read
+    from specbench_cli.training.heads.exits import N_QUESTIONS, export, read
 
     check_model(out, "exits")
     models = resolve(target)

@@ -220,63 +220,6 @@ class Translation:
         return self.target.encode(said)
 
 
-class Runs:
-    """Runs of a draft's tokens that spell one of the target's, at most so many.
-
-    Attributes:
-        trie: of the draft's tokens; under `END` a node has the target's token that ends there.
-    """
-
-    END = -1
-
-    def __init__(self, most: int) -> None:
-        self.trie: dict[int, Any] = {}
-        self._most = most
-        self._of: dict[int, list[int]] = {}  # by token, the one unseen for longest first
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def run(self, token: int, words: Translation) -> list[int]:
-        """The draft's tokens that spell one of the target's; none where nothing does."""
-        return self._of.get(token) or words.spelling(token)
-
-    def read(self, tokens: Sequence[int], words: Translation) -> None:
-        """Keep the runs of tokens of a text, each as the newest."""
-        for token in tokens:
-            run = self.run(token, words)
-            if len(run) > 1:
-                self._of.pop(token, None)
-                self._of[token], node = run, self.trie
-                for each in run:
-                    node = node.setdefault(each, {})
-                node[self.END] = token
-                if len(self._of) > self._most:
-                    self._forget(next(iter(self._of)))
-
-    def go_on(self, node: dict[int, Any]) -> bool:
-        """Whether a node of the trie has others behind it."""
-        return not node.keys() <= {self.END}
-
-    def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
-        """The draft's tokens that end a run behind a node, and the target's of these runs."""
-        found = {
-            each: beyond[self.END]
-            for each, beyond in node.items()
-            if each != self.END and self.END in beyond
-        }
-        return [*found], [*found.values()]
-
-    def _forget(self, token: int) -> None:
-        run, nodes = self._of.pop(token), [self.trie]
-        for each in run:
-            nodes.append(nodes[-1][each])
-        del nodes.pop()[self.END]
-        for node, each in zip(reversed(nodes), reversed(run), strict=True):
-            if not node[each]:
-                del node[each]
-
-
 def _whole(data: bytes) -> bytes:
     """Without the beginning of a character at the end."""
     for n in range(1, min(3, len(data)) + 1):

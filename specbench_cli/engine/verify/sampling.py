@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.verify.contrast import Contrast
 from specbench_cli.engine.verify.processor import Processor
+from specbench_cli.engine.verify.uscd import Contrast
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
 """How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax

@@ -12,7 +12,7 @@ from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule, Text
 from specbench_cli.engine.types import Draft, Outcome, Tokens
-from specbench_cli.engine.verify.contrast import Contrast
+from specbench_cli.engine.verify.uscd import Contrast
 
 
 class Weakened:

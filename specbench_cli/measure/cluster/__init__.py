@@ -1,1 +1,1 @@
-"""A pass that is dealt to the devices of several machines; Ray is what they are reached by."""
+"""A repeat that is scheduled on the devices of several machines, which are reached by Ray."""

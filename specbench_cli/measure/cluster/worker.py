@@ -12,13 +12,14 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
+from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench, readable
-from specbench_cli.measure.isolation.guests import Guests
-from specbench_cli.measure.isolation.rooms import check_plugins, close_rooms
+from specbench_cli.measure.isolation.plugin_methods import PluginMethods
+from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import manifest, placed, program
 from specbench_cli.measure.method_costs import provide_costs
-from specbench_cli.measure.passes import Answers, Pass
+from specbench_cli.measure.repeat import Repeat
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -26,7 +27,7 @@ from specbench_cli.store.schema import Record
 
 
 @dataclass(frozen=True)
-class Introduced:
+class Introduction:
     """What a worker is.
 
     words: what it must have as the driver has it (`words`). placed: what all workers must have in
@@ -66,7 +67,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Concluded:
+class Conclusion:
     """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
 
     leaks: Mapping[str, str]
@@ -74,7 +75,7 @@ class Concluded:
     memory: Mapping[str, Any]
 
 
-class Worker:
+class ClusterWorker:
     """Does what it is asked, each a method: a run of its own, in a folder that goes with it, whose
     records its driver takes.
 
@@ -91,12 +92,12 @@ class Worker:
         self._answers, self._seen = Answers(), Seen()
         self._deals = 0
 
-    def introduce(self) -> Introduced:
+    def introduce(self) -> Introduction:
         """Plan the run with what is here. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
-        return Introduced(words(self._plan), placed(), fingerprint())
+        return Introduction(words(self._plan), placed(), fingerprint())
 
     def load(self, costs: Mapping[str, Any] | None) -> Loaded:
         """Load what is decoded with.
@@ -113,15 +114,15 @@ class Worker:
         self._bench.check_first_turns()
         provide_costs(self._plan, self._bench, self._run_dir)
         resolved = self._bench.resolved()
-        guests = Guests(self._plan, self._run_dir, resolved["threads"])
-        for fault in guests.unfit.values():
+        plugins = PluginMethods(self._plan, self._run_dir, resolved["threads"])
+        for fault in plugins.unfit.values():
             raise fault
-        self._pass = Pass(
-            self._plan, self._bench, self._run_dir, self._answers, self._seen, guests=guests
+        self._repeat = Repeat(
+            self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
         )
         return Loaded(
             self._bench.models(),
-            {**self._bench.heads(), **guests.heads},
+            {**self._bench.heads(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
@@ -135,8 +136,8 @@ class Worker:
         self._answers.learn(known)
         self._seen.records, self._seen.notes = [], []
         self._deals += 1
-        self._pass.deal(number, names)
-        lost = next(iter(self._pass.left_out.values()), None)
+        self._repeat.run_questions(number, names)
+        lost = next(iter(self._repeat.left_out.values()), None)
         prompts = self._answers.of(names).prompts
         return Made(
             self._seen.records,
@@ -144,15 +145,15 @@ class Worker:
             self._seen.notes,
             self._run_dir.manifest["dropped"],
             None if lost is None else lost.message,
-            self._pass.judge.used,
+            self._repeat.judge.used,
         )
 
-    def conclude(self) -> Concluded:
-        """Decode the first questions that it was dealt once more, see `Pass.look_back`."""
+    def conclude(self) -> Conclusion:
+        """Decode the first questions that it was dealt once more, see `Repeat.look_back`."""
         if self._deals > 1:
-            self._pass.look_back()
-        return Concluded(
-            self._run_dir.manifest["leaks"], self._pass.judge.facts(), self._bench.memory()
+            self._repeat.look_back()
+        return Conclusion(
+            self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
         )
 
     def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
@@ -162,12 +163,12 @@ class Worker:
             known: what the run holds of all questions.
         """
         self._answers.learn(known)
-        return self._pass.near_ties(needed=True)
+        return self._repeat.near_ties(needed=True)
 
     def close(self) -> None:
         """End what it began."""
         self._bench.close()
-        close_rooms()
+        end_plugin_processes()
         self._home.cleanup()
 
 

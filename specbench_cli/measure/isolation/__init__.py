@@ -1,6 +1,6 @@
-"""Plug-ins in processes of their own: what they do to a process, they do to theirs.
+"""Plug-ins in processes of their own, so that they change no other method and not the run.
 
-`rooms` is the run's side, `inside` what such a process does, `state` what an import may not change.
-The run's own process imports a plug-in too, to plan with it, once a room has seen that this does no
-harm; it never calls what decodes.
+`plugin_process` is the run's side, `orders` the side of the plug-in process, `state` what an import
+must not change. The run's own process imports a plug-in too, to plan with it, once its plug-in
+process has shown that the import is harmless; it never calls what decodes.
 """

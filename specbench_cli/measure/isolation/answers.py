@@ -1,4 +1,4 @@
-"""Answers of a plug-in's process, as bytes that the run can read without running anything.
+"""Answers of a plug-in process, as bytes that the run can read without running anything.
 
 A measurement is a reference, which names a class and holds its fields. A pickle that refers to a
 class or a function is refused: by one, it could call or change what the run uses.
@@ -34,14 +34,14 @@ def _classes() -> dict[str, type[Any]]:
     """Return the classes of which an answer may hold instances, by name."""
     # Imported when a measurement is read or written: these modules take torch.
     from specbench_cli.measure.cell import Measured
-    from specbench_cli.measure.isolation.inside import Found
+    from specbench_cli.measure.isolation.orders import MeasureAnswer
     from specbench_cli.store import schema
 
     of_records = (
         *(schema.Batch, schema.Drafted, schema.ForwardKind, schema.Likelihood, schema.Ns),
         *(schema.Params, schema.Record, schema.Steps, schema.Trace, schema.Verdict),
     )
-    return {each.__name__: each for each in (Found, Measured, *of_records)}
+    return {each.__name__: each for each in (MeasureAnswer, Measured, *of_records)}
 
 
 class _Writer(pickle.Pickler):

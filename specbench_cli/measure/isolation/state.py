@@ -1,4 +1,4 @@
-"""What of a process a plug-in may not change by being imported: everybody there lives with it."""
+"""Process-wide state that importing a plug-in must not change."""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.isolation.rooms import check_plugins
+from specbench_cli.measure.isolation.plugin_process import check_plugins
+from specbench_cli.measure.result import Result, exit_code, void
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
+from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
-from specbench_cli.plan.plan import REFERENCE, Arm, fitting, make_plan, plug_in
+from specbench_cli.plan.plan import REFERENCE, fitting, make_plan, plug_in
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
@@ -189,10 +191,10 @@ def _candidates(journal: Journal) -> Candidates:
     # Imports that take seconds, all of them here: they belong to no round.
     from specbench_cli.judge.tolerance import POSITIONS
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.cell import WARM_UP_ROUNDS, WARM_UP_TOKENS
-    from specbench_cli.measure.passes import Pass
+    from specbench_cli.measure.repeat import Repeat
+    from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS
 
-    _loaded = Bench, Pass
+    _loaded = Bench, Repeat
 
     rule = journal.config.rule
     kinds = {
@@ -235,14 +237,14 @@ class Rounds:
         records: list[Record] = list(RunDir.open(path).records())
         return Measured(records, round_.seconds)
 
-    def _run(self, name: str, path: Path, round_: Round) -> execute.Result:
+    def _run(self, name: str, path: Path, round_: Round) -> Result:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
         view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
         if _finished(path):
             run_dir = RunDir.open(path)
             records = list(run_dir.records())
-            code = execute.exit_code(records, run_dir.manifest)
-            return execute.Result(path, code, execute.void(records))
+            code = exit_code(records, run_dir.manifest)
+            return Result(path, code, void(records))
         if RunDir.holds_run(path):
             plan, run_dir = execute.reopen(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)

@@ -1,75 +1,28 @@
-"""Training SpecEE's predictors: what every layer says of the target's own answers, and perceptrons.
+"""Training data of SpecEE's predictors, and their files; `methods.specee.training` trains them.
 
-Xu et al., ISCA 2025, arXiv:2504.08850. The target answers training questions greedily. Each layer's
-row of each token is read as if the layer were the last: its likeliest token is the target's own or
-not, which is the label. What a predictor reads are the logits of the draft's candidates there, and
-how they have changed since the layer that was looked at before: so the layers to look at have to be
-those of decoding, and the same rule says which they are, the first right exits taken for granted.
+The target answers training questions greedily, and each layer's row of each token is read.
 """
 
 import json
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from methods._artifacts.exits import TOP, ExitPredictors, looked_at, seen
-from methods.specee import SpecEEParams
+from methods.specee.predictors import TOP, ExitPredictors
+from methods.specee.training import Read, Worth
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.training.heads.judge import HELD_OUT, MOST, area_under, finished
+from specbench_cli.training.heads.judge import MOST, finished
 
 N_QUESTIONS = 1500
 """Whose answers are read."""
-WIDTH = 32
-"""Of the hidden layer. The authors' is 512, for models of 32 layers and more."""
-STEPS, RATE, DECAY = 300, 0.02, 1e-4
-"""Of Adam, on all examples at once."""
-SHARE = 4
-"""One layer in so many is looked at always: the authors' 8 of 32."""
-THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
-
-
-@dataclass(frozen=True)
-class Read:
-    """What the layers but the last say of n tokens of answers.
-
-    logits: [n, L - 1, k], of the candidates. right: [n, L - 1] bool, whether the likeliest token
-    there is the target's own; taken: [n, L - 1] bool, whether it is a candidate. question: [n], the
-    number of the question whose answer the token is of; tokens of one follow each other.
-    """
-
-    logits: Tensor
-    right: Tensor
-    taken: Tensor
-    question: Tensor
-
-
-@dataclass(frozen=True)
-class Worth:
-    """What predictors are worth on questions held out.
-
-    tokens: how many there were. right: by layer, the share of looks there at which the likeliest
-    token was the target's own; auc: by layer, the chance that they trust such a look more than
-    another one. exits: by threshold, the share of tokens that leave before the last layer; agree:
-    the share of these that are the target's own; layers: how many run in the mean. Of the last
-    three each token follows the target's own text.
-    """
-
-    tokens: int
-    right: dict[int, float]
-    auc: dict[int, float]
-    exits: dict[float, float]
-    agree: dict[float, float]
-    layers: dict[float, float]
 
 
 @torch.inference_mode()
@@ -110,139 +63,6 @@ def read(
         )
         report(at + 1)
     return Read(*map(torch.cat, zip(*found, strict=True)))
-
-
-# ---- which layers are looked at -----------------------------------------------------------------
-
-
-def always(had: Read) -> tuple[int, ...]:
-    """The layers, counted from 1, at which most tokens could leave for the first time."""
-    could = had.right & had.taken
-    first = could[could.any(1)].int().argmax(1) + 1
-    most = max(1, (could.shape[1] + 1) // SHARE)
-    return tuple(sorted(layer for layer, _ in Counter(first.tolist()).most_common(most)))
-
-
-def schedule(had: Read, layers: Sequence[int]) -> list[list[int]]:
-    """For each token the layers that decoding would look at, the first right exits being taken."""
-    could, recent, last = had.right & had.taken, SpecEEParams().recent, -1
-    exits, found = deque[int](maxlen=recent), list[list[int]]()
-    for each, question in zip(could.tolist(), had.question.tolist(), strict=True):
-        if question != last:
-            exits.clear()
-            last = question
-        looks = looked_at(layers, exits, len(each) + 1)
-        found.append(looks)
-        exits.extend([layer for layer in looks if each[layer - 1]][:1])
-    return found
-
-
-@dataclass(frozen=True)
-class Looks:
-    """All looks of a schedule: of which token, behind how many layers, and what is read there.
-
-    token: [m]; layer: [m]; features: [m, 3 k]; they follow each other as they are made.
-    """
-
-    token: Tensor
-    layer: Tensor
-    features: Tensor
-
-
-def looks_of(had: Read, planned: Sequence[Sequence[int]]) -> Looks:
-    """The looks of a schedule."""
-    tokens, layers, features = list[int](), list[int](), list[Tensor]()
-    for token, looks in enumerate(planned):
-        local = None
-        for layer in looks:
-            read_there, local = seen(had.logits[token, layer - 1], local)
-            tokens.append(token)
-            layers.append(layer)
-            features.append(read_there)
-    return Looks(torch.tensor(tokens), torch.tensor(layers), torch.stack(features))
-
-
-# ---- the perceptrons ----------------------------------------------------------------------------
-
-
-def fit(had: Read, seed: int = 0) -> tuple[ExitPredictors, dict[str, Tensor], Worth]:
-    """Predictors of all layers but the last, their tensors by name, and what they are worth on
-    questions held out.
-
-    Raises:
-        ValueError: no layer but the last ever says what the target does.
-    """
-    if not (had.right & had.taken).any():
-        raise ValueError("no layer but the last ever says the target's own token")
-    layers = always(had)
-    looks = looks_of(had, schedule(had, layers))
-    held = (had.question % HELD_OUT == 0)[looks.token]
-    right = had.right[looks.token, looks.layer - 1]
-    parts = []
-    for layer in range(1, had.right.shape[1] + 1):
-        here = (looks.layer == layer) & ~held
-        parts.append(_perceptron(looks.features[here], right[here], seed + layer))
-    stacked = map(torch.stack, zip(*parts, strict=True))
-    named = dict(zip(("up", "up_bias", "down", "down_bias"), stacked, strict=True))
-    made = ExitPredictors(*named.values(), layers=layers)
-    return made, named, _worth(had, made, looks, held, right)
-
-
-def _perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """up [3 k, width], up_bias [width], down [width] and down_bias [] of a layer. Without looks of
-    both kinds, one that trusts it as often as the few there were (or once) would say."""
-    reads = features.shape[1]
-    if len(set(right.tolist())) < 2:
-        share = torch.tensor((float(right.sum()) + 0.5) / (len(right) + 1))
-        level = share.logit() if len(right) else torch.tensor(-10.0)
-        return torch.zeros(reads, WIDTH), torch.zeros(WIDTH), torch.zeros(WIDTH), level
-    mean, spread = features.mean(0), features.std(0).clamp_min(1e-3)
-    generator = torch.Generator().manual_seed(seed)
-    up = (torch.randn(reads, WIDTH, generator=generator) / reads**0.5).requires_grad_()
-    down = (torch.randn(WIDTH, generator=generator) / WIDTH**0.5).requires_grad_()
-    up_bias, down_bias = (torch.zeros(size, requires_grad=True) for size in ((WIDTH,), ()))
-    adam = torch.optim.AdamW((up, up_bias, down, down_bias), RATE, weight_decay=DECAY)
-    even, told = (features - mean) / spread, right.float()
-    with torch.enable_grad():
-        for _ in range(STEPS):
-            adam.zero_grad()
-            said = (even @ up + up_bias).relu() @ down + down_bias
-            binary_cross_entropy_with_logits(said, told).backward()
-            adam.step()
-    # What evens the features out goes into the weights.
-    scaled = up.detach() / spread[:, None]
-    return scaled, up_bias.detach() - mean @ scaled, down.detach(), down_bias.detach()
-
-
-def _worth(had: Read, made: ExitPredictors, looks: Looks, held: Tensor, right: Tensor) -> Worth:
-    chances = torch.zeros(len(right))
-    for layer in range(1, had.right.shape[1] + 1):
-        here = looks.layer == layer
-        if here.any():
-            chances[here] = made(layer, looks.features[here])
-    shown = {
-        layer: held & (looks.layer == layer) for layer in sorted(set(looks.layer[held].tolist()))
-    }
-    tokens = int((had.question % HELD_OUT == 0).sum())
-    exits, agree, layers = (dict[float, float]() for _ in range(3))
-    for threshold in THRESHOLDS:
-        leaves = held & (chances > threshold) & had.taken[looks.token, looks.layer - 1]
-        first = dict[int, int]()  # of a token, its first look that it leaves by
-        for at in leaves.nonzero().flatten().tolist():
-            first.setdefault(int(looks.token[at]), at)
-        by = list(first.values())
-        ran = float(looks.layer[by].sum()) + (tokens - len(by)) * (had.right.shape[1] + 1)
-        exits[threshold] = len(by) / tokens
-        agree[threshold] = float(right[by].double().mean()) if by else 1.0
-        layers[threshold] = ran / tokens
-    return Worth(
-        tokens,
-        {layer: float(right[here].double().mean()) for layer, here in shown.items()},
-        {layer: area_under(chances[here], right[here]) for layer, here in shown.items()},
-        exits,
-        agree,
-        layers,
-    )
 
 
 def export(

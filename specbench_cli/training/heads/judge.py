@@ -1,11 +1,10 @@
-"""Training a judge: labels mined from the models themselves, a logistic regression, export.
+"""Mining of labels for a judge, and the files of one; `methods.judge.training` trains it.
 
-Mining (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039). The target's greedy answer is
-walked; where the draft would say another token, that token takes the place of the target's and the
-target goes on behind it. If the task's scorer then finds the answer no worse, the token was
-harmless and the new answer is walked on; else it was important and the old one stays. The features
-of a token are the target's normed row that has read it (Bachmann et al., ICLR 2025,
-arXiv:2501.19309).
+AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039) mines labels from the models themselves.
+The target's greedy answer is walked; where the draft would say another token, that token takes the
+place of the target's and the target goes on behind it. If the task's scorer then finds the answer
+no worse, the token was harmless and the new answer is walked on; else it was important and the old
+one stays.
 """
 
 import json
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
+from methods.judge.training import Judged, Mined
 from specbench_cli import files, registry
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.sequence import StopRule
@@ -31,13 +30,8 @@ from specbench_cli.tasks import Question
 
 N_QUESTIONS = 1500
 """That are mined."""
-HELD_OUT = 5
-"""One question in so many measures, and is not trained on."""
 MOST = 96
 """Tokens of an answer."""
-STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Of the squared weights in the loss, tried on what is held out."""
-THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
@@ -46,36 +40,6 @@ class Asked:
 
     question: Question
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Mined:
-    """Drafted tokens that are not the target's own, n of them.
-
-    rows: [n, hidden], the target's normed rows that have read each. harmless: [n] bool. question:
-    [n], the number of the question that each is from.
-    """
-
-    rows: Tensor
-    harmless: Tensor
-    question: Tensor
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a judge is worth on questions held out.
-
-    tokens: how many it was asked of; harmless: the share of these that were. auc: the chance that
-    it finds a harmless token more so than an important one. caught: by threshold, the share of
-    important tokens that it stops; passed: of the harmless ones, the share that it lets pass.
-    """
-
-    tokens: int
-    harmless: float
-    auc: float
-    strength: float
-    caught: dict[float, float]
-    passed: dict[float, float]
 
 
 def mine(
@@ -163,66 +127,6 @@ def _row(target: Decoder, ids: Sequence[int]) -> Tensor:
     out = target.forward(x, target.new_state(len(ids)), logits_at=None)
     row: Tensor = target.norm(out.hidden[0, -1:])[0].float().cpu()
     return row
-
-
-# ---- the regression -----------------------------------------------------------------------------
-
-
-def fit(mined: Mined) -> tuple[Tensor, Tensor, Judged]:
-    """Weight [hidden] and bias [1] of the strength that ranks held-out tokens best, and what they
-    are worth there. Both labels weigh as much as each other in the loss."""
-    held = mined.question % HELD_OUT == 0
-    inside, told = mined.rows[~held].double(), mined.harmless[~held]
-    rows, truth = mined.rows[held].double(), mined.harmless[held]
-    tried = []
-    for strength in STRENGTHS:
-        weight, bias = _logistic(inside, told, strength)
-        tried.append((area_under(rows @ weight + bias, truth), strength, weight, bias))
-    auc, strength, weight, bias = max(tried, key=lambda each: each[0])
-    chances = (rows @ weight + bias).sigmoid()
-    judged = Judged(
-        tokens=len(truth),
-        harmless=float(truth.double().mean()),
-        auc=auc,
-        strength=strength,
-        caught={t: _share(chances[~truth] <= t) for t in THRESHOLDS},
-        passed={t: _share(chances[truth] > t) for t in THRESHOLDS},
-    )
-    return weight.float(), bias.float(), judged
-
-
-def _logistic(rows: Tensor, told: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    weight = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    n = len(told)
-    share = told.double().mean().clamp(1 / max(n, 1), 1 - 1 / max(n, 2))
-    counts = torch.where(told, 0.5 / share, 0.5 / (1 - share))
-    solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        solver.zero_grad()
-        missed = binary_cross_entropy_with_logits(rows @ weight + bias, told.double(), counts)
-        total: Tensor = missed + strength * weight.square().sum()
-        total.backward()
-        return total
-
-    with torch.enable_grad():
-        solver.step(loss)
-    return weight.detach(), bias.detach()
-
-
-def area_under(scores: Tensor, truth: Tensor) -> float:
-    """The chance that a true one's score is above a false one's, ties half: the area under the ROC
-    curve; one half where all are of one kind."""
-    good, bad = scores[truth], scores[~truth]
-    if not len(good) or not len(bad):
-        return 0.5
-    ahead = (good[:, None] > bad).double() + 0.5 * (good[:, None] == bad).double()
-    return float(ahead.mean())
-
-
-def _share(of: Tensor) -> float:
-    return float(of.double().mean()) if len(of) else 0.0
 
 
 def export(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from methods._heads.eagle import EagleHead
+from methods.eagle.head import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
-from specbench_cli.engine.drafting.goodput import emitted
+from specbench_cli.engine.drafting.by_load import emitted
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import method_costs as probing
 from specbench_cli.measure import probe

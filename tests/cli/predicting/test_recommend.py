@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specbench_cli import app
-from specbench_cli.measure import passes
+from specbench_cli.measure import warm_up
 from specbench_cli.predict.recommend import search
 from specbench_cli.predict.recommend.halving import Pace
 from specbench_cli.store.run_dir import RunDir
@@ -37,7 +37,7 @@ def few(monkeypatch):
     monkeypatch.setattr(Pace, "confirmation", lambda *_: (3, 60.0))
     monkeypatch.setattr(search, "SETTINGS", 2)
     monkeypatch.setattr(search, "LEAST_HELD_OUT", 3)
-    monkeypatch.setattr(passes, "WARM_UP_ROUNDS", 1)
+    monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 1)
 
 
 def traffic(path, *texts):

@@ -5,19 +5,16 @@ import torch
 from pydantic import ValidationError
 
 from methods.sps import Sps
+from specbench_cli.engine.drafting.length_params import BY_LOAD, RULES, LengthParams, rule_of
 from specbench_cli.engine.drafting.lengths import (
-    BY_LOAD,
     CONFIDENCE,
-    RULES,
     AcceptanceHead,
     Confidence,
     Entropy,
     Fixed,
     Heuristic,
-    LengthParams,
     Oracle,
     learnt,
-    rule_of,
 )
 from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp

@@ -8,12 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
-from methods.omnidraft import OmniDraft, OmniDraftParams
+from methods.omnidraft.method import OmniDraft, OmniDraftParams
+from methods.omnidraft.runs import Runs
 from methods.sps import Sps, SpsParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
-from specbench_cli.engine.drafting.vocabulary import Runs, Translation, Vocabulary, special
+from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.random import SeededRandom
@@ -65,7 +66,7 @@ def filled(translation):
     """A memory whose cache has every run that there is."""
     memory = Memory()
     memory["runs"] = Runs(99)
-    memory["runs"].read(range(len(translation.target.pieces)), translation)
+    memory["runs"].read(range(len(translation.target.pieces)), translation.spelling)
     return memory
 
 
@@ -301,15 +302,15 @@ def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     words = spelled()._workspace.decoders["draft"].translation
     the, cat = 0, 5
     runs = Runs(1)
-    runs.read([the, 1, 2, cat], words)
-    assert (len(runs), runs.run(the, words)) == (1, [0, 1, 2])  # it is spelt anew
+    runs.read([the, 1, 2, cat], words.spelling)
+    assert (len(runs), runs.run(the, words.spelling)) == (1, [0, 1, 2])  # it is spelt anew
     assert runs.trie == {3: {5: {0: {Runs.END: cat}}}}
-    runs.read([the, the], words)
+    runs.read([the, the], words.spelling)
     assert runs.trie == {0: {1: {2: {Runs.END: the}}}}
     both = Runs(2)
-    both.read([the, cat, the], words)
+    both.read([the, cat, the], words.spelling)
     both._most = 1
-    both.read([the], words)
+    both.read([the], words.spelling)
     assert both.trie == runs.trie
 
 
@@ -319,7 +320,7 @@ def test_of_overlapping_runs_each_leaves_the_others():
     )
     words.draft = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(s) for s in text])
     runs = Runs(2)
-    runs.read([0, 1], words)
+    runs.read([0, 1], words.spelling)
     assert runs.trie == {0: {1: {Runs.END: 0, 2: {Runs.END: 1}}}}
     assert runs.ends(runs.trie[0]) == ([1], [0]) and runs.go_on(runs.trie[0][1])
     runs._forget(1)

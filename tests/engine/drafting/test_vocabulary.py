@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from methods.omnidraft import OmniDraft, OmniDraftParams
+from methods.omnidraft.method import OmniDraft, OmniDraftParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla

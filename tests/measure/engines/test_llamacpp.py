@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from methods._engines import llamacpp
+from methods.engine_llamacpp import binding as llamacpp
 from specbench_cli.engine.models.load import cut
 from specbench_cli.errors import EnvironmentFault, ExitCode, MethodFault
 from specbench_cli.store.invariants import validate
@@ -63,7 +63,7 @@ def test_llamacpp_says_what_transformers_says_of_each_kind_of_model(kind, tmp_pa
 
 
 def test_without_llamacpp_a_row_says_what_to_install(specbench, small_pair, monkeypatch):
-    monkeypatch.setattr("methods._engines.installed.find_spec", lambda _: None)
+    monkeypatch.setattr("methods._engines.find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="llama-cpp-python, which is not installed") as got:
         specbench("engine:llama.cpp")
     assert got.value.hint == "pip install 'specbench-cli[llamacpp]'"

@@ -29,7 +29,7 @@ def test_openvinos_rows_decode_vanillas_tokens_over_a_vanilla_of_their_own(specb
 
 
 def test_without_openvino_a_row_says_what_to_install(specbench, monkeypatch):
-    monkeypatch.setattr("methods._engines.installed.find_spec", lambda _: None)
+    monkeypatch.setattr("methods._engines.find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="OpenVINO GenAI, which is not installed") as caught:
         specbench("engine:openvino")
     assert caught.value.hint == "pip install 'specbench-cli[openvino]'"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench_cli.engine.models.load import load_decoder, module_of
-from specbench_cli.engine.verify.contrast import Contrast
+from specbench_cli.engine.verify.uscd import Contrast
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.models import resolve
 from specbench_cli.report.reading import read

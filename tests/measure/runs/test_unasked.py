@@ -156,7 +156,7 @@ def test_candidates_are_not_dropped_for_a_prompt_error(specbench, target, task):
     halving._judge(["pld"], trials, records, 1)
     assert trials["pld"].out is None
     twins = [replace(record, label="twin") for record in records["pld"]]
-    arms = tuple(tune.Arm("pld", label, None, {}) for label in ("pld", "twin"))
+    arms = tuple(tune.Arm("pld", label, {}) for label in ("pld", "twin"))
     tuning = tune.Tuning({"pld": arms}, ())
     found = tune.choose(tuning, [*outcome.records, *twins], "time", {"target": 1})["pld"]
     assert found.n == 4

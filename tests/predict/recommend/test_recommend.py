@@ -344,7 +344,7 @@ class TestRounds:
         monkeypatch.setattr(Pace, "confirmation", lambda *_: (2, 60.0))
         monkeypatch.setattr(search, "LEAST_HELD_OUT", 4)
         monkeypatch.setattr(search, "SETTINGS", 2)
-        monkeypatch.setattr("specbench_cli.measure.passes.WARM_UP_ROUNDS", 1)
+        monkeypatch.setattr("specbench_cli.measure.warm_up.WARM_UP_ROUNDS", 1)
         config = search.Rounds._config
 
         def watched(self, name, round_):

@@ -1,1 +1,0 @@
-"""Trained modules and stores that methods ask for and that draft nothing themselves."""

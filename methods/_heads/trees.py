@@ -1,0 +1,41 @@
+"""Static trees of Medusa, Hydra and Hydra++."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from specbench_cli.api import Field, MethodParams, Template, best_tree, tree_of_choices
+
+MC_SIM_7B_63 = tuple(
+    tuple(map(int, ranks))
+    for ranks in (
+        "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12"
+        " 003 40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050"
+        " 15 101 021 90 060 0001 16 070"
+    ).split()
+)
+"""The tree `mc_sim_7b_63` of Medusa's and Hydra's code, each node by the ranks on its path, in the
+order in which its search took them: so its first n are its best n, and no node lacks its parent."""
+
+
+class TreeParams(MethodParams):
+    """Parameters of a static tree."""
+
+    tree: Literal["likeliest", "mc_sim_7b_63"] = Field(
+        "likeliest",
+        description="made of the likeliest ranks; or the tree of Medusa's and Hydra's code for 7B"
+        " models, the first `nodes` of its 63, as deep as there are heads",
+    )
+
+
+def static_tree(tree: str, nodes: int, depth: int, width: int | None = None) -> Template:
+    """Return the tree of that name.
+
+    Args:
+        nodes: maximum number of nodes; the first ones of a published tree.
+        depth: maximum number of levels.
+        width: maximum number of children of a node.
+    """
+    if tree == "likeliest":
+        return best_tree(nodes, depth=depth, width=width)
+    return tree_of_choices(MC_SIM_7B_63[:nodes]).within(depth, width or nodes)

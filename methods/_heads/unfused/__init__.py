@@ -1,1 +1,0 @@
-"""Heads whose torch module, which is trained, is what decodes too."""

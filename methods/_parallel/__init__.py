@@ -1,1 +1,0 @@
-"""Modules that say all tokens of a draft in one forward, from mask tokens."""

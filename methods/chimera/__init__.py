@@ -1,0 +1,1 @@
+"""Chimera: the method and its head."""

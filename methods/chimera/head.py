@@ -1,0 +1,164 @@
+"""The draft model of Chimera.
+
+Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, Xiaofeng Zou:
+Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
+Tokens, arXiv:2402.15758, section 3.
+
+The trigram encoder makes z of the embeddings of the last three tokens: z = W_2 SiLU(W_1 [E(x_-2),
+E(x_-1), E(x_0)]). The full context encoder is one Llama layer over [H_1 ... H_n, z_1 ... z_k]: the
+rows H that the target's output matrix reads, of all that is committed, and the z of the last
+committed token and of those drafted behind it, each seeing what comes before it. What leaves it at
+z_i is o_i, and head i says the token behind it from [H_n, o_i].
+
+The authors' head i is a matrix U_i [V, 2 width] that begins as two copies of the output matrix.
+Ours is U_i = U M_i, with the target's own U and M_i [width, 2 width], which begins by reading H_n
+alone. Their code adds the input of SiLU once more; this follows the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from methods._heads.files import HeadFiles, HeadShape
+from methods._heads.layouts import CUT, Layout
+from methods._heads.module import Out
+from methods._heads.recipe import HeadRecipe, Objective
+from methods._heads.slots import Layer, Past, take
+from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
+from methods._heads.vocabulary import Vocabulary
+from specbench_cli.api import Decoder
+
+LEVELS = 3
+
+
+class Chimera(OwnWay):
+    """The torch module. `fc` is W_1; `last` is W_2."""
+
+    kind: ClassVar[str] = "chimera"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            kind,
+            "Chimera (specbench)",
+            r"heads\.0\.weight",
+            CUT
+            | {
+                "trigram.0.": "fc.",
+                "trigram.1.": "last.",
+                "context.": "layer.",
+                "heads.": "mixed.",
+            },
+        ),
+    )
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["ChimeraHeads"]}
+    left: ClassVar[int] = 3
+    back: ClassVar[int] = 2
+    levels = LEVELS
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=20,
+        replies=80,
+        sequences=2,
+        mlp=96,
+        losses={"paper": Objective(steps=LEVELS, decay=1.0, text=True), "ttt": Objective(LEVELS)},
+    )
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        own: Vocabulary | None = None,
+    ) -> None:
+        super().__init__(shape, rope, own=own)
+        width = shape.hidden_size
+        self.fc = nn.Linear(3 * width, width, bias=False)
+        self.last = nn.Linear(width, width, bias=False)
+        self.layer = Layer(width, shape, rope, has, normed=True)
+        self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
+
+    def begin(self, std: float) -> None:
+        """Heads begin by saying what the target says next."""
+        super().begin(std)
+        for head in self.mixed:
+            assert isinstance(head, nn.Linear)
+            nn.init.eye_(head.weight)
+
+    @classmethod
+    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+        """What it can say; all sizes are in the tensors."""
+        return {"own": Vocabulary.of(files, target)}
+
+    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of H [sequences, n, width] at their places."""
+        return self.layer.self_attn.remember(self._normed(features), places)
+
+    def trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
+        """The last three embeddings at each of n places, [sequences, n, 3 width]; before the
+        beginning the first one comes again."""
+        at = torch.arange(embedded.shape[1], device=embedded.device)
+        backs = [(at - places.clamp(max=back)).clamp(min=0) for back in (2, 1)]
+        before = [take(embedded, back) for back in backs]
+        return torch.cat((*before, embedded), -1)
+
+    def say(self, grams: Tensor, features: Tensor, places: Tensor, past: Past) -> Out:
+        """What is drafted behind slots whose last three embeddings are `grams`.
+
+        Args:
+            grams: [sequences, slots, 3 width]; features: H_n of each; places: of the drafted rows.
+        """
+        z = self.last(silu(self.fc(grams)))
+        rows, attention = self._normed(z), self.layer.self_attn
+        past.own.append(attention.remember(rows, places))
+        o = z + attention(rows, places, past)
+        o = o + self.layer.mlp(self.layer.post_attention_layernorm(o))
+        head = self.mixed[min(len(past.own), LEVELS) - 1]
+        width = features.shape[-1]
+        return Out(
+            torch.cat((features, grams[..., width:]), -1), head(torch.cat((features, o), -1))
+        )
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead.forward`; `Out.hidden` is H_n and the last two embeddings."""
+        if slots is None:
+            width = embedded.shape[-1]
+            grams = torch.cat((features[..., width:], embedded), -1)
+            return self.say(grams, features[..., :width], places + 1, past)
+        past.text = self.context(embedded, features, places)
+        grams = take(self.trigrams(embedded, places), slots)
+        return self.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        assert self.layer.input_layernorm is not None
+        normed: Tensor = self.layer.input_layernorm(rows)
+        return normed
+
+
+class ChimeraHead(UnfusedHead):
+    """The head in decoding: the same module."""
+
+    kind: ClassVar[str] = Chimera.kind
+    module: ClassVar[type[OwnWay]] = Chimera
+    own: Chimera
+
+    def begin_at(
+        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Out:
+        """See `UnfusedHead.begin_at`."""
+        grams = take(self.own.trigrams(embedded, places), slots)
+        return self.own.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
+
+    def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
+        """See `UnfusedHead.go_on`."""
+        said: Out = self.own(embedded, drafted.rows, drafted.places, drafted.past)
+        return said

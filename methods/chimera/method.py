@@ -1,0 +1,92 @@
+"""Chimera: a draft model of a trigram encoder and a full context encoder.
+
+Ziqian Zeng, Jiahong Yu, Qianshi Pang, Zihao Wang, Huiping Zhuang, Hongen Shao, Xiaofeng Zou:
+Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by Fusing all
+Tokens, arXiv:2402.15758.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from methods.chimera.head import LEVELS, ChimeraHead
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    best_tree,
+    host,
+)
+
+
+class ChimeraParams(MethodParams):
+    """Parameters of `Chimera`."""
+
+    head: str = Field("auto", description="auto: the target's own draft model; else its folder")
+    depth: int = Field(LEVELS, ge=1, le=LEVELS, description="levels: one forward and head each")
+    nodes: int = Field(24, ge=1, description="size of the tree, made of the likeliest ranks")
+    width: int = Field(8, ge=1, le=10, description="most children of a node")
+
+
+class Chimera(Method):
+    """Chimera: drafts with trigrams of drafted tokens and one layer over the target's states.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: children are the draft model's likeliest tokens, each of which stands with the
+    target's own probability of it, and in greedy and coupled decoding iff it is the target's own
+    choice.
+    Differs from the authors' code: verification is the target's own law at every temperature; the
+    tree is Medusa's construction, and each of its nodes has its own trigram, where theirs follows
+    the likeliest token alone; nothing is drafted past the budget; in coupled decoding the heads'
+    scores carry the target's noise.
+
+    One step:
+    1. Full context: keys and values of the target's rows of the committed tokens that the draft
+       model has not read yet.
+    2. The trigram that ends in the last committed token is encoded, the layer lets it see the full
+       context, and head 1 ranks the tokens behind it.
+    3. Level by level, take the children that the tree names from the ranking at their parent. The
+       trigram that ends in a node sees the full context and those above it; head i + 1 ranks its
+       children.
+    4. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "chimera"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("zeng2024chimera",)
+    Params: ClassVar[type[MethodParams]] = ChimeraParams
+    params: ChimeraParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The draft model."""
+        return (Trained(ChimeraHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Choose the tree, make room for it, and have the target keep what the context is of."""
+        depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
+        self.tree = best_tree(self.params.nodes, depth=depth, width=width)
+        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        tree = self.tree.within(limit, self.params.width)
+        if not tree.nodes:
+            return session.chain(())
+        levels = self.levels
+        # 1 and 2. Keys and values of new rows; what the last trigram says.
+        out = levels.begin(session.unread(levels.state.length()))
+        # 3. Trigrams of drafted tokens, which are forgotten with the step.
+        tokens: list[host.Ids] = []
+        for ahead, level in enumerate(tree.levels()):
+            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
+            tokens.append(level.take(children))
+            if level.fed:
+                out = levels.feed(level.inner(tokens[-1]), level.above)
+        levels.drop()
+        return session.tree(host.joined(tokens), tree.parents)

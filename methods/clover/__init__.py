@@ -1,0 +1,1 @@
+"""Clover: the method and its head."""

@@ -1,0 +1,119 @@
+"""Clover: a draft head that keeps a state over the tokens it drafts.
+
+Bin Xiao, Chunan Shi, Xiaonan Nie, Fan Yang, Xiangwei Deng, Lei Su, Weipeng Chen, Bin Cui: Clover:
+Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import ClassVar, NamedTuple
+
+from methods.clover.head import CloverHead
+from specbench_cli.api import (
+    ROOT,
+    AcceptParams,
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+)
+
+
+class CloverParams(AcceptParams, MethodParams):
+    """Parameters of `Clover`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    nodes: int = Field(16, ge=1, description="size of the tree, at most")
+    depth: int = Field(4, ge=1, description="most levels")
+    width: int = Field(8, ge=1, description="most children of a node")
+    nucleus: float = Field(
+        0.95, gt=0, le=1, description="children are left out behind those of so much probability"
+    )
+    share: float = Field(
+        0.25, ge=0, le=1, description="so are those less likely than this share of the likeliest"
+    )
+
+
+class Node(NamedTuple):
+    """worth: its path's log-probability. above, parent: its parent's place among those fed last,
+    and in the draft."""
+
+    worth: float
+    above: int
+    parent: int
+    token: int
+
+
+class Clover(Method):
+    """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: a node is one of the likeliest tokens at its parent, which stands with the
+    target's own probability of it, and in greedy and coupled decoding iff it is the target's own
+    choice. `accept=typical` changes that, and says so. Differs from the paper, which is greedy:
+    nothing is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
+
+    One step:
+    1. The augmenting block, a layer of the head's own, reads the target's rows of what was
+       committed; regressive attention brings the last committed token into what leaves it.
+    2. Token level: of a node's children keep the likeliest ones up to `nucleus`, none with less
+       than `share` of the best one's probability.
+    3. Tree level: of these keep the likeliest paths; head level: no more than is left of `nodes`.
+    4. Bring each node's token into its parent's state by regressive attention, one call a level.
+    5. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "clover"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xiao2024clover",)
+    Params: ClassVar[type[MethodParams]] = CloverParams
+    params: CloverParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head."""
+        return (Trained(CloverHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree, and have the target keep the rows that the head reads."""
+        self.levels = Levels.of_head(session, self.artifacts()[0], self.params.nodes)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 4."""
+        params, levels = self.params, self.levels
+        width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
+        tree, level = list[Node](), [Node(0.0, 0, ROOT, ROOT)]
+        if depth < 1:
+            return session.chain(())
+        out = levels.begin(session.unread(levels.state.length()))
+        for ahead in range(depth):
+            tokens, logs = session.ranked(out.rows, width, ahead=ahead)
+            first = len(tree) - len(level) if ahead else ROOT  # the level's place in the draft
+            found = [
+                Node(node.worth + log, at, first + at, token)
+                for at, node in enumerate(level)
+                for token, log in self._likely(tokens[at], logs[at])
+            ]
+            found.sort(key=lambda node: -node.worth)
+            level = sorted(found[: params.nodes - len(tree)], key=lambda node: node.above)
+            tree += level
+            if len(tree) == params.nodes or ahead + 1 == depth or not level:
+                break
+            out = levels.feed([node.token for node in level], [node.above for node in level])
+        levels.drop()
+        return session.tree([node.token for node in tree], tuple(node.parent for node in tree))
+
+    def _likely(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
+        """Step 2."""
+        least, before, kept = self.params.share * exp(logs[0]), 0.0, []
+        for token, log in zip(tokens, logs, strict=True):
+            if before >= self.params.nucleus or not exp(log) > least * (log < logs[0]):
+                break
+            kept.append((token, log))
+            before += exp(log)
+        return kept

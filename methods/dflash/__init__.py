@@ -1,0 +1,1 @@
+"""DFlash: the method and its head."""

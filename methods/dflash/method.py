@@ -1,0 +1,80 @@
+"""DFlash: a small block-diffusion model, conditioned on the target's rows, drafts a block at once.
+
+Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
+arXiv:2602.06036.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from methods.dflash.head import DFlashHead
+from specbench_cli.api import Draft, Features, Field, Method, MethodParams, Out, Session, Trained
+
+
+class DFlashParams(MethodParams):
+    """Parameters of `DFlash`."""
+
+    length: int = Field(
+        15, ge=1, description="draft tokens a step; at most the head's block less one"
+    )
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+
+
+class DFlash(Method):
+    """DFlash: a block of mask tokens beside the target's features is denoised in one forward.
+
+    Exact because each token is drawn from its row's law q, which knows the committed text and no
+    other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is replaced by
+    a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands iff it is
+    the target's own choice.
+    Differs from the authors' code: near the end of the budget the block is denoised whole, as it
+    was trained, and fewer of its tokens are proposed; nothing is drafted past the budget.
+
+    One step:
+    1. Feed the head the target's rows of the committed tokens that it has not read, at several
+       layers: they become keys and values of every layer of the head, and nothing else.
+    2. In the same forward denoise a block: the last committed token, then masks. All of its rows
+       see those keys and values, and each other, later ones too; nothing of it is kept.
+    3. Draw a token from each mask's row, which says the token at the mask's own place.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    """
+
+    name: ClassVar[str] = "dflash"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("chen2026dflash",)
+    Params: ClassVar[type[MethodParams]] = DFlashParams
+    params: DFlashParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    paper: ClassVar[Mapping[str, Any]] = {"length": 15}
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head: layers of its own, the target's embedding and output matrix."""
+        return (Trained(DFlashHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Have the target keep what the head reads."""
+        self.head = head = session.artifact(*self.artifacts())
+        session.tap(head.taps)
+        self.state = session.new_state(head)
+        self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        n = min(self.params.length, self.head.block - 1, limit)
+        if n < 1:
+            return session.chain(())
+        # 1. and 2. Behind the tokens that have true rows comes the block: its first token is the
+        # last committed one, which has none yet.
+        unread = session.unread(self.state.length())
+        x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
+        said = self.head.forward(x, self.state, logits_at="all").rows
+        # 3. Row 0 is the last committed token's, and says nothing that is not known.
+        picks = [
+            session.pick(Out(row[None, None], row), k) for k, row in enumerate(said[1 : n + 1])
+        ]
+        return session.drawn(picks)

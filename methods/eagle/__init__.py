@@ -1,0 +1,1 @@
+"""EAGLE: the method and its head."""

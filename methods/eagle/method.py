@@ -1,0 +1,119 @@
+"""EAGLE: autoregression on features, and a static draft tree.
+
+Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE: Speculative Sampling Requires Rethinking
+Feature Uncertainty, ICML 2024, arXiv:2401.15077.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from methods.eagle.head import EagleHead
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    best_tree,
+    host,
+    tree_of_choices,
+    tree_of_widths,
+)
+
+AUTHORS = tree_of_choices(
+    tuple(map(int, ranks))
+    for ranks in (
+        "0 1 2 3  00 01 02 10 11 20 21 30  000 001 002 010 011 020 021 100"
+        "  0000 0001 0002  00000 00001"
+    ).split()
+)
+"""The tree of the authors' code: each node by the ranks of the children on its path."""
+
+
+class EagleParams(MethodParams):
+    """Parameters of `Eagle`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    shape: Literal["tree", "chain"] = Field(
+        "tree", description="a static tree, or the likeliest token alone at every level"
+    )
+    depth: int = Field(5, ge=1, description="most levels: one forward of the head each")
+    nodes: int = Field(
+        25,
+        ge=1,
+        description="size of the tree; 25 is the authors', others are made of the likeliest ranks",
+    )
+
+
+class Eagle(Method):
+    """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: children are the head's likeliest tokens, each of which stands with the target's
+    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
+    Differs from the paper: under rejection children are not drawn but the likeliest, with which
+    drafting needs no law (the authors' code has come to do so too); nothing is drafted past the
+    budget; in coupled decoding the head's scores carry the target's noise.
+
+    One step:
+    1. Feed the head the committed tokens that it has not read, each beside the target's true
+       feature of the token before; what it drafted of them before is forgotten.
+    2. Level by level, take the children that the tree names from the head's ranking at their
+       parent; feed those that have children themselves, each beside its parent's predicted feature.
+    3. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "eagle"
+    aliases: ClassVar[tuple[str, ...]] = ("eagle1",)
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("li2024eagle",)
+    Params: ClassVar[type[MethodParams]] = EagleParams
+    params: EagleParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head."""
+        return (Trained(EagleHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Choose the tree, make room for it, and have the target keep what the head reads."""
+        params = self.params
+        if params.shape == "chain":
+            whole = tree_of_widths((1,) * params.depth)
+        elif params.nodes == len(AUTHORS.nodes):
+            whole = AUTHORS
+        else:
+            whole = best_tree(params.nodes, depth=params.depth)
+        self.tree = whole.within(params.depth, session.target.vocab_size)
+        size = len(self.tree.nodes)
+        session.reserve(size)
+        head = session.artifact(*self.artifacts())
+        session.tap(head.taps)  # the second-to-top features: what the target's output matrix reads
+        self.levels = Levels(session, head, session.new_state(head, slack=size))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        if limit < 1:
+            return session.chain(())
+        levels = self.levels
+        # 1. True features of what was committed; the row of its last token is the root's.
+        out = levels.begin(session.unread(levels.state.length()))
+        # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
+        # the root's first. Parents are told by their places in what was fed last.
+        tree = self.tree.within(limit, session.target.vocab_size)
+        tokens: list[host.Ids] = []
+        for ahead, level in enumerate(tree.levels()):
+            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
+            tokens.append(level.take(children))
+            if level.fed:  # beside what the head's forward left at their parents
+                out = levels.feed(level.inner(tokens[-1]), level.above)
+        levels.drop()
+        if self.params.shape == "chain":
+            return session.chain(host.joined(tokens))
+        return session.tree(host.joined(tokens), tree.parents)

@@ -1,0 +1,96 @@
+"""EAGLE-3: a head over features of three layers, trained on its own drafts.
+
+Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE-3: Scaling up Inference Acceleration of
+Large Language Models via Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from methods.eagle3.head import Eagle3Head
+from specbench_cli.api import (
+    AUTO,
+    Draft,
+    GrowthParams,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    expand,
+    most,
+    select,
+    size_of,
+)
+
+
+class Eagle3Params(GrowthParams):
+    """Parameters of `Eagle3`."""
+
+
+class Eagle3(Method):
+    """EAGLE-3: a head over three of the target's layers, trained on its own drafts, grows the tree.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: children are the head's likeliest tokens, each of which stands with the target's
+    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
+    A token that the head cannot say is never drafted.
+    Differs from the authors' code: the first level, which the root's forward gives, counts in
+    `depth` (5 here is 4 there); nothing is drafted past the budget; in coupled decoding the head's
+    scores carry the target's noise.
+
+    One step:
+    1. Feed the head the committed tokens that it has not read, each beside the target's rows of the
+       token before at three layers; what it drafted of them before is forgotten.
+    2. Feed the best `width` nodes of each level, by the probability of their paths, each beside the
+       row that left the head at its parent; every one gets `width` children.
+    3. Keep the best `nodes` of all children as the tree.
+    4. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "eagle3"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("li2025eagle3",)
+    Params: ClassVar[type[MethodParams]] = Eagle3Params
+    params: Eagle3Params
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
+
+    @property
+    def uses_costs(self) -> bool:
+        """To choose the tree's size."""
+        return self.params.nodes == AUTO
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head: a layer, and an output matrix over a part of the target's vocabulary."""
+        return (Trained(Eagle3Head, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree, and have the target keep what the head reads."""
+        params = self.params
+        session.reserve(most(params.nodes))
+        head = session.artifact(*self.artifacts())
+        session.tap(head.taps)  # a low, a middle and a high layer, not EAGLE's one below the output
+        fed = params.width * (params.depth - 1)
+        self.levels = Levels(session, head, session.new_state(head, slack=fed))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        params, levels = self.params, self.levels
+        depth = min(params.depth, limit)
+        if depth < 1:
+            return session.chain(())
+        # 1. Low, middle and high rows side by side, which the head makes one feature g of.
+        first = levels.begin(session.unread(levels.state.length()))
+        # 2. Grow as EAGLE-2 does. Below the root there is no g: the head reads the row that it left
+        # at the parent itself. It never learnt to predict g there; it was trained on what comes of
+        # that over several levels (training-time test), and may leave whatever serves.
+        found = expand(levels, first, session, k=params.width, depth=depth)
+        levels.drop()
+        # 3. The best of all levels. What the reduced vocabulary lacks is worth -inf: left out.
+        size = size_of(session, levels.model, params.nodes, width=params.width, depth=depth)
+        ids, parents, _ = select(found, most(params.nodes), size)
+        return session.tree(ids, parents)

@@ -1,0 +1,1 @@
+"""Servers as engines: the methods, the client, and each kind of server."""

@@ -1,0 +1,113 @@
+"""Servers as engines: any that has OpenAI's completions, with ids and counters where it tells them.
+
+vLLM (Kwon et al., arXiv:2309.06180), SGLang (Zheng et al., arXiv:2312.07104), llama.cpp's server,
+and whatever else streams /v1/completions: `servers` says what each is asked. The prompt's very
+ids go there; a server that takes texts alone gets the text that reads as these, and
+the ids of what it answers are those of that text, tokenised here.
+
+All of a request is timed: TTFT until the first piece of the output is here, the total until the
+last. What it takes to the server and back is in both. A server counts drafted and accepted tokens,
+and tells no steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator
+
+from methods._engines import asked, hand_over, output
+from methods.engine_http.client import Client, checked, secret_of
+from methods.engine_http.servers import Server
+from specbench_cli.api import (
+    Field,
+    Method,
+    MethodParams,
+    PeerSession,
+    Session,
+    Step,
+    UsageError,
+)
+
+
+class HttpParams(MethodParams):
+    """Parameters of `Http` and `HttpVanilla`."""
+
+    url: Annotated[str, AfterValidator(checked)] | None = Field(
+        None, description="where the server is, such as http://127.0.0.1:8000"
+    )
+    server: Literal["auto", "openai", "vllm", "llama.cpp", "sglang"] = Field(
+        "auto", description="its kind; auto: what its list of models says"
+    )
+    model: str | None = Field(None, description="one of its models; default: the only one")
+    key: str | None = Field(None, description="environment variable that holds an API key")
+    timeout: float = Field(60.0, gt=0, description="seconds of silence that end a request")
+
+
+class HttpVanilla(Method):
+    """A server that decodes plainly: the baseline of engine:http."""
+
+    name: ClassVar[str] = "engine:http-vanilla"
+    family: ClassVar[str] = "a server"
+    project: ClassVar[str] = "any server with OpenAI's completions"
+    Params: ClassVar[type[MethodParams]] = HttpParams
+    peer: ClassVar[bool] = True
+    baseline: ClassVar[str] = "engine:http-vanilla"
+    params: HttpParams
+
+    def check(self) -> None:
+        """See that there are an address and a key."""
+        self._client  # noqa: B018
+
+    def processes(self) -> Sequence[int]:
+        """The server's, where it is on this machine."""
+        return self._client.processes()
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """All tokens in one request; no step is told."""
+        assert isinstance(session, PeerSession)
+        kind, model = self._server.kind, self._server.model
+        wanted = asked(session, self.name, model=model, text=not kind.tells_ids)
+        reply = self._server.complete(wanted, session.now)
+        ids = output(session, reply, self._client.fault)
+        self._server.count(reply)
+        hand_over(session, reply, ids)
+        self.drafts(reply.drafted or 0)
+        if reply.text and not reply.ids:
+            session.count(text=1)
+        yield from ()
+
+    def drafts(self, drafted: int) -> None:
+        """Take note of how many tokens the server drafted. Raises EnvironmentFault: it is no
+        plain one."""
+        if drafted:
+            raise self._client.fault(
+                f"drafted {drafted} tokens: it does not decode plainly",
+                f"start one without speculation for {self.name}, and add engine:http for this one",
+            )
+
+    @cached_property
+    def _client(self) -> Client:
+        params, url = self.params, self.params.url
+        if url is None:
+            raise UsageError(
+                f"{self.name} asks a server, and none is named",
+                f"--set {self.name}.url=http://127.0.0.1:8000",
+            )
+        secret = secret_of(url, self.name, params.key)
+        return Client(url, self.name, secret, params.timeout)
+
+    @cached_property
+    def _server(self) -> Server:
+        return Server(self._client, self.params.server, self.params.model)
+
+
+class Http(HttpVanilla):
+    """A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
+
+    name: ClassVar[str] = "engine:http"
+
+    def drafts(self, drafted: int) -> None:
+        """It may."""

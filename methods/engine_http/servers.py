@@ -1,0 +1,329 @@
+"""Servers by kind: how each is asked for a completion, what it streams, and what it counts.
+
+Fields are those of vLLM 0.33 and SGLang 0.5.23 (`return_token_ids`, `spec_*` of `meta_info`,
+counters of /metrics), of llama.cpp's server (`return_tokens`, `timings`), and of OpenAI's
+completions, which every one of them has.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field
+
+from methods._engines import Asked, Reply
+from methods.engine_http.client import Client
+
+MOST_COUNTED = 2**63
+"""Upper bound of the token counters of a server."""
+Count = Annotated[int, Field(ge=0, lt=MOST_COUNTED)]
+
+
+class Event(BaseModel, ABC):
+    """Something that a server streams."""
+
+    error: Any = None
+
+    @abstractmethod
+    def add(self, reply: Reply) -> None:
+        """Add what it says."""
+
+
+class Choice(BaseModel):
+    """A part of the output; `token_ids` where they were asked for and are told."""
+
+    text: str | None = None
+    token_ids: list[Count] | None = None
+    finish_reason: str | None = None
+
+
+class Usage(BaseModel):
+    """How many tokens were read and made."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class Completion(Event):
+    """An event of /v1/completions."""
+
+    choices: Annotated[list[Choice], Field(max_length=1)] = []
+    usage: Usage | None = None
+
+    def add(self, reply: Reply) -> None:
+        for choice in self.choices:
+            reply.text += choice.text or ""
+            reply.ids += choice.token_ids or []
+            reply.finish = choice.finish_reason or reply.finish
+        if self.usage is not None:
+            reply.prompt_tokens = self.usage.prompt_tokens
+            reply.tokens = self.usage.completion_tokens
+
+
+class Timings(BaseModel):
+    """llama.cpp's counters: without `draft_n` where it drafts nothing."""
+
+    draft_n: Count | None = None
+    draft_n_accepted: Count = 0
+
+
+class LlamaCppEvent(Event):
+    """An event of llama.cpp's /completion."""
+
+    content: str = ""
+    tokens: list[Count] = []
+    stop: bool = False
+    stop_type: str = ""
+    tokens_evaluated: Count | None = None
+    timings: Timings | None = None
+
+    def add(self, reply: Reply) -> None:
+        reply.text += self.content
+        reply.ids += self.tokens
+        if self.stop:
+            reply.finish = {"limit": "length", "eos": "stop"}.get(self.stop_type, self.stop_type)
+            reply.prompt_tokens = self.tokens_evaluated
+            if self.timings is not None and self.timings.draft_n is not None:
+                reply.drafted = self.timings.draft_n
+                reply.accepted = self.timings.draft_n_accepted
+
+
+class Finish(BaseModel):
+    """Why SGLang ended an output."""
+
+    type: str
+
+
+class MetaInfo(BaseModel):
+    """SGLang's counters: without `spec_*` where it drafts nothing."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count
+    finish_reason: Finish | None = None
+    spec_accept_token_num: Count | None = None
+    spec_draft_token_num: Count | None = None
+
+
+class SglangEvent(Event):
+    """An event of SGLang's /generate."""
+
+    output_ids: list[Count] = []
+    meta_info: MetaInfo | None = None
+
+    def add(self, reply: Reply) -> None:
+        if self.meta_info is None:
+            return
+        meta = self.meta_info
+        whole = len(self.output_ids) == meta.completion_tokens  # else what is new alone
+        reply.ids = self.output_ids if whole else reply.ids + self.output_ids
+        reply.prompt_tokens, reply.tokens = meta.prompt_tokens, meta.completion_tokens
+        reply.drafted, reply.accepted = meta.spec_draft_token_num, meta.spec_accept_token_num
+        reply.finish = reply.finish if meta.finish_reason is None else meta.finish_reason.type
+
+
+class Kind(ABC):
+    """A kind of server.
+
+    Class attributes:
+        owner: what it calls itself in its list of models.
+        path: what is asked.
+        event: what it streams.
+        tells_ids: whether it takes and tells ids; else texts.
+    """
+
+    owner: ClassVar[str] = ""
+    path: ClassVar[str] = "v1/completions"
+    event: ClassVar[type[Event]] = Completion
+    tells_ids: ClassVar[bool] = True
+
+    @abstractmethod
+    def body(self, asked: Asked) -> dict[str, Any]:
+        """The request: nothing is left to settings of the server's or of its model."""
+
+    def totals(self, client: Client) -> tuple[int, int] | None:
+        """Tokens drafted and accepted since the server began, where it tells these alone."""
+        return None
+
+
+class OpenAi(Kind):
+    """Whatever has OpenAI's completions: texts."""
+
+    tells_ids = False
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        return {
+            **({} if asked.model is None else {"model": asked.model}),
+            "prompt": asked.text,
+            "max_tokens": asked.budget,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "seed": asked.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+class Vllm(OpenAi):
+    """vLLM, which counts drafts in /metrics alone. The salt keeps it from reading a prompt faster
+    for having read it before."""
+
+    owner = "vllm"
+    tells_ids = True
+    counters: ClassVar[tuple[str, str]] = (
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+    )
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        return super().body(asked) | {
+            "prompt": list(asked.ids),
+            "return_token_ids": True,
+            "stop_token_ids": list(asked.stops),
+            "top_k": asked.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "cache_salt": secrets.token_hex(),
+        }
+
+    def totals(self, client: Client) -> tuple[int, int] | None:
+        page = client.read("metrics") or ""
+        sums = dict[str, float]()
+        for line in page.splitlines():
+            name, _, rest = line.replace("{", " ", 1).partition(" ")
+            if name in self.counters:
+                count = _number(rest.rpartition("}")[2])
+                if not 0 <= count < MOST_COUNTED:
+                    raise client.fault(f"has a counter that is no number of tokens: {line}")
+                sums[name] = sums.get(name, 0.0) + count
+        drafted, accepted = (sums.get(name) for name in self.counters)
+        return None if drafted is None or accepted is None else (int(drafted), int(accepted))
+
+
+def _number(text: str) -> float:
+    """Return the value of a text as a float, or nan if it is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+class LlamaCpp(Kind):
+    """llama.cpp's server, by its own endpoint: OpenAI's tells no ids."""
+
+    owner = "llamacpp"
+    path = "completion"
+    event = LlamaCppEvent
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        return {
+            "prompt": list(asked.ids),
+            "n_predict": asked.budget,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "min_p": 0.0,
+            "repeat_penalty": 1.0,
+            "seed": asked.seed,
+            "stream": True,
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
+
+
+class Sglang(Kind):
+    """SGLang, by its own endpoint: OpenAI's tells no counters."""
+
+    owner = "sglang"
+    path = "generate"
+    event = SglangEvent
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        return {
+            "input_ids": list(asked.ids),
+            "sampling_params": {
+                "max_new_tokens": asked.budget,
+                "temperature": asked.temperature,
+                "top_p": asked.top_p,
+                "top_k": asked.top_k or -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "stop_token_ids": list(asked.stops),
+            },
+            "stream": True,
+        }
+
+
+KINDS: dict[str, Kind] = {
+    "openai": OpenAi(),
+    "vllm": Vllm(),
+    "llama.cpp": LlamaCpp(),
+    "sglang": Sglang(),
+}
+
+
+class Model(BaseModel):
+    """What a server says of a model."""
+
+    id: str
+    owned_by: str = ""
+
+
+class Models(BaseModel):
+    """A server's list of models."""
+
+    data: list[Model]
+
+
+class Server:
+    """A server, as its list of models says what it is; asked at first use.
+
+    Args:
+        client: who talks to it.
+        kind: one of `KINDS`; "auto" for what it calls itself.
+        model: one of its models; None for the only one.
+    Raises:
+        EnvironmentFault: it has several, and none was named; or see `Client.read`.
+    """
+
+    def __init__(self, client: Client, kind: str, model: str | None) -> None:
+        self._client = client
+        page = client.read("v1/models")
+        found = [] if page is None else client.parsed(page, Models).data
+        if model is None and len(found) > 1:
+            raise client.fault(
+                f"has several models: {', '.join(each.id for each in found)}",
+                client.option("model", "ID"),
+            )
+        self.model = model or next((each.id for each in found), None)
+        owners = {each.owned_by for each in found}
+        known = (each for each in KINDS.values() if each.owner and each.owner in owners)
+        self.kind = next(known, KINDS["openai"]) if kind == "auto" else KINDS[kind]
+        self._totals = self.kind.totals(client)
+
+    def complete(self, asked: Asked, now: Callable[[], int]) -> Reply:
+        """Have a prompt completed. Raises EnvironmentFault."""
+        reply, client = Reply(), self._client
+        for event in client.events(self.kind.path, self.kind.body(asked), self.kind.event):
+            if event.error is not None:
+                raise client.fault(f"gave up: {event.error}")
+            before = reply.end
+            event.add(reply)
+            if reply.end != before:
+                reply.last_ns = now()
+                reply.first_ns = reply.first_ns or reply.last_ns
+            if len(reply.ids) > asked.budget:
+                raise client.fault(f"made more than the {asked.budget} tokens asked for")
+        return reply
+
+    def count(self, reply: Reply) -> None:
+        """Add to a reply what is counted elsewhere; it takes a request."""
+        before, self._totals = self._totals, self.kind.totals(self._client)
+        if before is not None and self._totals is not None:
+            drafted, accepted = (now - was for now, was in zip(self._totals, before, strict=True))
+            reply.drafted, reply.accepted = max(0, drafted), max(0, accepted)

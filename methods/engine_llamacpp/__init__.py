@@ -1,0 +1,1 @@
+"""llama.cpp as an engine: the methods and the binding."""

@@ -1,0 +1,206 @@
+"""llama.cpp through its Python binding, llama-cpp-python: a module's weights as a GGUF file in
+float32, and one request decoded token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from methods._engines import Reply, folder_of
+from specbench_cli.api import MethodFault, PeerSession, said_ids
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""By transformers' kind of model, llama.cpp's."""
+_SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+_ROWS = 256
+"""Whole numbers of so many rows are what llama.cpp makes of a context's size."""
+
+Ids = NDArray[np.intc]
+Guess = Callable[[Ids], Ids]
+
+
+class Drafting:
+    """What the binding calls for drafts, counted.
+
+    Attributes:
+        steps, drafted: of the request in progress, how often it was asked and for what came.
+    """
+
+    def __init__(self, guess: Guess) -> None:
+        self._guess = guess
+        self.steps = self.drafted = 0
+
+    def __call__(self, ids: Ids, /, **_: Any) -> Ids:
+        found = self._guess(ids)
+        self.steps += 1
+        self.drafted += len(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded target, what drafts for it, and the draft model's own, if it is one."""
+
+    target: Any
+    drafting: Drafting | None = None
+    draft: Any = None
+
+
+def loaded(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
+    """The binding's model of a decoder of the run, on as many threads as torch, with keys and
+    values in float32 and room for the run's longest sequence.
+
+    Args:
+        ahead: tokens that may be drafted beyond it.
+        more: of the binding's settings.
+    """
+    binding, threads = import_module("llama_cpp"), torch.get_num_threads()
+    rows = session.state.capacity + ahead + 1
+    return binding.Llama(
+        model_path=str(written(session.module(role))),
+        n_ctx=-(-rows // _ROWS) * _ROWS,
+        n_threads=threads,
+        n_threads_batch=threads,
+        type_k=binding.GGML_TYPE_F32,
+        type_v=binding.GGML_TYPE_F32,
+        verbose=False,
+        **more,
+    )
+
+
+def lookup(ngram: int, length: int) -> Drafting:
+    """The binding's prompt lookup."""
+    own = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
+    return Drafting(own(max_ngram_size=ngram, num_pred_tokens=length))
+
+
+def by_model(draft: Any, length: int) -> Drafting:
+    """A draft model's likeliest tokens, by the binding's own generation, which keeps the rows that
+    the text still begins with."""
+
+    def guess(ids: Ids) -> Ids:
+        return np.array([*islice(draft.generate(ids.tolist(), temp=0.0), length)], dtype=np.intc)
+
+    return Drafting(guess)
+
+
+def decode(engine: Engine, session: PeerSession) -> Reply:
+    """A session's request, greedily; its prompt is read anew."""
+    request, drafting = session.requests[0], engine.drafting
+    stop, reply = request.stop, Reply()
+    for model in filter(None, (engine.target, engine.draft)):
+        model.reset()
+    if drafting is not None:
+        drafting.steps = drafting.drafted = 0
+    for token in engine.target.generate(request.ids, temp=0.0):
+        reply.ids.append(token)
+        reply.last_ns = session.now()
+        reply.first_ns = reply.first_ns or reply.last_ns
+        if token in stop.eos or len(reply.ids) == stop.max_new_tokens:
+            break
+    if drafting is not None:
+        reply.drafted = drafting.drafted
+        reply.accepted = len(reply.ids) - 1 - drafting.steps  # a step adds one of the target's own
+    return reply
+
+
+def written(module: Any) -> Path:
+    """The GGUF file of a module: its weights in float32 and no tokenizer, for it is given ids.
+
+    Raises:
+        MethodFault: a kind of model that is not written here.
+    """
+    return folder_of(module, "gguf", lambda folder: _write(module, folder / _FILE)) / _FILE
+
+
+_FILE = "model.gguf"
+
+
+def _write(module: Any, path: Path) -> None:
+    config = module.config
+    kind, rope = _known(config)
+    writer = gguf.GGUFWriter(path, kind)
+    for key, own in _SIZES.items():
+        writer.add_uint32(f"{kind}.{key}", getattr(config, own))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("none")
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    tensors = module.state_dict()
+    says = said_ids(tensors, config.vocab_size, "a module")
+    for name in ("d2t", "t2d"):  # which told it
+        tensors.pop(name, None)
+    if says is not None:
+        tensors["lm_head.weight"] = _whole(tensors["lm_head.weight"], says, config.vocab_size)
+    for name, weight in tensors.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, (".weight", ".bias"))
+        if stored is None:
+            raise MethodFault(f"llama.cpp's {kind} has no weights named {name}", _LEAVE)
+        part = stored.split(".")[-2]
+        turned = kind == "llama" and part in heads
+        rows = _side_by_side(weight, heads[part]) if turned else weight
+        writer.add_tensor(stored, np.ascontiguousarray(rows.float().cpu().numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+_LEAVE = "leave the row out"
+
+
+def _whole(rows: Tensor, says: Tensor, size: int) -> Tensor:
+    """An output matrix [V, hidden] for rows [r, hidden] that say the ids `says` [r] alone. Other
+    tokens get the mean of the rows, hence the mean of the logits: none is ever the likeliest."""
+    whole = rows.mean(0).repeat(size, 1)
+    whole[says] = rows
+    return whole
+
+
+def _known(config: Any) -> tuple[str, dict[str, Any]]:
+    """What llama.cpp calls a kind of model, and the model's rotary settings."""
+    kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
+    if kind is None:
+        written = ", ".join(ARCHITECTURES)
+        why = f"a model of the kind {config.model_type} is not written as GGUF; {written} are"
+        raise MethodFault(why, _LEAVE)
+    if rope["rope_type"] != "default":
+        why = f"rotary positions of the type {rope['rope_type']} are not written as GGUF"
+        raise MethodFault(why, _LEAVE)
+    if getattr(config, "sliding_window", None) is not None:
+        raise MethodFault("a sliding window is not written as GGUF", _LEAVE)
+    return kind, rope
+
+
+def _side_by_side(weight: Tensor, heads: int) -> Tensor:
+    """Rows of queries or keys as llama.cpp's `llama` rotates them: in neighbours, where
+    transformers rotates halves."""
+    halves: Sequence[int] = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return weight.reshape(halves).transpose(1, 2).reshape(weight.shape)

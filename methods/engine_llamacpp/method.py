@@ -1,0 +1,112 @@
+"""llama.cpp as an engine: plain decoding, a draft model, prompt lookup; on the processor.
+
+github.com/ggml-org/llama.cpp, through github.com/abetlen/llama-cpp-python, whose loop decodes. It
+runs the very weights of the run's models, in float32, on as many threads, from GGUF files that
+`binding` writes before the first prompt. A token's time is when the binding's
+generator yields it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from methods._engines import check_installed, check_text, hand_over
+from methods.engine_llamacpp import binding
+from specbench_cli.api import (
+    Field,
+    Method,
+    MethodFault,
+    MethodParams,
+    PeerSession,
+    Session,
+    Step,
+)
+
+
+class LlamaCppParams(MethodParams):
+    """Parameters of `LlamaCpp`."""
+
+    flash: bool = Field(False, description="flash attention (flash_attn)")
+
+
+class LlamaCpp(Method):
+    """llama.cpp's plain decoding: the baseline of its other rows."""
+
+    name: ClassVar[str] = "engine:llama.cpp"
+    family: ClassVar[str] = "llama.cpp"
+    project: ClassVar[str] = "github.com/abetlen/llama-cpp-python"
+    Params: ClassVar[type[MethodParams]] = LlamaCppParams
+    peer: ClassVar[bool] = True
+    baseline: ClassVar[str] = "engine:llama.cpp"
+    _engine: binding.Engine | None = None
+
+    def check(self) -> None:
+        """See that it is installed."""
+        check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
+
+    def engine(self, session: PeerSession) -> binding.Engine:
+        """What decodes: made once."""
+        return binding.Engine(binding.loaded(session, "target", flash_attn=self.params.flash))
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """All tokens, as they come; no step is told."""
+        assert isinstance(session, PeerSession)
+        check_text(session, self.name)
+        if session.sampling.draws:
+            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+        if self._engine is None:
+            self._engine = self.engine(session)
+        reply = binding.decode(self._engine, session)
+        hand_over(session, reply, reply.ids)
+        yield from ()
+
+
+class LlamaCppDraftParams(LlamaCppParams):
+    """Parameters of `LlamaCppDraft`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+
+
+class LlamaCppDraft(LlamaCpp):
+    """llama.cpp's speculative decoding with a draft model, of constant length."""
+
+    name: ClassVar[str] = "engine:llama.cpp-draft"
+    Params: ClassVar[type[MethodParams]] = LlamaCppDraftParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def engine(self, session: PeerSession) -> binding.Engine:
+        """With the run's draft, for which the binding leaves a place (`draft_model`)."""
+        flash, length = self.params.flash, self.params.length
+        draft = binding.loaded(session, "draft", ahead=length, flash_attn=flash)
+        drafting = binding.by_model(draft, length)
+        target = binding.loaded(
+            session, "target", ahead=length, flash_attn=flash, logits_all=True, draft_model=drafting
+        )
+        return binding.Engine(target, drafting, draft)
+
+
+class LlamaCppLookupParams(LlamaCppParams):
+    """Parameters of `LlamaCppLookup`."""
+
+    length: int = Field(10, ge=1, description="draft tokens a step (num_pred_tokens)")
+    ngram: int = Field(2, ge=1, description="longest suffix looked up (max_ngram_size)")
+
+
+class LlamaCppLookup(LlamaCpp):
+    """llama-cpp-python's prompt lookup."""
+
+    name: ClassVar[str] = "engine:llama.cpp-lookup"
+    Params: ClassVar[type[MethodParams]] = LlamaCppLookupParams
+
+    def engine(self, session: PeerSession) -> binding.Engine:
+        """With lookup."""
+        drafting = binding.lookup(self.params.ngram, self.params.length)
+        target = binding.loaded(
+            *(session, "target"),
+            ahead=self.params.length,
+            flash_attn=self.params.flash,
+            logits_all=True,
+            draft_model=drafting,
+        )
+        return binding.Engine(target, drafting)

@@ -1,0 +1,118 @@
+"""OpenVINO GenAI as an engine: plain decoding, a draft model, prompt lookup; on the processor.
+
+github.com/openvinotoolkit/openvino.genai. It runs the very weights of the run's models, in float32,
+on as many threads: `pipeline` makes its models of transformers' modules before the
+first prompt. The time is the whole of its `generate`, the first token's what it says itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from methods._engines import check_installed, check_text, hand_over
+from methods.engine_openvino import pipeline
+from specbench_cli.api import (
+    Field,
+    Method,
+    MethodFault,
+    MethodParams,
+    PeerSession,
+    Session,
+    Step,
+)
+
+
+class OpenVinoParams(MethodParams):
+    """Parameters of `OpenVino`."""
+
+    attention: Literal["PA", "SDPA"] | None = Field(
+        None, description="its attention back end, paged or not (ATTENTION_BACKEND); default: its"
+    )
+
+
+class OpenVino(Method):
+    """OpenVINO GenAI's plain decoding: the baseline of its other rows."""
+
+    name: ClassVar[str] = "engine:openvino"
+    family: ClassVar[str] = "OpenVINO GenAI"
+    project: ClassVar[str] = "github.com/openvinotoolkit/openvino.genai"
+    Params: ClassVar[type[MethodParams]] = OpenVinoParams
+    peer: ClassVar[bool] = True
+    baseline: ClassVar[str] = "engine:openvino"
+    _pipeline: Any = None
+
+    def check(self) -> None:
+        """See that it is installed."""
+        check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
+
+    def pipeline(self, session: PeerSession) -> Any:
+        """What decodes: made once."""
+        chosen = self.params.attention
+        more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
+        return pipeline.pipeline(session.tokenizer, session.module("target"), **more)
+
+    def options(self) -> dict[str, Any]:
+        """What this kind of decoding adds to the settings."""
+        return {}
+
+    def generate(self, session: Session) -> Iterator[Step]:
+        """All tokens in one call; no step is told."""
+        assert isinstance(session, PeerSession)
+        check_text(session, self.name)
+        if session.sampling.draws:
+            raise MethodFault(f"{self.name} decodes greedily alone", "--temperature 0")
+        if self._pipeline is None:
+            self._pipeline = self.pipeline(session)
+        reply = pipeline.decode(self._pipeline, session, **self.options())
+        hand_over(session, reply, reply.ids)
+        yield from ()
+
+
+class OpenVinoDraftParams(MethodParams):
+    """Parameters of `OpenVinoDraft`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
+
+
+class OpenVinoDraft(OpenVino):
+    """OpenVINO GenAI's speculative decoding with a draft model, of constant length."""
+
+    name: ClassVar[str] = "engine:openvino-draft"
+    Params: ClassVar[type[MethodParams]] = OpenVinoDraftParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def pipeline(self, session: PeerSession) -> Any:
+        """With the run's draft."""
+        return pipeline.pipeline(
+            session.tokenizer, session.module("target"), session.module("draft")
+        )
+
+    def options(self) -> dict[str, Any]:
+        """How many tokens."""
+        return {"num_assistant_tokens": self.params.length}
+
+
+class OpenVinoLookupParams(MethodParams):
+    """Parameters of `OpenVinoLookup`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step (num_assistant_tokens)")
+    ngram: int = Field(3, ge=1, description="longest suffix looked up (max_ngram_size)")
+
+
+class OpenVinoLookup(OpenVino):
+    """OpenVINO GenAI's prompt lookup, which counts nothing."""
+
+    name: ClassVar[str] = "engine:openvino-lookup"
+    Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams
+
+    def pipeline(self, session: PeerSession) -> Any:
+        """With lookup."""
+        return pipeline.pipeline(session.tokenizer, session.module("target"), prompt_lookup=True)
+
+    def options(self) -> dict[str, Any]:
+        """How many tokens, behind which suffix."""
+        return {
+            "num_assistant_tokens": self.params.length,
+            "max_ngram_size": self.params.ngram,
+        }

@@ -1,0 +1,1 @@
+"""Falcon: the method, its head and its decoding tree."""

@@ -1,0 +1,180 @@
+"""The draft head of Falcon.
+
+Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel Inference of Large
+Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
+AAAI 2025, arXiv:2412.12639.
+
+As EAGLE's it joins the feature f_j, which the target's output matrix reads, and the token x_{j+1}
+to a pair; but a pass over the last k pairs predicts the next k features. Pairs go through an LSTM
+of two layers, then one Llama layer under the relaxed causal mask: the k pairs of a block see each
+other, and all before. What leaves at pair j is f_{j+k}, which gives logits of x_{j+k+1}.
+
+The paper's: all of that, and k = 2. Ours: the LSTM runs over the k pairs that end in its own (the
+authors' is not told that its first axis is the batch, so it recurs over no tokens), is `INNER` wide
+and adds to a linear map of the pair. No glancing: training shows nothing of what is predicted, with
+the published loss (`paper`) nor with `ttt`, which drafts on from the head's own features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from methods._heads.files import HeadShape
+from methods._heads.layouts import CUT, Layout
+from methods._heads.module import Out
+from methods._heads.recipe import HeadRecipe, Objective
+from methods._heads.slots import Layer, Past, take
+from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
+from methods._heads.vocabulary import Vocabulary
+
+BLOCK, INNER = 2, 64
+"""k, the features of a pass; the LSTM's width."""
+
+
+class Falcon(OwnWay):
+    """The torch module. `Out.hidden` is the k features that a pass predicted, the k - 1 pairs
+    before them, and the embeddings of those of their tokens that have been drafted since."""
+
+    kind: ClassVar[str] = "falcon"
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout(
+            kind,
+            "Falcon (specbench)",
+            r"lstm\.0\.weight_ih",
+            CUT | {"fc.": "fc.", "lstm.": "lstm.", "up.": "up.", "layers.0.": "layer."},
+        ),
+    )
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["FalconHead"]}
+    left: ClassVar[int] = BLOCK + 2 * (BLOCK - 1)
+    back: ClassVar[int] = 2 * (BLOCK - 1)
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=20,
+        replies=80,
+        sequences=2,
+        mlp=256,
+        losses={
+            "paper": Objective(steps=BLOCK, decay=1.0, ce=0.1, feature=1.0, noise=0.2),
+            "ttt": Objective(steps=2 * BLOCK, feature=0.1),
+        },
+    )
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        own: Vocabulary | None = None,
+    ) -> None:
+        super().__init__(shape, rope, own=own)
+        width = shape.hidden_size
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
+        self.up = nn.Linear(INNER, width, bias=False)
+        self.layer = Layer(width, shape, rope, has, normed=False)
+
+    def rows(self, windows: Tensor) -> Tensor:
+        """What enters the layer, [..., width], of the last k pairs at each, [..., k, 2 width]."""
+        steps = list(windows.flatten(0, -3).unbind(1))
+        for cell in self.lstm:
+            state = None
+            for at, step in enumerate(steps):
+                state = cell(step, state)
+                steps[at] = state[0]
+        rows: Tensor = self.fc(windows[..., -1, :])
+        return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
+
+    def text(self, pairs: Tensor, places: Tensor) -> Tensor:
+        """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
+        at = torch.arange(pairs.shape[1], device=pairs.device)
+        ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
+        return self.rows(torch.stack([take(pairs, (at - each).clamp(min=0)) for each in ago], 2))
+
+    def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of texts."""
+        rows = self.text(torch.cat((embedded, features), -1), places)
+        return self.layer.self_attn.remember(rows, places)
+
+    def block(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
+        """A pass over `rows` [sequences, slots, k, width] at `places` [sequences, slots, k], which
+        see `past`, themselves included: the features of the next k places, of the rows' shape."""
+        layer, pairs = self.layer, zip(rows.unbind(2), places.unbind(2), strict=True)
+        made = [layer.after(row, layer.self_attn(row, place, past)) for row, place in pairs]
+        return torch.stack(made, 2)
+
+    def begin_block(self, pairs: Tensor, places: Tensor, slots: Tensor, past: Past) -> Tensor:
+        """The first pass behind `slots` of texts: what is left of it."""
+        rows, at = self.text(pairs, places), places.gather(1, slots)
+        back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
+        of_block = torch.stack([take(rows, slots - ago) for ago in back], 2)
+        features = self.block(of_block, torch.stack([at - ago for ago in back], 2), past)
+        tail = [take(pairs, slots - ago) for ago in back[1:]]
+        return torch.cat((features.flatten(2), *tail), -1)
+
+    def next_block(self, left: Tensor, embedded: Tensor, places: Tensor, past: Past) -> Tensor:
+        """A further pass, over the k tokens [sequences, slots, k, width] drafted from what is
+        `left` of the last, the last of them at `places` [sequences, slots]: what is left of it."""
+        width = embedded.shape[-1]
+        features = left[..., : BLOCK * width].unflatten(-1, (BLOCK, width))
+        tail = left[..., BLOCK * width :].unflatten(-1, (BLOCK - 1, 2 * width))
+        pairs = torch.cat((tail, torch.cat((embedded, features), -1)), 2)
+        rows = self.rows(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
+        each = places[..., None] + torch.arange(1 - BLOCK, 1, device=left.device)
+        for row, place in zip(rows.unbind(2), each.unbind(2), strict=True):
+            past.own.append(self.layer.self_attn.remember(row, place))
+        made = self.block(rows, each, past)
+        return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead.forward`: every k-th step is a pass, the others read what it left."""
+        width, done = embedded.shape[-1], 0
+        if slots is not None:
+            past.text = self.context(embedded, features, places)
+            left = self.begin_block(torch.cat((embedded, features), -1), places, slots, past)
+        else:
+            left = torch.cat((features, embedded), -1)
+            drafted = left[..., self.left * width :].unflatten(-1, (-1, width))
+            done = drafted.shape[2] % BLOCK
+            if not done:
+                left = self.next_block(left[..., : self.left * width], drafted, places, past)
+        return Out(left, left[..., done * width : (done + 1) * width])
+
+
+class FalconHead(UnfusedHead):
+    """The head in decoding: a forward says k tokens behind the text, or behind each k rows fed."""
+
+    kind: ClassVar[str] = Falcon.kind
+    together: ClassVar[int] = BLOCK
+    module: ClassVar[type[OwnWay]] = Falcon
+    own: Falcon
+
+    def begin_at(
+        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
+    ) -> Out:
+        """See `UnfusedHead.begin_at`."""
+        read = torch.cat((embedded, features), -1), places, slots, past
+        return self._said(self.own.begin_block(*read))
+
+    def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
+        """See `UnfusedHead.go_on`."""
+        past, n, tokens = drafted.past, BLOCK, embedded.unflatten(1, (-1, BLOCK))
+        mine = Past(past.mask[:, :, ::BLOCK], past.text)
+        mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
+        rows, places = drafted.rows[:, ::BLOCK], drafted.places[:, ::BLOCK] + BLOCK
+        left = self.own.next_block(rows, tokens, places, mine)
+        past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
+        return self._said(left)
+
+    def _said(self, left: Tensor) -> Out:
+        features = left[..., : BLOCK * self.hidden_size].unflatten(-1, (BLOCK, -1)).flatten(1, 2)
+        return Out(left.repeat_interleave(BLOCK, 1), features)

@@ -1,0 +1,112 @@
+"""Falcon: semi-autoregressive drafting, several tokens a pass.
+
+Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel Inference of Large
+Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
+AAAI 2025, arXiv:2412.12639.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from methods.falcon.head import FalconHead
+from methods.falcon.tree import decoding_tree
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    host,
+)
+
+
+class FalconParams(MethodParams):
+    """Parameters of `Falcon`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    depth: int = Field(4, ge=1, description="most levels; a pass of the head drafts two")
+    nodes: int = Field(24, ge=1, description="size of the tree; of the authors', its first nodes")
+    width: int = Field(8, ge=1, le=20, description="most children of a node")
+    tree: Literal["likeliest", "kmask2_8layer_tree"] = Field(
+        "likeliest", description="made of the likeliest ranks, or the authors'"
+    )
+
+
+class Falcon(Method):
+    """Falcon: a head that predicts a block of features a pass drafts a tree, block by block.
+
+    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
+    target shares: children are the head's likeliest tokens, each of which stands with the target's
+    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
+    Differs from the authors' code: verification is the target's own law, where theirs draws the
+    token behind a full acceptance at temperature 1; nothing is drafted past the budget; in
+    coupled decoding the head's scores carry the target's noise.
+
+    One step:
+    1. Feed the head the committed tokens that it has not read, each beside the target's true
+       feature of the token before. One pass over the last k pairs predicts k features.
+    2. Feature i of a block ranks the tokens of its level i, the same below all nodes of the level
+       before. Take the children that the tree names.
+    3. Below the last level of a block: each node that has children ends a path of k tokens. These
+       paths, beside the features that their tokens were ranked by, are fed in one pass, which
+       predicts the next k features behind each of them. Go on with 2.
+    4. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "falcon"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("gao2024falcon",)
+    Params: ClassVar[type[MethodParams]] = FalconParams
+    params: FalconParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
+    paper: ClassVar[Mapping[str, Any]] = {
+        "tree": "kmask2_8layer_tree",
+        "nodes": 165,
+        "depth": 8,
+        "width": 20,
+    }
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head."""
+        return (Trained(FalconHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Choose the tree, make room for it, and have the target keep what the head reads."""
+        depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
+        self.tree = decoding_tree(self.params.tree, self.params.nodes, depth, width)
+        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        tree = self.tree.within(limit, self.params.width)
+        if not tree.nodes:
+            return session.chain(())
+        out = self.levels.begin(session.unread(self.levels.state.length()))
+        k = len(out.rows)
+        block: tuple[int, ...] = (0,)  # of the nodes fed or to be fed, which block is above them
+        path: list[host.Ids] = []  # their tokens in their own block, level by level
+        tokens: list[host.Ids] = []
+        for ahead, level in enumerate(tree.levels()):
+            # 2. The children of a node are those of its block at this level.
+            ranked, _ = session.branch(
+                out.rows[ahead % k :: k], level.width, how="point", ahead=ahead
+            )
+            tokens.append(level.take(host.taken(ranked, block)))
+            if not level.fed:
+                break
+            path = [host.taken(above, level.above) for above in path]
+            path.append(level.inner(tokens[-1]))
+            block = tuple(block[above] for above in level.above)
+            # 3. A row a token, path after path; what is left of a block is with its last row.
+            if len(path) == k:
+                rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
+                parents = tuple(row for row in rows for _ in range(k))
+                out = self.levels.feed(host.interleaved(path), parents)
+                block, path = tuple(range(len(block))), []
+        self.levels.drop()
+        return session.tree(host.joined(tokens), tree.parents)

@@ -1,0 +1,1 @@
+"""Hidden Transfer: the method and its maps."""

@@ -1,0 +1,1 @@
+"""Hydra: the method and its heads."""

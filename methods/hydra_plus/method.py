@@ -1,0 +1,94 @@
+"""Hydra++: Hydra's heads behind a layer of attention over the prefix.
+
+Zachary Ankner, Rishab Parthasarathy, Aniruddha Nrusimha, Christopher Rinard, Jonathan Ragan-Kelley,
+William Brandon: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
+arXiv:2402.05109, section 4.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from methods._heads.trees import TreeParams, static_tree
+from methods.hydra_plus.head import HydraPlusHead
+from specbench_cli.api import (
+    AcceptParams,
+    Draft,
+    Field,
+    Law,
+    Levels,
+    Method,
+    MethodParams,
+    Session,
+    Trained,
+    fill,
+)
+
+
+class HydraPlusParams(AcceptParams, TreeParams):
+    """Parameters of `HydraPlus`."""
+
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    nodes: int = Field(63, ge=1, description="size of the tree")
+    depth: int = Field(4, ge=1, description="most levels; no more than there are heads")
+    width: int = Field(10, ge=1, le=10, description="most children of a node")
+    children: Literal["likeliest", "drawn"] = Field(
+        "likeliest", description="or drawn without replacement, where tokens are drawn at all"
+    )
+
+
+class HydraPlus(Method):
+    """Hydra++: Hydra's heads read a layer's attention over the whole prefix, not the last row.
+
+    Exact as Hydra is: the tree is a function of the past (in coupled decoding of the noise that the
+    target shares too), and each node stands with the target's own probability of it; with
+    `children=drawn`, under rejection, siblings are drawn without replacement and tested in that
+    order. `accept=typical` is the authors' rule at temperatures above zero, which is not exact.
+    Differs from the authors' code: without typical acceptance, verification is the target's own
+    law, and the first token of a step is drawn; the tree is Medusa's construction, or theirs
+    (`tree`); nothing is drafted past the budget.
+
+    One step:
+    1. Prefix attention: the head's own layer reads the target's rows of all tokens committed since
+       the last step, behind those it has read before. What leaves it at the last one is what the
+       heads read of the text; of drafted tokens nothing enters it.
+    2. Level by level, take the children that the tree names from the head's ranking at their
+       parent. Head k reads the layer's last row, the last committed token and all k tokens on the
+       node's path: one call for the nodes of a level.
+    3. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "hydra++"
+    aliases: ClassVar[tuple[str, ...]] = ("hydra-plus",)
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("ankner2024hydra",)
+    Params: ClassVar[type[MethodParams]] = HydraPlusParams
+    params: HydraPlusParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The layer and the heads."""
+        return (Trained(HydraPlusHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Choose the tree, make room for it, and have the target keep the rows that are read."""
+        head, params = session.artifact(*self.artifacts()), self.params
+        session.tap(head.taps)
+        width = min(params.width, session.target.vocab_size)
+        depth = min(params.depth, head.levels or params.depth)
+        self.tree = static_tree(params.tree, params.nodes, depth, width)
+        size = len(self.tree.nodes)
+        session.reserve(size)
+        self.levels = Levels(session, head, session.new_state(head, slack=size))
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 and 2."""
+        tree = self.tree.within(limit, self.params.width)
+        if not tree.nodes:
+            return session.chain(())
+        prefix = self.levels.begin(session.unread(self.levels.state.length()))
+        how: Law = "point" if self.params.children == "likeliest" else "wor"
+        grown = fill(tree, self.levels, prefix, session, how=how)
+        self.levels.drop()
+        return grown.draft

@@ -1,0 +1,1 @@
+"""Judge decoding: the method and its head."""

@@ -1,0 +1,109 @@
+"""Judge Decoding: a small head on the target's rows lets harmless deviations pass.
+
+Gregor Bachmann et al.: Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
+Alignment, ICLR 2025, arXiv:2501.19309.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from methods.judge.head import JudgeHead
+from specbench_cli.api import (
+    NORMED,
+    AcceptRule,
+    DraftModelMethod,
+    Field,
+    MethodFault,
+    MethodParams,
+    Places,
+    Random,
+    Session,
+    Trained,
+)
+
+
+class JudgeParams(MethodParams):
+    """Parameters of `Judge`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+    threshold: float = Field(0.5, ge=0, le=1, description="harmless above this chance; off: 1")
+    head: str = Field("auto", description="the judge: the target's own, or a folder")
+
+
+@dataclass(frozen=True)
+class Verdict(AcceptRule):
+    """Lets pass what the judge, which has seen the target read it, finds harmless."""
+
+    threshold: float
+    head: JudgeHead | None = field(default=None, repr=False, compare=False)
+    name: ClassVar[str] = "judge"
+    pure: ClassVar[bool] = False
+
+    def passing(self, places: Places, random: Random) -> Tensor:
+        """sigmoid(w h + b) > threshold, h being the row that has read the token itself."""
+        if self.head is None or places.features is None:
+            raise MethodFault("a judge needs its head and the target's rows (`session.tap`)")
+        return self.head(places.features) > self.threshold
+
+    @property
+    def off(self) -> bool:
+        """At threshold 1."""
+        return self.threshold >= 1
+
+    @property
+    def stricter(self) -> Verdict:
+        """Half way to 1."""
+        return replace(self, threshold=(1 + self.threshold) / 2)
+
+
+class Judge(DraftModelMethod):
+    """Judge: a small head on the target's hidden states accepts harmless draft tokens.
+
+    Not exact: a token that the lossless rule rejects stands if the head, one linear layer on the
+    target's row that has read it, finds it harmless with a chance above `threshold`. At its off
+    position, threshold 1, it makes the tokens of `sps`.
+    Differs from the paper: the head reads the row behind the final norm, and its labels are mined,
+    not written by people: a token is harmless if the target, going on behind it, scores no worse
+    (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
+
+    One step:
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
+    2. (engine) One target forward over the last committed token and the draft. x stands if the
+       lossless rule takes it, or if sigmoid(w h + b) > threshold, h being the row of x itself.
+    3. (engine) In place of the first that does not stand: the lossless rule's token.
+    4. (base) Forget the draft's rows of rejected tokens.
+    """
+
+    name: ClassVar[str] = "judge"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("bachmann2025judge",)
+    builds_on: ClassVar[tuple[str, ...]] = ("garipov2025autojudge",)
+    lossy: ClassVar[bool] = True
+    Params: ClassVar[type[JudgeParams]] = JudgeParams
+    params: JudgeParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+    relative: ClassVar[str | None] = "sps"
+    off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
+    judging: JudgeHead | None = None
+
+    @property
+    def accept(self) -> AcceptRule:
+        """Step 2, of what the lossless rule rejects."""
+        return Verdict(self.params.threshold, self.judging)
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The judge."""
+        return (Trained(JudgeHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft; have the target keep its rows."""
+        (wanted,) = self.artifacts()
+        self.judging = session.artifact(wanted)
+        session.tap((NORMED,))
+        super().start(session)

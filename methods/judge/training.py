@@ -1,0 +1,94 @@
+"""Training of a judge: a logistic regression over the target's rows of mined tokens.
+
+Labels are mined as in AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039). The features of a
+token are the target's normed row that has read it (Bachmann et al., ICLR 2025, arXiv:2501.19309).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from methods._heads.held_out import HELD_OUT, area_under
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Of the squared weights in the loss, tried on what is held out."""
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Drafted tokens that are not the target's own, n of them.
+
+    rows: [n, hidden], the target's normed rows that have read each. harmless: [n] bool. question:
+    [n], the number of the question that each is from.
+    """
+
+    rows: Tensor
+    harmless: Tensor
+    question: Tensor
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a judge is worth on questions held out.
+
+    tokens: how many it was asked of; harmless: the share of these that were. auc: the chance that
+    it finds a harmless token more so than an important one. caught: by threshold, the share of
+    important tokens that it stops; passed: of the harmless ones, the share that it lets pass.
+    """
+
+    tokens: int
+    harmless: float
+    auc: float
+    strength: float
+    caught: dict[float, float]
+    passed: dict[float, float]
+
+
+def fit(mined: Mined) -> tuple[Tensor, Tensor, Judged]:
+    """Weight [hidden] and bias [1] of the strength that ranks held-out tokens best, and what they
+    are worth there. Both labels weigh as much as each other in the loss."""
+    held = mined.question % HELD_OUT == 0
+    inside, told = mined.rows[~held].double(), mined.harmless[~held]
+    rows, truth = mined.rows[held].double(), mined.harmless[held]
+    tried = []
+    for strength in STRENGTHS:
+        weight, bias = _logistic(inside, told, strength)
+        tried.append((area_under(rows @ weight + bias, truth), strength, weight, bias))
+    auc, strength, weight, bias = max(tried, key=lambda each: each[0])
+    chances = (rows @ weight + bias).sigmoid()
+    judged = Judged(
+        tokens=len(truth),
+        harmless=float(truth.double().mean()),
+        auc=auc,
+        strength=strength,
+        caught={t: _share(chances[~truth] <= t) for t in THRESHOLDS},
+        passed={t: _share(chances[truth] > t) for t in THRESHOLDS},
+    )
+    return weight.float(), bias.float(), judged
+
+
+def _logistic(rows: Tensor, told: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    weight = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    n = len(told)
+    share = told.double().mean().clamp(1 / max(n, 1), 1 - 1 / max(n, 2))
+    counts = torch.where(told, 0.5 / share, 0.5 / (1 - share))
+    solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        missed = binary_cross_entropy_with_logits(rows @ weight + bias, told.double(), counts)
+        total: Tensor = missed + strength * weight.square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        solver.step(loss)
+    return weight.detach(), bias.detach()
+
+
+def _share(of: Tensor) -> float:
+    return float(of.double().mean()) if len(of) else 0.0

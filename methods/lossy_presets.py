@@ -1,0 +1,146 @@
+"""Presets of speculative sampling: `sps` with an accept rule, under a name of its own.
+
+The rules are parameters of `sps` and of the methods with heads (`accept=typical`). A preset sets
+one of them, and has the length of the draft and the numbers of that rule as its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from specbench_cli.api import AcceptParams, AcceptRule, DraftModelMethod, Field, MethodParams
+
+
+class PresetParams(MethodParams):
+    """Parameters of every preset."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step")
+
+
+class _Preset(DraftModelMethod):
+    """Speculative sampling with one accept rule.
+
+    One step:
+    1. (base) Feed the draft its pending tokens, and draw `length` tokens from it.
+    2. (engine) One target forward over the last committed token and the draft. A token is accepted
+       if the lossless rule accepts it, or else if the accept rule does.
+    3. (engine) Replace the first rejected token by the lossless rule's token.
+    4. (base) Forget the draft's rows of rejected tokens.
+
+    Class attributes:
+        sets: value of `sps.accept`.
+    """
+
+    family: ClassVar[str] = "a draft model"
+    lossy: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+    relative: ClassVar[str | None] = "sps"
+    sets: ClassVar[Literal["typical", "lenient", "random"]]
+
+    @property
+    def accept(self) -> AcceptRule | None:
+        """The rule of step 2, with the preset's numbers."""
+        numbers = self.params.model_dump(exclude={"length"})
+        return AcceptParams(accept=self.sets, **numbers).rule
+
+
+class TypicalParams(PresetParams):
+    """Parameters of `TypicalAcceptance`."""
+
+    epsilon: float = Field(
+        0.09, ge=0, description="a token of at least this probability stands, however sure the"
+        " target is; off: 1, with delta 1e9"
+    )  # fmt: skip
+    delta: float = Field(
+        0.3, ge=0, description="a token stands above this part of exp(-entropy): the less sure the"
+        " target is, the less a token needs"
+    )  # fmt: skip
+
+
+class TypicalAcceptance(_Preset):
+    """Typical: accepts draft tokens above a probability threshold that depends on the entropy.
+
+    Tianle Cai, Yuhong Li, Zhengyang Geng, Hongwu Peng, Jason D. Lee, Deming Chen, Tri Dao: Medusa:
+    Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, ICML 2024,
+    arXiv:2401.10774, section 2.3.1.
+
+    Not exact: a token that the lossless rule rejects passes if p(x) > min(epsilon, delta exp(-H))
+    with the target's distribution p, under the run's temperature and cuts, and its entropy H. At
+    its off position, epsilon 1 and delta 1e9, nothing passes, and it makes the tokens of `sps`.
+    Differs from the paper: a draft model drafts, not heads; where the paper takes the first token
+    of a step in any case, here the lossless rule is asked first, and what neither takes is replaced
+    by its token.
+
+    One step is that of `sps` with `accept=typical`.
+    """
+
+    name: ClassVar[str] = "typical"
+    proposed_in: ClassVar[tuple[str, ...]] = ("cai2024medusa",)
+    sets: ClassVar[Literal["typical"]] = "typical"
+    Params: ClassVar[type[TypicalParams]] = TypicalParams
+    params: TypicalParams
+    off: ClassVar[Mapping[str, Any]] = {"epsilon": 1.0, "delta": 1e9}
+
+
+class LenientParams(PresetParams):
+    """Parameters of `Lenience`."""
+
+    factor: float = Field(
+        0.5, ge=0, le=1, description="lenience: q times this is compared with p; off: 1"
+    )  # fmt: skip
+
+
+class Lenience(_Preset):
+    """Lenient: accepts draft tokens as if the target's p were larger by a factor.
+
+    Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
+    Decoding, ICML 2023, arXiv:2211.17192, appendix A.5.
+
+    Not exact: x drawn from q stands with probability min(1, p(x) / (factor q(x))); no token is then
+    made more than 1 / factor times as likely as p has it, as long as it was drafted. At its off
+    position, factor 1, it makes the tokens of `sps`.
+    Differs from the paper: nothing under rejection. In greedy decoding the paper's way is a
+    comparison with the best token, p(x) >= factor max p; in coupled decoding the same is asked of
+    what decides there, log p + noise.
+
+    One step is that of `sps` with `accept=lenient`.
+    """
+
+    name: ClassVar[str] = "lenient"
+    aliases: ClassVar[tuple[str, ...]] = ("lenience",)
+    proposed_in: ClassVar[tuple[str, ...]] = ("leviathan2023fast",)
+    sets: ClassVar[Literal["lenient"]] = "lenient"
+    Params: ClassVar[type[LenientParams]] = LenientParams
+    params: LenientParams
+    off: ClassVar[Mapping[str, Any]] = {"factor": 1.0}
+
+
+class RandomAcceptParams(PresetParams):
+    """Parameters of `RandomAcceptance`."""
+
+    rate: float = Field(
+        0.1, ge=0, le=1, description="share of the rejected tokens that pass; off: 0"
+    )  # fmt: skip
+    like: str | None = Field(
+        None, description="the row whose rate, as measured, takes the place of `rate`"
+    )  # fmt: skip
+
+
+class RandomAcceptance(_Preset):
+    """Random accept: accepts rejected draft tokens at random, as a control for lossy rules.
+
+    Not exact, and no way to decode: a rule that keeps no more of the answers' quality than this
+    does, at the same rate, knows nothing of what may pass. At its off position, rate 0, it makes
+    the tokens of `sps`.
+
+    One step is that of `sps` with `accept=random`.
+    """
+
+    name: ClassVar[str] = "random-accept"
+    sets: ClassVar[Literal["random"]] = "random"
+    Params: ClassVar[type[RandomAcceptParams]] = RandomAcceptParams
+    params: RandomAcceptParams
+    off: ClassVar[Mapping[str, Any]] = {"rate": 0.0}
+    control: ClassVar[bool] = True

@@ -1,0 +1,1 @@
+"""Medusa: the method and its heads."""

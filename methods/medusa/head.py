@@ -1,0 +1,89 @@
+"""The draft heads of Medusa.
+
+Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads,
+ICML 2024, arXiv:2401.10774, section 2.1.
+
+Head k reads the row h that the target's output matrix reads, and says the token k + 2 places
+behind it: U_k (h + SiLU(W_k h + b_k)). W_k begins with zeros and U_k with the target's output
+matrix, so that a head begins by saying the target's own next token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from methods._heads.files import fill
+from specbench_cli.api import Decoder, FeatureHead, Weights
+
+PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+"""Tensors of the authors' checkpoints: head, place in it, of a block (`linear`) or the matrix."""
+
+
+class MedusaHeads(FeatureHead):
+    """All heads side by side: one product for the blocks of all, one for their matrices.
+
+    Args:
+        levels: how many heads.
+        blocks: residual blocks a head; the authors' have one.
+        own_output: whether each head has an output matrix of its own, as in the paper; without one
+            all share the target's, which holds most of what a small model's heads would weigh.
+    """
+
+    kind: ClassVar[str] = "medusa"
+    trained: ClassVar[Mapping[str, Any]] = {"own_output": False}
+
+    def __init__(
+        self, target: Decoder, levels: int = 4, blocks: int = 1, own_output: bool = True
+    ) -> None:
+        super().__init__(target, levels=levels, blocks=blocks, own_output=own_output)
+        width = self.width
+        self.weight = nn.Parameter(torch.zeros(blocks, levels, width, width))
+        self.bias = nn.Parameter(torch.zeros(blocks, levels, 1, width))
+        self.output = None
+        if own_output:
+            self.output = nn.Parameter(torch.empty(levels, self.vocab_size, width))
+            self.output.data.copy_(output_matrix(target).expand_as(self.output))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See `FeatureHead.forward`."""
+        moved = rows.expand(self.sizes["levels"], *rows.shape)
+        for weight, bias in zip(self.weight, self.bias, strict=True):
+            moved = moved + silu(torch.baddbmm(bias, moved, weight.mT))
+        return self.target.unembed(moved) if self.output is None else moved @ self.output.mT
+
+    @classmethod
+    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
+        """Ours, or the authors' (github.com/FasterDecoding/Medusa): `K.B.linear` for the blocks of
+        head K, its matrix behind them."""
+        weights = Weights(folder)
+        found = {name: match for name in weights if (match := PUBLISHED.fullmatch(name))}
+        if not found:
+            return super().load(folder, decoders)
+        levels = 1 + max(int(match[1]) for match in found.values())
+        blocks = 1 + max((int(match[2]) for match in found.values() if match[3]), default=0)
+        sizes = {"levels": levels, "blocks": blocks}
+        head = cls.sized(decoders["target"], sizes, weights, folder)
+        assert head.output is not None
+        places = {}
+        for at in range(levels):
+            places[f"{at}.{blocks}.weight"] = head.output[at]
+            for block in range(blocks):
+                places[f"{at}.{block}.linear.weight"] = head.weight[block, at]
+                places[f"{at}.{block}.linear.bias"] = head.bias[block, at, 0]
+        named = {name.removeprefix("medusa_head."): weights[name] for name in weights}
+        fill(places, named, f"{folder.name}: Medusa heads (FasterDecoding)", cls.kind)
+        return head.ready()
+
+
+def output_matrix(target: Decoder) -> Tensor:
+    """The target's output matrix, [V, width], on the CPU, read off what it makes of unit rows."""
+    ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
+    with torch.no_grad():
+        return target.unembed(ones).T.contiguous().cpu()

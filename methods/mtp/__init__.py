@@ -1,0 +1,1 @@
+"""Multi-token prediction: the method and its head."""

@@ -1,0 +1,1 @@
+"""OmniDraft: the method and its cache of runs."""

@@ -1,0 +1,121 @@
+"""OmniDraft: a draft with any tokenizer, and a cache of its runs that spell a token of the target.
+
+Ramchalam Kinattinkara Ramakrishnan et al.: OmniDraft: A Cross-vocabulary, Online Adaptive Drafter
+for On-device Speculative Decoding, NeurIPS 2025, arXiv:2507.02659.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from methods.omnidraft.runs import Runs
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Out,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Transcript,
+    host,
+)
+
+
+class OmniDraftParams(MethodParams):
+    """Parameters of `OmniDraft`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step, of the target's")
+    memory: int = Field(4096, ge=0, description="runs that the cache holds at most")
+
+
+class OmniDraft(Method):
+    """OmniDraft: several tokens of a draft that spell one of the target's are drafted as that one.
+
+    Exact because q is the law that a token is drawn from: of what the draft would say the longest
+    run in the cache is its token, else the first token is itself. A token x stands with probability
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)).
+    Differs from the paper: q of a token that begins runs is less what they take; runs are looked
+    for along the draft's likeliest tokens alone, others would cost forwards; the prompt's are
+    kept too; the draft itself does not learn (`osd` does), and no head ends drafting.
+
+    One step:
+    1. Bring the committed tokens into the draft's vocabulary; what it lacks is tokenized anew.
+    2. Walk: feed the draft its likeliest token, as long as runs in the cache go on from there.
+    3. q: shared tokens by their chances; each run along the walk has the product of its tokens',
+       and takes it from the longest one before it, or from the walk's first token.
+    4. Draw a token; forget what was fed beyond it. So on from 2, `length` times.
+    5. (engine) One target forward over the last committed token and the draft; verify; commit.
+    6. Keep the runs of committed tokens that the draft does not have; those unseen for longest go.
+    """
+
+    name: ClassVar[str] = "omnidraft"
+    family: ClassVar[str] = "a draft model with any tokenizer"
+    proposed_in: ClassVar[tuple[str, ...]] = ("ramakrishnan2025omnidraft",)
+    Params: ClassVar[type[OmniDraftParams]] = OmniDraftParams
+    params: OmniDraftParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    any_vocabulary: ClassVar[bool] = True
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft with the prompt in its own vocabulary."""
+        self.model, self.text = session.draft(), Transcript(session, session.draft())
+        self.words, self.drafted = self.text.translation, list[int]()
+        self.runs: Runs = session.memory.setdefault("runs", Runs(self.params.memory))
+        self.runs.read(session.tokens(), self.words.spelling)
+        if self.text.room > 0:
+            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 4."""
+        # 1.
+        self.text.follow(session.tokens())
+        picks, x, state, room = list[Pick](), self.text.unread(), self.text.state, self.text.room
+        self.drafted, outs, fed = [], list[Out](), 0
+        while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
+            # 2. What the draft says before the walk, and behind each of its tokens.
+            outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
+            begin, walk, node = state.length(), list[int](), self.runs.trie
+            while node and len(self.drafted) + len(walk) < room:
+                w = host.number(outs[-1].rows[-1].argmax())
+                node = node.get(w, {})
+                if not self.runs.go_on(node):
+                    break
+                walk.append(w)
+                outs.append(self.model.forward(self._ids([w]), state))
+            # 3. and 4.
+            picks.append(session.pick(self._law(walk, outs), len(picks)))
+            run = self.runs.run(host.number(picks[-1][0]), self.words.spelling)
+            fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
+            state.rollback(0, begin + fed)
+            self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
+        return session.drawn(picks)
+
+    def _law(self, walk: list[int], outs: list[Out]) -> Out:
+        """Step 3: logits of q."""
+        if not walk:
+            return self.words.in_target(outs[0])
+        chances = [out.rows[-1].double().softmax(-1) for out in outs]
+        q = self.words.in_target(Out(chances[0].log()[None, None], outs[0].hidden)).rows[0].exp()
+        node, chance, longest = self.runs.trie, q.new_ones(()), self.words.target_of.get(walk[0])
+        for w, before, behind in zip(walk, chances, chances[1:], strict=False):
+            node, chance = node[w], chance * before[w]
+            longest = node.get(Runs.END, longest)
+            ends, tokens = self.runs.ends(node)
+            taken = chance * behind[self._ids(ends).ids[0]]
+            q[self._ids(tokens).ids[0]] = taken
+            if longest is not None:
+                q[longest] -= taken.sum()
+        return Out(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
+
+    def _ids(self, ids: list[int]) -> Tokens:
+        return Tokens(host.ids(ids, self.words.device)[None])
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 1 of the next, and step 6."""
+        self.text.follow(session.tokens(), self.drafted)
+        self.runs.read(outcome.committed, self.words.spelling)

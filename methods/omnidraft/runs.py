@@ -1,0 +1,66 @@
+"""OmniDraft's cache: runs of the draft's tokens that spell one token of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Spelling = Callable[[int], list[int]]
+"""From a token of the target to the draft's tokens that spell it; none if nothing does."""
+
+
+class Runs:
+    """Runs of a draft's tokens that spell one of the target's, at most so many.
+
+    Attributes:
+        trie: of the draft's tokens; under `END` a node has the target's token that ends there.
+    """
+
+    END = -1
+
+    def __init__(self, most: int) -> None:
+        self.trie: dict[int, Any] = {}
+        self._most = most
+        self._of: dict[int, list[int]] = {}  # by token, the one unseen for longest first
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def run(self, token: int, spelling: Spelling) -> list[int]:
+        """Return the draft's tokens that spell one of the target's; none if nothing does."""
+        return self._of.get(token) or spelling(token)
+
+    def read(self, tokens: Iterable[int], spelling: Spelling) -> None:
+        """Keep the runs of tokens of a text, each as the newest."""
+        for token in tokens:
+            run = self.run(token, spelling)
+            if len(run) > 1:
+                self._of.pop(token, None)
+                self._of[token], node = run, self.trie
+                for each in run:
+                    node = node.setdefault(each, {})
+                node[self.END] = token
+                if len(self._of) > self._most:
+                    self._forget(next(iter(self._of)))
+
+    def go_on(self, node: dict[int, Any]) -> bool:
+        """Whether a node of the trie has others behind it."""
+        return not node.keys() <= {self.END}
+
+    def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:
+        """The draft's tokens that end a run behind a node, and the target's of these runs."""
+        found = {
+            each: beyond[self.END]
+            for each, beyond in node.items()
+            if each != self.END and self.END in beyond
+        }
+        return [*found], [*found.values()]
+
+    def _forget(self, token: int) -> None:
+        run, nodes = self._of.pop(token), [self.trie]
+        for each in run:
+            nodes.append(nodes[-1][each])
+        del nodes.pop()[self.END]
+        for node, each in zip(reversed(nodes), reversed(run), strict=True):
+            if not node[each]:
+                del node[each]

@@ -1,0 +1,1 @@
+"""PARD: the method and its draft model."""

@@ -1,0 +1,1 @@
+"""P-EAGLE: the method and its head."""

@@ -1,0 +1,134 @@
+"""The draft head of P-EAGLE.
+
+Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469;
+tensors as vLLM reads them: EAGLE-3's, `mask_hidden` [1, taps * width] and, in config.json,
+`ptd_token_id`.
+
+EAGLE-3's head, whose slots behind the last known one are all there at once: in place of the token
+that is not drafted yet stands the mask token's embedding, in place of the target's rows the learnt
+`mask_hidden`. Slot t + k, at the position that it will have, sees the text up to slot t and the k
+before it, and says the token t + 2 + k.
+
+The paper's: all of that, and its losses' labels. Ours: one layer (theirs have up to four, and files
+with more are refused); training has all masks behind every slot, where the paper drops more the
+further they are ahead, for memory; the mask is the vocabulary's last id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from methods._heads.files import HeadFiles, HeadShape
+from methods._heads.layouts import Layout
+from methods._heads.module import DraftHead, Out
+from methods._heads.recipe import HeadRecipe, Objective
+from methods._heads.slots import Past
+from methods.eagle3.head import Eagle3, Eagle3Head
+from specbench_cli.api import Decoder, Features, Input, LayerReader, LogitsAt, State
+from specbench_cli.api import Out as Answer
+
+MASKED = "mask_hidden"
+
+
+class PEagle(Eagle3):
+    """The torch module.
+
+    Args:
+        mask: the id whose embedding is read in place of tokens that are not drafted yet.
+    """
+
+    kind: ClassVar[str] = "p-eagle"
+    layouts: ClassVar[tuple[Layout, ...]] = tuple(
+        replace(
+            each,
+            kind="p-eagle",
+            name=each.name.replace("EAGLE-3", "P-EAGLE"),
+            lacks="",
+            renames={**each.renames, MASKED: MASKED},
+            needs=(*each.needs, MASKED),
+        )
+        for each in Eagle3.layouts
+    )
+    recipe: ClassVar[HeadRecipe] = HeadRecipe(
+        corpus=60,
+        replies=240,
+        sequences=2,
+        losses={"paper": Objective(steps=5, text=True), "ttt": Objective(steps=5)},
+        mlp=384,
+        says=2048,
+    )
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        rope: Mapping[str, Any],
+        has: Collection[str] = (),
+        *,
+        mask: int | None = None,
+        **eagle3: Any,
+    ) -> None:
+        super().__init__(shape, rope, has, **eagle3)
+        self.mask = eagle3["own"].size - 1 if mask is None else mask
+        rows = torch.randn(1, self.fc.in_features)
+        self.mask_hidden = nn.Parameter(rows if self.size is None else rows * self.size)
+
+    def words(self) -> dict[str, Any]:
+        """See `DraftHead`."""
+        return {**super().words(), "parallel_drafting": True, "ptd_token_id": self.mask}
+
+    @classmethod
+    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+        """See `Eagle3`; and its mask."""
+        mask = files.token(files.config, "ptd_token_id", target)
+        return {**super().facts(files, target), "mask": mask}
+
+    def forward(
+        self,
+        embedded: Tensor,
+        features: Tensor,
+        places: Tensor,
+        past: Past,
+        slots: Tensor | None = None,
+    ) -> Out:
+        """See `DraftHead.forward`: later steps read no row that the head left."""
+        if slots is None:
+            features = self.read(self.mask_hidden).expand_as(features)
+        return super().forward(embedded, features, places, past, slots)
+
+
+class PEagleHead(Eagle3Head):
+    """The head in decoding: a forward reads `Features` of n tokens beside n + k ids, the token
+    behind each and k masks, and says the tokens behind the last of the n and behind each mask. It
+    keeps no row of a mask.
+
+    Attributes:
+        mask: as of `PEagle`.
+    """
+
+    kind: ClassVar[str] = PEagle.kind
+    module: ClassVar[type[DraftHead]] = PEagle
+    parallel: ClassVar[bool] = True
+    own_place: ClassVar[bool] = False
+
+    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+        super()._read_rest(read, module)
+        assert isinstance(module, PEagle)
+        self.mask, self._masked = module.mask, read.get(MASKED)
+
+    def forward(
+        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
+    ) -> Answer:
+        """See the class; logits are of the last true row and of the masks'."""
+        if not isinstance(x, Features):
+            raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
+        n, k, start = x.rows.shape[1], x.ids.shape[1] - x.rows.shape[1], state.length()
+        rows = torch.cat((x.rows, self._masked.expand(1, k, -1)), 1)
+        asked = None if logits_at is None else torch.arange(n - 1, n + k, device=self.device)
+        out = super().forward(Features(x.ids, rows), state, logits_at=asked, **how)
+        state.rollback(0, start + n)
+        return out

@@ -1,0 +1,84 @@
+"""P-EAGLE: EAGLE-3's head drafts all tokens of a chain at once.
+
+Mude Hui, Xin Huang, Jaime Campos Salas, Yue Sun, Nathan Pemberton, Xiang Song, Ashish Khetan,
+George Karypis: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from methods.peagle.head import PEagleHead
+from specbench_cli.api import (
+    Draft,
+    Features,
+    Field,
+    Method,
+    MethodParams,
+    Out,
+    Session,
+    Trained,
+)
+
+
+class PEagleParams(MethodParams):
+    """Parameters of `PEagle`."""
+
+    length: int = Field(5, ge=1, description="draft tokens a step, all in one forward (K)")
+    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+
+
+class PEagle(Method):
+    """P-EAGLE: EAGLE-3's head reads masks behind the text, and drafts a whole chain in one forward.
+
+    Exact because each token is drawn from its row's law q, which knows the committed text and no
+    other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is replaced by
+    a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands iff it is
+    the target's own choice. A token that the head cannot say is never drafted.
+    Differs from the paper: heads have one layer; nothing is drafted past the budget.
+
+    One step:
+    1. Feed the head the committed tokens that it has not read, each beside the target's rows of the
+       token before at three layers; behind them, in the same forward, `length` - 1 masks: the mask
+       token beside the one learnt row that stands for rows that are not known.
+    2. Draw a token from the row of the last committed token, and one from each mask's: the k-th
+       mask says the token k + 1 places behind the last committed one.
+    3. (in the head) Forget the masks' rows.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    """
+
+    name: ClassVar[str] = "p-eagle"
+    family: ClassVar[str] = "a head on the target's hidden states"
+    proposed_in: ClassVar[tuple[str, ...]] = ("hui2026peagle",)
+    Params: ClassVar[type[MethodParams]] = PEagleParams
+    params: PEagleParams
+    needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    paper: ClassVar[Mapping[str, Any]] = {"length": 7}
+    tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head."""
+        return (Trained(PEagleHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Have the target keep what the head reads."""
+        self.head = session.artifact(*self.artifacts())
+        session.tap(self.head.taps)
+        self.state = session.new_state(self.head, slack=self.params.length)
+        shape = 1, self.params.length - 1
+        self.masks = torch.full(shape, self.head.mask, device=session.device)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        n = min(self.params.length, limit)
+        if n < 1:
+            return session.chain(())
+        unread = session.unread(self.state.length())
+        x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
+        said = self.head.forward(x, self.state, logits_at="all").rows
+        return session.drawn(
+            [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
+        )

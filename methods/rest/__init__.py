@@ -1,0 +1,1 @@
+"""REST: the method and its datastore."""

@@ -1,0 +1,105 @@
+"""REST.
+
+Zhenyu He, Zexuan Zhong, Tianle Cai, Jason D. Lee, Di He: REST: Retrieval-Based Speculative
+Decoding, NAACL 2024, arXiv:2311.08252.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from methods.rest.datastore import Datastore
+from specbench_cli.api import Draft, Field, Method, MethodParams, Session, Trained
+
+Ints = NDArray[Any]
+
+
+class RestParams(MethodParams):
+    """Parameters of `Rest`."""
+
+    longest: int = Field(16, ge=1, description="tokens of the longest suffix looked up")
+    shortest: int = Field(2, ge=1, description="tokens of the shortest one")
+    matches: int = Field(5000, ge=1, description="most occurrences whose continuations are read")
+    depth: int = Field(10, ge=1, description="tokens of a continuation: levels of the tree")
+    nodes: int = Field(64, ge=1, description="size of the tree")
+    datastore: str = Field("auto", description="the datastore: auto, its folder, or a hub id")
+
+
+class Rest(Method):
+    """REST: what followed the text's end in a datastore, as often as it did, makes the tree.
+
+    Exact because the tree is a function of the text and of a datastore that stays as it is: its
+    tokens are point masses, each of which stands with the target's own probability of it.
+    Differs from the authors' code: which draws anew for every path that shares a node, so that its
+    sampled outputs are not the target's; equally frequent prefixes are taken shorter ones first,
+    then by token, not as a hash map has them; of more than `matches` occurrences as many are read
+    at even distances, not the first; where nothing matches the step is a plain one.
+
+    Nothing is learnt or kept: the datastore is only read (`specbench train rest` makes one).
+
+    One step:
+    1. Take the longest suffix of the text, of `longest` to `shortest` tokens, that occurs in the
+       datastore: its range of the suffix array, by binary search.
+    2. Read what comes behind its occurrences: `depth` tokens each, up to the end of their text.
+    3. Their prefixes make a trie, each as heavy as it is frequent. Draft the `nodes` heaviest; no
+       prefix is heavier than a shorter one of it, so that these are a tree.
+    4. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "rest"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("he2024rest",)
+    Params: ClassVar[type[MethodParams]] = RestParams
+    params: RestParams
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The datastore."""
+        return (Trained(Datastore, self.params.datastore),)
+
+    def start(self, session: Session) -> None:
+        """Room for the tree."""
+        (self.store,) = map(session.artifact, self.artifacts())
+        session.reserve(self.params.nodes)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        params, text = self.params, session.tokens()
+        n = self._longest(text[-params.longest :])
+        depth = min(params.depth, limit)
+        if n < params.shortest or not depth:
+            return session.chain(())
+        found = self.store.find(text[-n:])
+        ways = self.store.behind(found, n, depth, params.matches)
+        return session.tree(*heaviest(ways, self.store.end, params.nodes))
+
+    def _longest(self, text: Sequence[int]) -> int:
+        """Step 1: tokens of the longest suffix that occurs: all shorter ones of it do too."""
+        shortest = self.params.shortest
+        lengths = range(shortest, len(text) + 1)
+        known = bisect_left(lengths, True, key=lambda n: not self.store.find(text[-n:]))
+        return shortest + known - 1
+
+
+def heaviest(ways: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
+    """Step 3: tokens of the chosen nodes and the places of their parents among them, -1 at the top.
+
+    Args:
+        ways: [rows, levels] continuations, equal prefixes in rows next to each other.
+        end: what stands in them from the end of a text on.
+    """
+    # Level by level, a node begins where a row's prefix differs from that of the row before.
+    begins = np.ones(ways.shape, dtype=bool)
+    begins[1:] = np.logical_or.accumulate(ways[1:] != ways[:-1], axis=1)
+    node = begins.T.ravel().cumsum() - 1  # of each row, on each level
+    first = begins.T.ravel().nonzero()[0]
+    tokens, counts = ways.T.ravel()[first], np.bincount(node)
+    above = np.where(first < len(ways), -1, node[first - len(ways)])
+    order = np.argsort(np.where(tokens == end, 1, -counts), kind="stable")[:nodes]
+    chosen = order[tokens[order] != end].tolist()
+    place = {number: at for at, number in enumerate(chosen)}
+    return tokens[chosen].tolist(), tuple(place.get(number, -1) for number in above[chosen])

@@ -1,0 +1,1 @@
+"""SAM-Decoding: the method and its suffix automaton."""

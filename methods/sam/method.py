@@ -1,0 +1,164 @@
+"""SAM-Decoding.
+
+Yuxuan Hu, Ke Wang, Xiaokang Zhang, Fanjin Zhang, Cuiping Li, Hong Chen, Jing Zhang: SAM Decoding:
+Speculative Decoding via Suffix Automaton, ACL 2025, arXiv:2411.10666.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from methods.eagle.head import EagleHead
+from methods.sam.automaton import SuffixAutomaton as Automaton
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Levels,
+    Method,
+    MethodParams,
+    Outcome,
+    Pick,
+    Session,
+    Tokens,
+    Trained,
+    host,
+)
+
+
+class SamParams(MethodParams):
+    """Parameters of `Sam`."""
+
+    length: int = Field(39, ge=1, description="most draft tokens a step (n_predicts - 1)")
+    factor: float = Field(4, ge=0, description="alone: draft tokens for each that matched (alpha)")
+    beside: Literal["nothing", "draft", "eagle"] = Field(
+        "nothing",
+        description="what drafts where too little matches: a draft model, EAGLE's head, or nothing",
+    )
+    head: str = Field("auto", description="EAGLE's; auto: the target's own; else the folder of one")
+    threshold: int = Field(5, ge=1, description="beside a model: tokens that must match")
+    bias: int = Field(5, ge=0, description="beside a model: how many more in earlier outputs")
+    drafted: int = Field(5, ge=1, description="beside a model: tokens that it drafts a step")
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="whether earlier outputs of the pass are drafted from as well"
+    )
+    memory: int = Field(
+        100_000, ge=0, description="tokens of earlier outputs kept; when full it begins anew"
+    )
+
+
+class Sam(Method):
+    """SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from it.
+
+    Exact because the draft is a function of the past alone, and so is whether a model drafts in its
+    place: what was found is a point mass, as are a head's likeliest tokens, and what a draft model
+    drew comes with its law.
+    Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
+    over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
+    could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
+    place of EAGLE-2's tree. The last committed token may be drafted again (their text ends before
+    it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a draft model
+    `bias` does not apply, as in their script.
+
+    With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
+    automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
+
+    One step:
+    1. For each committed token: go on to the longest suffix that occurs before, in the text and in
+       earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
+    2. Take the longer match, the text's if they are alike; beside a model an earlier output's
+       counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
+    3. Draft the tokens after its first occurrence: `length` tokens, and without a draft model at
+       most `factor` per matched token. With a draft model, if fewer than `length` tokens follow in
+       the text, use the longest shorter suffix that `length` tokens follow.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Once the output has ended, put it into the second automaton.
+    """
+
+    name: ClassVar[str] = "sam"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("hu2024sam",)
+    Params: ClassVar[type[MethodParams]] = SamParams
+    params: SamParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """A draft model or a head if one drafts."""
+        words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
+        return frozenset(words[self.params.beside])
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The head, if it drafts."""
+        head = Trained(EagleHead, self.params.head)
+        return (head,) if self.params.beside == "eagle" else ()
+
+    def start(self, session: Session) -> None:
+        """An automaton for the text; the other as it was left; prefill the model."""
+        self.own, self.read = Automaton(), 0
+        self.kept = session.memory if self.params.scope == "run" else {}
+        self.outputs: Automaton = self.kept.setdefault("outputs", Automaton())
+        self.here = self.there = (0, 0)  # the matches: a state, and how many tokens
+        self._read(session)
+        if self.params.beside == "eagle":
+            self.levels = Levels.of_head(session, self.artifacts()[0], self.params.drafted)
+        elif self.needed:
+            self.model = session.draft()
+            self.state = session.new_state(self.model)
+            self.model.forward(session.since(0), self.state, logits_at=None)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        self._read(session)
+        params, (_, here), (_, there) = self.params, self.here, self.there
+        if self.needed:
+            most, there = params.length, there - params.bias
+            if max(here, there) < params.threshold:
+                drafted = self._foreseen if params.beside == "eagle" else self._drafted
+                return drafted(session, min(params.drafted, limit))
+        else:
+            most = min(params.length, int(params.factor * max(here, there)))
+        if here >= there:
+            least = most if self.needed else 0
+            return session.chain(self.own.after(self.here, most, least=least)[:limit])
+        return session.chain(self.outputs.after(self.there, most)[:limit])
+
+    def _drafted(self, session: Session, n: int) -> Draft:
+        """Step 2: a chain of the model's, as in speculative sampling."""
+        x, picks = session.since(self.state.length()), list[Pick]()
+        while len(picks) < n:
+            picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)
+
+    def _foreseen(self, session: Session, n: int) -> Draft:
+        """Step 2: EAGLE's chain, a level after the other."""
+        if n < 1:
+            return session.chain(())
+        levels, tokens = self.levels, list[host.Ids]()
+        out = levels.begin(session.unread(levels.state.length()))
+        while len(tokens) < n:
+            if tokens:
+                out = levels.feed(tokens[-1], (0,))
+            children, _ = session.branch(out.rows, 1, how="point", ahead=len(tokens))
+            tokens.append(children[0])
+        levels.drop()
+        return session.chain(host.joined(tokens))
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Forget what the model made of rejected tokens; step 5."""
+        if self.params.beside == "draft":
+            self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
+        if session.finish is not None:
+            if len(self.outputs.text) + len(session.output()) >= self.params.memory:
+                self.outputs = self.kept["outputs"] = Automaton()
+            self.outputs.add(session.output()[: self.params.memory])
+
+    def _read(self, session: Session) -> None:
+        """Step 1."""
+        if self.outputs is not self.kept["outputs"]:  # another sequence of the batch began it anew
+            self.outputs, self.there = self.kept["outputs"], (0, 0)
+        for token in session.tokens()[self.read :]:
+            self.here = self.own.follow(self.here, token)
+            self.there = self.outputs.follow(self.there, token)
+            self.own.append(token)
+        self.read = len(session.tokens())

@@ -1,0 +1,1 @@
+"""SPACE: the method and its mask token."""

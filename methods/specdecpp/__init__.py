@@ -1,0 +1,1 @@
+"""SpecDec++: the method and its acceptance head."""

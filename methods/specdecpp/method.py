@@ -1,0 +1,93 @@
+"""SpecDec++: draft lengths that adapt to how likely the draft is to be rejected.
+
+Kaixuan Huang, Xudong Guo, Mengdi Wang: SpecDec++: Boosting Speculative Decoding via Adaptive
+Candidate Lengths, 2024, arXiv:2405.19715 (COLM 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from methods.specdecpp.head import AcceptanceHead
+from specbench_cli.api import (
+    Draft,
+    DraftModelMethod,
+    Field,
+    MethodParams,
+    Pick,
+    Session,
+    Tokens,
+    Trained,
+    host,
+)
+
+
+class SpecDecPPParams(MethodParams):
+    """Parameters of `SpecDecPP`."""
+
+    threshold: float = Field(
+        0.3,
+        ge=0,
+        le=1,
+        description="stop once a rejection is likelier than this (stop_threshold)",
+    )
+    min: int = Field(2, ge=1, description="draft tokens a step, at least (bound)")
+    max: int = Field(20, ge=1, description="draft tokens a step, at most (bound)")
+    head: str = Field("auto", description="the trained head: auto, its folder, or a hub id")
+
+
+class SpecDecPP(DraftModelMethod):
+    """SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.
+
+    Exact as speculative sampling is: whether to go on is decided by the draft alone, and after a
+    token is kept, so that the law of what is kept stays the q that verification is given.
+    Differs from the authors' code: nothing in what is drafted.
+
+    One step, with s = 1, the predicted chance that all tokens drafted so far stand:
+    1. Feed the draft the newest token (at first, all that it has not seen); draw x_i.
+    2. The draft has now made a row of x_{i-1}: s := s * head(row). The first token has none before
+       it, and the newest is never scored.
+    3. Draft another token while i < min, or while i < max and 1 - s <= threshold. An EOS ends the
+       draft.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Forget the draft's rows of rejected tokens.
+    """
+
+    name: ClassVar[str] = "specdec++"
+    aliases: ClassVar[tuple[str, ...]] = ("specdecpp",)
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("huang2024specdecpp",)
+    Params: ClassVar[type[SpecDecPPParams]] = SpecDecPPParams
+    params: SpecDecPPParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained head."""
+        return (Trained(AcceptanceHead, self.params.head),)
+
+    def start(self, session: Session) -> None:
+        """Prefill the draft."""
+        super().start(session)
+        (self.head,) = map(session.artifact, self.artifacts())
+        self.eos = session.requests[0].stop.eos
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        params, picks, s = self.params, list[Pick](), 1.0
+        x = session.since(self.state.length())
+        while len(picks) < limit:
+            # 1. x_i ~ q_i.
+            out = self.model.forward(x, self.state)
+            picks.append(session.pick(out, len(picks)))
+            # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
+            # one stands. It is on its way before we wait for x_i.
+            chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
+            token, *said = host.each(picks[-1][0], *chances)
+            s *= math.prod(said)
+            # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
+            likely = len(picks) >= params.min and 1 - s > params.threshold
+            if likely or len(picks) >= params.max or token in self.eos:
+                break
+            x = Tokens(picks[-1][0][None])
+        return session.drawn(picks)

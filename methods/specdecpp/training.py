@@ -1,0 +1,144 @@
+"""Training of the acceptance head of SpecDec++: its module, its labels and its loss.
+
+Huang et al., arXiv:2405.19715. The target's own answers X are read by both models, the draft gives
+one token Y_i a position, and the label is the chance min(1, p/q) that this token stands. The head
+then reads the draft's rows of Z, which has X_i at a share of the positions and Y_i, whose label
+counts, at the others. Only the head learns.
+
+The paper is about sampling. For greedy decoding there are greedy labels: X is the target's greedy
+answer, Y_i the draft's likeliest token, and its label whether it is the target's likeliest too.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaForCausalLM
+
+Labels = Literal["sampled", "greedy"]
+
+AT_ONCE = 16
+
+
+class Labelled(NamedTuple):
+    """A reply: its ids [n], the draft's token for each place [n], and the chance [n] that this
+    stands; `start` is where the answer begins, before which the last two mean nothing."""
+
+    ids: Tensor
+    drafted: Tensor
+    chances: Tensor
+    start: int
+
+
+class _Block(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class Head(nn.Module):
+    """From a draft's normed rows [..., hidden] to two logits [..., 2], the second of acceptance.
+
+    Its parameters are named as in the authors' checkpoints.
+    """
+
+    def __init__(self, hidden: int, depth: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.hidden, self.depth = hidden, depth
+        blocks = [_Block(hidden)] * depth if tied else [_Block(hidden) for _ in range(depth)]
+        self.model = nn.Sequential(*blocks, nn.Linear(hidden, 2))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """See the class."""
+        logits: Tensor = self.model(rows)
+        return logits
+
+
+def weighted_bce(
+    logits: Tensor, chances: Tensor, counts: Tensor, rejection_weight: float
+) -> Tensor:
+    """The paper's loss: cross-entropy to the soft labels, rejections weighing more.
+
+    Args:
+        logits: [..., 2]. chances: [...], the soft labels. counts: [...], 1 where a label counts.
+    """
+    rejected, accepted = logits.log_softmax(-1).unbind(-1)
+    stands, falls = counts * chances, rejection_weight * counts * (1 - chances)
+    return -(stands * accepted + falls * rejected).sum() / (stands + falls).sum()
+
+
+@torch.no_grad()
+def rows_of(
+    draft: LlamaForCausalLM, replies: Sequence[Labelled], mixing: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """The draft's normed rows [n, hidden] of the tokens whose labels count, and these [n]."""
+    random = torch.Generator().manual_seed(seed)
+    rows, chances = [], []
+    for first in range(0, len(replies), AT_ONCE):
+        mixed = [mix(reply, mixing, random) for reply in replies[first : first + AT_ONCE]]
+        ids, told, counts = (
+            pad_sequence(list(part), batch_first=True) for part in zip(*mixed, strict=True)
+        )
+        hidden = draft.model(ids.to(draft.device), use_cache=False).last_hidden_state
+        rows.append(hidden[counts > 0])
+        chances.append(told[counts > 0].to(draft.device))
+    return torch.cat(rows), torch.cat(chances)
+
+
+def mix(reply: Labelled, mixing: float, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Z [n] of a reply, the chances [n], and 1 where they count [n]: at the draft's own tokens."""
+    places = torch.arange(len(reply.ids))
+    own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
+    return torch.where(own, reply.drafted, reply.ids), reply.chances, own.float()
+
+
+@torch.no_grad()
+def label(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    replies: Sequence[tuple[Sequence[int], Sequence[int]]],
+    labels: Labels,
+    seed: int,
+) -> Iterator[Labelled]:
+    """What the draft says at each place of the replies, and the chance that it stands.
+
+    Args:
+        replies: prompts and answers, of which the answers are labelled.
+    """
+    random = torch.Generator(target.device).manual_seed(seed)
+    for first in range(0, len(replies), AT_ONCE):
+        group = replies[first : first + AT_ONCE]
+        texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
+        ids = pad_sequence(texts, batch_first=True).to(target.device)
+        # The row before a place says what stands at it.
+        says = [
+            slice(len(prompt) - 1, len(text) - 1)
+            for (prompt, _), text in zip(group, texts, strict=True)
+        ]
+        p, q = (_laws(model, ids, says) for model in (target, draft))
+        if labels == "greedy":
+            drafted = q.argmax(-1)
+            chances = (p.argmax(-1) == drafted).float()
+        else:
+            drafted = torch.multinomial(q.exp(), 1, generator=random)[:, 0]
+            at = drafted[:, None]
+            chances = (p.gather(-1, at) - q.gather(-1, at))[:, 0].exp().clamp(max=1.0)
+        lengths = [len(answer) for _, answer in group]
+        parts = (part.cpu().split(lengths) for part in (drafted, chances))
+        for (prompt, _), text, token, chance in zip(group, texts, *parts, strict=True):
+            start = len(prompt)
+            yield Labelled(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
+
+
+def _laws(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
+    """Log-laws [n, V] at the rows named, sequence by sequence."""
+    hidden = model.model(ids, use_cache=False).last_hidden_state
+    rows = torch.cat([line[part] for line, part in zip(hidden, says, strict=True)])
+    laws: Tensor = model.lm_head(rows).float().log_softmax(-1)
+    return laws

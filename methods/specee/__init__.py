@@ -1,0 +1,1 @@
+"""SpecEE: the method and its exit predictors."""

@@ -1,0 +1,1 @@
+"""Staged speculative decoding: the method and its n-gram model."""

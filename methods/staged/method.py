@@ -1,0 +1,397 @@
+"""Staged speculative decoding.
+
+Benjamin Spector, Chris Re: Accelerating LLM Inference with Staged Speculative Decoding, ES-FoMo
+workshop at ICML 2023, arXiv:2308.04623.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from pydantic import BeforeValidator, field_validator
+from torch import Tensor
+
+from methods.staged.ngram import KatzModel
+from specbench_cli.api import (
+    ROOT,
+    Draft,
+    Field,
+    LogitsAt,
+    Metered,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+    Tokens,
+    host,
+    rows_of,
+    siblings,
+    tree_of,
+)
+
+NGRAM = "ngram"
+
+Stages = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
+]
+
+
+class StagedParams(MethodParams):
+    """Parameters of `Staged`."""
+
+    stages: Stages = Field(
+        (NGRAM, "draft"),
+        min_length=1,
+        description="what drafts for what, cheapest first: ngram or not, models by name, draft",
+    )
+    depth: int = Field(12, ge=1, description="most tokens that the last stage generates a step")
+    threshold: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="it stops behind a token that it would reach with less probability; 0: never",
+    )
+    nodes: int = Field(16, ge=1, description="size of the tree that the target verifies")
+    width: int = Field(3, ge=1, description="most children of a node")
+    lookahead: int = Field(4, ge=1, description="size of the trees that models below verify")
+    order: int = Field(3, ge=1, description="n of the n-grams")
+    scope: Literal["run", "prompt"] = Field(
+        "run", description="what n-gram counts live for: a pass over all prompts, or one prompt"
+    )
+    law: Literal["point", "wor"] = Field(
+        "point",
+        description="what the last stage generates under rejection: its likeliest tokens, taken as"
+        " point masses, or draws from its law, branches without replacement",
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _models_after_counts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if NGRAM in value[1:] or value == (NGRAM,) or len(set(value)) < len(value):
+            raise ValueError(f"must name models, each once, {NGRAM!r} at most before them")
+        return value
+
+
+class Staged(Method):
+    """Staged speculative decoding: the draft model has a draft of its own, and drafts a tree.
+
+    Exact because the tree is verified like any other: what the stages below guess decides how many
+    forwards the draft model takes for the tokens that it would have generated anyway. Those are
+    point masses; with law `wor` they are draws from its law, whatever was guessed.
+    Differs from the paper: n-grams are counted while decoding, not beforehand in 120 million tokens
+    of the draft's; the shape of the tree, which the paper leaves open, is what was generated, up to
+    a token that is too unlikely to be reached, with the next-best children where they are likeliest
+    to be wanted; Katz's discount is absolute.
+
+    With scope `run` the counts go on from prompt to prompt of a pass, so that how fast a prompt is
+    decoded depends on the prompts before it, which are the same for all methods; what is decoded
+    does not. With scope `prompt` each begins with none.
+
+    One step:
+    1. Take from each stage's state what was not committed.
+    2. Until the last stage has `depth` tokens, or one that it would hardly reach: the stage below
+       proposes a tree of at most `lookahead` nodes (a model by these same steps, n-grams their
+       likeliest continuations), one forward of the model scores it, and the model's own choices are
+       followed down that tree. They, and its choice after them, are generated and counted.
+    3. To what it generated add the next-best children of the same forwards, the likeliest first,
+       until the tree has `nodes`.
+    4. (engine) One target forward over the last committed token and the tree; verify; commit.
+    """
+
+    name: ClassVar[str] = "staged"
+    family: ClassVar[str] = "a draft model"
+    proposed_in: ClassVar[tuple[str, ...]] = ("spector2023staged",)
+    Params: ClassVar[type[MethodParams]] = StagedParams
+    params: StagedParams
+    needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def models(self) -> tuple[str, ...]:
+        """The stages that are neither n-grams nor the run's draft model."""
+        return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
+
+    def start(self, session: Session) -> None:
+        """Make room for the tree, prefill the models, and take up the counts."""
+        params = self.params
+        session.reserve(params.nodes)
+        below: Stage | None = None
+        for stage in params.stages:
+            last = stage == params.stages[-1]
+            if stage == NGRAM:
+                below = Counts(session, self._counts(session), params.lookahead)
+                continue
+            below = self.last = Generator(
+                session,
+                session.draft(stage),
+                below,
+                nodes=params.nodes if last else params.lookahead,
+                width=params.width,
+                slack=params.lookahead,
+                least=params.threshold if last else 0.0,
+                draws=last and params.law == "wor" and session.sampling.draws,
+            )
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 2 and 3."""
+        # 2. Up to the target each stage does to the one above it what speculation does.
+        trunk, rows = self.last.generate((), min(self.params.depth, limit))
+        # 3. Leaves cost the draft nothing: their parents' forwards were made.
+        if trunk and self.last.draws:
+            return self.last.drawn(trunk, rows)
+        tokens, parents = self.last.branched(trunk, rows)
+        return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 1, of the next step: the text is as it will be then."""
+        self.last.settle()
+
+    def _counts(self, session: Session) -> KatzModel:
+        kept = session.memory if self.params.scope == "run" else {}
+        fresh = KatzModel(session.target.vocab_size, self.params.order)
+        counts: KatzModel = kept.setdefault(NGRAM, fresh)
+        return counts
+
+
+# ---- stages: what drafts for what ----------------------------------------------------------------
+
+
+class Guess(NamedTuple):
+    """What a stage proposes: a tree, parents before their children, `ROOT` for the text's end."""
+
+    tokens: list[int]
+    parents: tuple[int, ...]
+
+
+NOTHING = Guess([], ())
+
+
+class Said(NamedTuple):
+    """What a model said after one token: its best children with the logarithms of their
+    probabilities, and its law [V] where it draws."""
+
+    tokens: list[int]
+    values: list[float]
+    law: Tensor | None
+
+
+class Stage(Protocol):
+    """What drafts for the next stage. `path` is what that one has guessed beyond the text."""
+
+    def propose(self, path: Sequence[int], depth: int) -> Guess:
+        """A tree of at most `depth` levels, of what may follow the text and `path`."""
+
+    def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """The next stage did generate `tokens` after the text and `path`."""
+
+    def settle(self) -> None:
+        """The text has grown: forget what was guessed in its place."""
+
+
+class Generator:
+    """A model that goes on from the text by itself, sped up by the stage below it.
+
+    It scores what the stage below guesses in one forward and goes down that tree as far as it names
+    its own choices: what comes out is what it would have generated alone, token by token.
+
+    Args:
+        nodes: size of the trees that it proposes; width: most children of a node in them.
+        least: it stops behind a token that it would reach with less probability than this. (That
+            token is kept: leaving it out for what it is would bend the law of what it draws.)
+        draws: whether it draws from its law in place of choosing.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: Metered,
+        below: Stage | None,
+        *,
+        nodes: int,
+        width: int,
+        slack: int,
+        least: float = 0.0,
+        draws: bool = False,
+    ) -> None:
+        self.session, self.model, self.below = session, model, below
+        self.nodes, self.width, self.least, self.draws = nodes, width, least, draws
+        self.state = session.new_state(model, slack)
+        self.held = list(session.tokens())  # the tokens of the state's rows
+        self.sure = len(self.held)  # so many of them are the text's
+        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.state.commit(0, range(self.sure))
+
+    def propose(self, path: Sequence[int], depth: int) -> Guess:
+        """See `Stage`: what `generate` gives, and its branches."""
+        return self.branched(*self.generate(path, depth))
+
+    def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """A model has learned what it knows."""
+
+    def settle(self) -> None:
+        """See `Stage`."""
+        self._return_to(())
+        if self.below is not None:
+            self.below.settle()
+
+    def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[Said]]:
+        """At most `depth` tokens after the text and `path`, each with the row that it is from."""
+        self._return_to(path)
+        text, n = self.session.tokens(), len(self.held)
+        unread = [*text[n:], *path[max(0, n - len(text)) :]]
+        trunk: list[int] = []
+        rows: list[Said] = []
+        depth = min(depth, self.nodes)
+        reach = 1.0  # probability that the text goes on as generated
+        while len(trunk) < depth and reach >= self.least:
+            # The stage below drafts, this model verifies, in one forward.
+            before, left = [*path, *trunk], depth - len(trunk) - 1
+            guess = NOTHING if self.below is None else self.below.propose(before, left)
+            logits = self._read(unread, guess)
+            accepted, token, said = self._judged(guess, logits, len(before))
+            # What stood, and the model's own choice behind it, are generated.
+            self.state.commit(0, [*range(len(unread)), *(len(unread) + node for node in accepted)])
+            own = [*(guess.tokens[node] for node in accepted), token]
+            if self.below is not None:
+                self.below.learn(before, own)
+            self.held += [*unread, *own[:-1]]
+            unread = [*self._lost(), token]
+            for token, row in zip(own, said, strict=True):
+                trunk.append(token)
+                rows.append(row)
+                reach *= math.exp(row.values[0])
+                if reach < self.least:
+                    break  # where it would have stopped without a stage below
+        return trunk, rows
+
+    def branched(self, trunk: Sequence[int], rows: Sequence[Said]) -> Guess:
+        """What was generated and, in what is left of `nodes`, the next-best children on its way."""
+        others: list[tuple[float, int, int]] = []
+        reach = 0.0  # logarithm of the probability that the text goes on so far
+        for node, row in enumerate(rows):
+            rest = zip(row.values[1:], row.tokens[1:], strict=True)
+            others += [(reach + value, node - 1, token) for value, token in rest]
+            reach += row.values[0]
+        others = [other for other in others if other[0] > -math.inf]
+        best = sorted(others, key=lambda other: -other[0])[: self.nodes - len(trunk)]
+        parents = (*range(ROOT, len(trunk) - 1), *(parent for _, parent, _ in best))
+        return Guess([*trunk, *(token for _, _, token in best)], parents)
+
+    def drawn(self, trunk: Sequence[int], rows: Sequence[Said]) -> Draft:
+        """As `branched`, with children drawn without replacement after the generated ones.
+
+        How many a node gets depends on what was drawn before, never on those draws themselves:
+        a child left out for what it turned out to be would bend the law.
+        """
+        gains: list[tuple[float, int]] = []
+        reach = 1.0
+        for at, row in enumerate(rows):
+            missed = max(0.0, 1.0 - math.exp(row.values[0]))
+            gains += [(reach * missed**k, at) for k in range(1, self.width)]
+            reach *= math.exp(row.values[0])
+        best = sorted(gains, key=lambda gain: -gain[0])[: self.nodes - len(trunk)]
+        tokens, places, laws = list(trunk), list(range(len(trunk))), list[Tensor]()
+        for at, row in enumerate(rows):
+            assert row.law is not None
+            drawn = [trunk[at]]
+            for _ in range(sum(place == at and gain > 0 for gain, place in best)):
+                rest = siblings.remaining(row.law, drawn)
+                drawn.append(host.number(self.session.random.categorical(rest)))
+            tokens += drawn[1:]
+            places += [at] * (len(drawn) - 1)
+            laws.append(row.law)
+        q = torch.stack([laws[at] for at in places])
+        ids = host.ids(tokens, self.session.device)
+        return Draft(ids, tuple(at - 1 for at in places), law="wor", q=q)
+
+    def _judged(
+        self, guess: Guess, logits: Tensor, ahead: int
+    ) -> tuple[tuple[int, ...], int, list[Said]]:
+        """Which guesses are this model's own choices, what it says after them, and its rows there.
+
+        Args:
+            logits: [1 + guesses, V].
+            ahead: tokens between the text and the root of the guesses.
+        """
+        tree = tree_of(guess.parents)
+        if self.draws:
+            q = self.session.warp(logits)
+            accepted, last = siblings.point_mass(tree, guess.tokens, q, self.session.random)
+            token = host.number(last)
+            laws = [q[0], *(q[node + 1] for node in accepted)]
+            own = [*(guess.tokens[node] for node in accepted), token]
+            likely = host.numbers(torch.stack([law[x] for x, law in zip(own, laws, strict=True)]))
+            said = zip(own, likely, laws, strict=True)
+            return accepted, token, [Said([x], [math.log(p)], law) for x, p, law in said]
+        width = min(self.width, self.session.target.vocab_size)
+        depths = [ahead, *(ahead + depth for depth in tree.depths)]
+        tokens, values = self.session.ranked(logits, width, ahead=depths)
+        accepted = siblings.match(tree, guess.tokens, [row[0] for row in tokens])
+        at = [0, *(node + 1 for node in accepted)]
+        return accepted, tokens[at[-1]][0], [Said(tokens[row], values[row], None) for row in at]
+
+    def _read(self, unread: Sequence[int], guess: Guess) -> Tensor:
+        """One forward: logits [1 + guesses, V] after the last unread token and each guess."""
+        m, n = len(unread), len(guess.tokens)
+        device = self.session.device
+        x = Tokens(host.ids([[*unread, *guess.tokens]], device))
+        wanted: LogitsAt = "all" if m == 1 else torch.arange(m - 1, m + n, device=device)
+        if guess.parents == tuple(range(ROOT, n - 1)):
+            out = self.model.forward(x, self.state, logits_at=wanted)
+        else:
+            parents = (*range(ROOT, m - 2), *(parent + m - 1 for parent in guess.parents))
+            mask, depths = rows_of(parents, device)
+            positions = (depths + self.state.length())[None]
+            out = self.model.forward(
+                x, self.state, positions=positions, mask=mask, logits_at=wanted
+            )
+        return out.rows
+
+    def _return_to(self, path: Sequence[int]) -> None:
+        """Keep the rows that agree with the text and `path`, but for their last token's."""
+        text = self.session.tokens()
+        most = min(len(self.held), len(text) + len(path) - 1)
+        while self.sure < min(most, len(text)) and self.held[self.sure] == text[self.sure]:
+            self.sure += 1
+        n = self.sure
+        while len(text) <= n < most and self.held[n] == path[n - len(text)]:
+            n += 1
+        self.state.rollback(0, n)
+        self._lost()
+
+    def _lost(self) -> list[int]:
+        """What the state does not hold, or no longer, of `held`; a recurrent one may keep less than
+        it is told to."""
+        n = self.state.length()
+        lost = self.held[n:]
+        del self.held[n:]
+        self.sure = min(self.sure, n)
+        return lost
+
+
+class Counts:
+    """The cheapest stage: n-gram counts of what the stage after it generates."""
+
+    def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:
+        self.session, self.model, self.nodes = session, model, nodes
+
+    def propose(self, path: Sequence[int], depth: int) -> Guess:
+        """See `Stage`."""
+        return Guess(*self.model.tree(self._end(path), self.nodes, depth))
+
+    def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """See `Stage`."""
+        context = self._end(path)
+        for token in tokens:
+            self.model.add(context, token)
+            context.append(token)
+
+    def settle(self) -> None:
+        """Counts stand whatever the target says: they are of the model's own text."""
+
+    def _end(self, path: Sequence[int]) -> list[int]:
+        n = self.model.order
+        return [*self.session.tokens()[-n:], *path][-n:]

@@ -1,0 +1,1 @@
+"""SuffixDecoding: the method, its suffix tree, and which outputs leave that."""

@@ -1,0 +1,151 @@
+"""SuffixDecoding.
+
+Gabriele Oliaro, Zhihao Jia, Daniel Campos, Aurick Qiao: SuffixDecoding: Extreme Speculative
+Decoding for Emerging AI Applications, NeurIPS 2025, arXiv:2411.04975.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from methods.suffix.eviction import EvictionName
+from methods.suffix.tree import SuffixTree
+from specbench_cli.api import (
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Session,
+)
+
+
+class SuffixParams(MethodParams):
+    """Parameters of `Suffix`."""
+
+    depth: int = Field(64, ge=2, description="longest string that the trees know")
+    factor: float = Field(1.0, ge=0, description="draft tokens for each matched token (alpha)")
+    offset: float = Field(0.0, ge=0, description="draft tokens beyond those")
+    nodes: int = Field(16, ge=1, description="most draft tokens a step")
+    least: float = Field(0.1, gt=0, le=1, description="least probability of a draft token's path")
+    shape: Literal["chain", "tree"] = Field("chain", description="one continuation, or several")
+    scope: Literal["run", "prompt"] = Field("run", description="whose outputs are drafted from")
+    active: bool = Field(True, description="scope run: also draft from unfinished outputs")
+    memory: int = Field(100_000, ge=0, description="tokens of earlier outputs kept")
+    eviction: EvictionName = Field("fifo", description="which output goes where that is full")
+
+
+class Suffix(Method):
+    """SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts more.
+
+    Exact because the draft is a function of the past alone: its tokens are point masses, chosen
+    without a draw, each of which stands with the target's own probability of it.
+    Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
+    its loop leaves out; of equally frequent continuations the first is drafted; what is evicted is
+    counted in tokens. As there, the second tree also contains unfinished outputs, including this
+    one. The first tree contains the prompt too, so the two have different counts. With `active` off
+    an output enters the second tree only when it is finished: 0.4 to 1.4% more steps on our tasks.
+
+    With scope `run` the second tree goes on through a pass, so that how fast a prompt is depends on
+    those before it. The trees take at most 2 nodes a token held, and `depth` more an output.
+
+    One step:
+    1. Add the committed tokens to the tree of this text (with its prompt) and to the tree of
+       outputs. Find the suffixes of the text that occur in the tree of outputs.
+    2. For every suffix of the text that occurred before: the longer it is, the more tokens it may
+       draft, `factor` each. They are the continuation that was most frequent, as a chain or a
+       tree, each scored by how often its path was taken where it could be.
+    3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
+       it is the text's own, and the longer match's.
+    4. (engine) One target forward over the last committed token and the draft; verify; commit.
+    5. Report accepted drafts to the second tree. When the output is finished, evict by the policy.
+    """
+
+    name: ClassVar[str] = "suffix"
+    family: ClassVar[str] = "earlier text"
+    proposed_in: ClassVar[tuple[str, ...]] = ("oliaro2025suffix",)
+    Params: ClassVar[type[MethodParams]] = SuffixParams
+    params: SuffixParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+    source: int | None = None  # the earlier output that the draft is from
+
+    def start(self, session: Session) -> None:
+        """A tree for the text, which the prompt goes into; the other as it was left."""
+        params = self.params
+        self.own, self.read = SuffixTree(params.depth), 0
+        kept = session.memory if params.scope == "run" else {}
+        new = SuffixTree(params.depth, params.eviction)
+        self.outputs: SuffixTree = kept.setdefault("outputs", new)
+        self.output = self.outputs.open() if self._active else None
+        self.first = len(session.tokens()) - len(session.output())
+        self.matches: list[tuple[int, int]] = []  # suffixes of the text that occur in it
+        self.evictions = self.outputs.evictions
+        if params.shape == "tree":
+            session.reserve(params.nodes)
+        self._read(session)
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Steps 1 to 3."""
+        self._read(session)
+        params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
+        self.source = None
+        among = self.matches + (self.output.ends if self.output else [])
+        for tree, matches in ((self.own, self.own.ends), (self.outputs, among)):
+            for match in matches:  # the longest first
+                most = min(int(params.factor * match[1] + params.offset + 1e-6), params.nodes)
+                if most <= best:  # no token scores more than 1, and shorter matches draft less
+                    break
+                if params.shape == "chain":
+                    found = tree.path(match, min(most, limit), params.least)
+                else:
+                    found = tree.tree(match, most, params.least, limit)
+                if found[2] > best:
+                    tokens, parents, best = found
+                    self.source = tree.source(match)  # of its own text: none
+        if params.shape == "chain":
+            return session.chain(tokens)
+        return session.tree(tokens, tuple(parents))
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 5."""
+        self.outputs.use(self.source if self.source is not None and outcome.path else None)
+        if self.output:
+            self._read(session)  # before others of the batch propose
+        if session.finish is not None:
+            if self.output is None:
+                self.output = self.outputs.open()
+                for token in session.output():
+                    self.outputs.append(token, self.output)
+            self.outputs.close(self.output)
+            self.output = None
+            self.outputs.evict(self.params.memory)
+
+    @property
+    def _active(self) -> bool:
+        """Return True if the method drafts from unfinished outputs."""
+        return self.params.active and self.params.scope == "run" and self.params.memory > 0
+
+    def _read(self, session: Session) -> None:
+        """Carry out step 1, and set `matches`.
+
+        The tree of outputs tracks the suffixes inside this output (`OpenSequence.ends`). `matches`
+        are the longer suffixes, which include tokens of the prompt.
+        """
+        text = session.tokens()
+        if self.evictions != self.outputs.evictions:  # by another sequence of the batch
+            self.matches, self.evictions = [], self.outputs.evictions
+            for token in text[max(0, self.read - self.params.depth) : self.read]:
+                self.matches = self.outputs.follow(self.matches, token)
+            self._drop_shorter(self.read)
+        for place, token in enumerate(text[self.read :], self.read):
+            self.own.append(token)
+            self.matches = self.outputs.follow(self.matches, token)
+            if self.output and place >= self.first:
+                self.outputs.append(token, self.output)
+                self._drop_shorter(place + 1)
+        self.read = len(text)
+
+    def _drop_shorter(self, end: int) -> None:
+        """Drop the matches inside the output, which the tree of outputs tracks."""
+        if self.output:
+            self.matches = [match for match in self.matches if match[1] > end - self.first]

@@ -1,0 +1,1 @@
+"""SWIFT: the method and its search for sublayers to skip."""

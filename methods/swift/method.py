@@ -1,0 +1,121 @@
+"""SWIFT: on-the-fly self-speculative decoding by skipped layers.
+
+Heming Xia, Yongqi Li, Jun Zhang, Cunxiao Du, Wenjie Li: SWIFT: On-the-Fly Self-Speculative Decoding
+for LLM Inference Acceleration, ICLR 2025, arXiv:2410.06916.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from methods.swift.search import SearchParams, SetSearch
+from specbench_cli.api import (
+    ROOT,
+    SUBLAYERS,
+    Draft,
+    Field,
+    Method,
+    MethodParams,
+    Outcome,
+    Partial,
+    Session,
+    Tokens,
+    host,
+    key_of,
+)
+
+SIBLINGS = (  # of a token, by how sure the draft is: chosen ones, and drawn ones
+    ((0.95, 3), (0.8, 5), (0.5, 8), (0.0, 10)),
+    ((0.95, 1), (0.8, 3), (0.5, 5), (0.0, 10)),
+)
+
+
+class SwiftParams(SearchParams):
+    """Parameters of `Swift`."""
+
+    skip: float = Field(0.45, ge=0, lt=1, description="share of inner sublayers passed over (r)")
+    depth: int = Field(25, ge=1, description="most draft tokens in a row: levels of the tree")
+    width: int = Field(10, ge=1, description="most siblings of a token")
+    least: float = Field(0.8, ge=0, le=1, description="drafting stops where it is less sure")
+    window: int = Field(32, ge=1, description="tokens of an output that sets are scored on (W)")
+
+
+class Swift(Method):
+    """SWIFT: the target drafts without some sublayers, which are searched during decoding.
+
+    Exact because earlier steps settled what is passed over, children drawn without replacement are
+    tested in that order by recursive rejection, and chosen ones stand iff the target chooses them.
+    Differs from the authors' code: tokens of fully accepted drafts follow the warped law too; the
+    best set is scored anew on each request's text; sets are scored behind the target's own rows, of
+    which none is copied; the first set is as large as all others.
+
+    One step:
+    1. Draft on the target's own rows without the set's sublayers: each token gets siblings, the
+       more the less sure the draft is; go on behind the first; stop where it is not sure.
+    2. (engine) One target forward over the root and all tokens; verify; commit.
+    3. Until the search ends, score a set of the same size, one by chance or, every so often, by
+       Bayesian optimisation: how often does it say the next token over the output's first W + 1,
+       in one forward behind the prompt? Keep it if it beats the best.
+    """
+
+    name: ClassVar[str] = "swift"
+    family: ClassVar[str] = "the target itself, or a part of it"
+    proposed_in: ClassVar[tuple[str, ...]] = ("xia2025swift",)
+    Params: ClassVar[type[MethodParams]] = SwiftParams
+    params: SwiftParams
+    state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
+
+    def start(self, session: Session) -> None:
+        """Take the best set so far; at first every second layer."""
+        params = self.params
+        inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
+        first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
+        new = SetSearch(inner, first[: int(params.skip * len(inner))], params)
+        self.search = session.memory.setdefault("found", new)
+        session.reserve(max(params.depth * params.width, params.window))
+        self.part, self.score = session.partial(skip=self.search.best), -1.0
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """Step 1."""
+        params, most = self.params, min(self.params.width, session.target.vocab_size)
+        tokens, parents, laws, node = list[Tensor](), list[int](), list[Tensor](), ROOT
+        x = session.since(session.state.length())
+        for ahead in range(min(params.depth, limit)):
+            rows = self.part.forward(x, session.state).rows
+            sure = host.number(rows.softmax(-1).max())
+            wide = min(most, next(n for low, n in SIBLINGS[session.sampling.draws] if sure > low))
+            children, q = session.branch(rows, wide, how="wor", ahead=ahead)
+            tokens.append(children[0])
+            parents += [node] * wide
+            laws += [] if q is None else [q[0]] * wide
+            node = len(parents) - wide
+            if sure < params.least:
+                break
+            x = Tokens(children[:, :1])
+        return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), laws)
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Step 3."""
+        search = self.search
+        if search.over or len(session.output()) <= self.params.window:
+            return
+        if self.score < 0:  # of the best, on this text
+            self.score = self._scored(session, self.part)
+        if self.score < self.params.enough:
+            chosen = search.propose(key_of("swift", session.sampling.seed, len(search.tried)))
+            part = session.partial(skip=chosen)
+            score = self._scored(session, part)
+            if search.tell(chosen, score, beside=self.score):
+                self.part, self.score = part, score
+
+    def _scored(self, session: Session, part: Partial) -> float:
+        """How often a part of the target says what follows, over W tokens read in one forward."""
+        said = session.output()[: self.params.window + 1]
+        rows = part.reread(said[:-1], len(session.tokens()) - len(session.output()))
+        rows = rows if session.sampling.draws else session.scores(rows, 1)
+        right = rows.argmax(-1) == host.ids(said[1:], rows.device)
+        return float(host.number(right.double().mean()))

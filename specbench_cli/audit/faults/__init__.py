@@ -1,1 +1,0 @@
-"""Planted faults: real methods and real functions of the engine with one thing wrong."""

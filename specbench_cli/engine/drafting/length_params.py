@@ -1,0 +1,118 @@
+"""Parameters of methods whose draft model drafts chains, and the rules that `length` names."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, get_args
+
+from pydantic import Field, field_validator
+
+from specbench_cli.engine.drafting.lengths import (
+    AcceptanceHead,
+    Confidence,
+    Entropy,
+    Fixed,
+    Heuristic,
+    Length,
+    Oracle,
+    Predictor,
+)
+from specbench_cli.engine.drafting.smartspec import SmartSpec
+from specbench_cli.engine.drafting.synergy import Synergy
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.session import Session
+from specbench_cli.errors import MethodFault
+
+LengthRule = Literal[
+    "heuristic", "confidence", "entropy", "acceptance-head", "oracle", "synergy", "smartspec"
+]
+RULES: tuple[LengthRule, ...] = get_args(LengthRule)
+BY_LOAD = ("synergy", "smartspec")
+"""Rules that decide for all sequences of a step at once, by what forwards cost."""
+
+
+class LengthParams(MethodParams):
+    """Parameters of a method whose draft model drafts chains."""
+
+    length: int | LengthRule = Field(
+        5,
+        description="draft tokens a step (gamma in Leviathan et al., K in Chen et al.), or the rule"
+        " that decides",
+    )
+    max: int = Field(20, ge=1, description="most draft tokens a step under a rule")
+    threshold: float | None = Field(
+        None,
+        ge=0,
+        description="where a rule stops: below a confidence (learnt online if not given), above an"
+        " entropy in nats (1.5) or above a chance of rejection (acceptance-head, 0.3)",
+    )
+
+    @field_validator("length", mode="before")
+    @classmethod
+    def _number_or_rule(cls, value: Any) -> Any:
+        if type(value) is not int and value not in RULES:
+            raise ValueError(f"must be a whole number, or {', '.join(RULES)}; got {value!r}")
+        if type(value) is int and value < 1:
+            raise ValueError(f"must be at least 1, got {value}")
+        return value
+
+    acceptance: float = Field(
+        0.7,
+        gt=0,
+        lt=1,
+        description="share of tested draft tokens that stand, profiled beforehand: synergy goes by"
+        " it, smartspec begins with it",
+    )
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether the length is read from vanilla's output."""
+        return self.length == "oracle"
+
+    @property
+    def by_load(self) -> bool:
+        """Whether a length depends on what is decoded in the same step, and on what that costs."""
+        return self.length in BY_LOAD
+
+    @property
+    def levels(self) -> int:
+        """Most draft tokens a step."""
+        return self.length if isinstance(self.length, int) else self.max
+
+
+def rule_of(
+    params: LengthParams,
+    session: Session,
+    predict: Predictor | None = None,
+    *,
+    model: Metered | None = None,
+) -> Length:
+    """The length that a method's parameters ask for.
+
+    Args:
+        predict: a trained head, for "acceptance-head".
+        model: what drafts, for rules that ask what its forwards cost.
+    """
+    most, threshold = params.max, params.threshold
+    match params.length:
+        case "heuristic":
+            return Heuristic(most)
+        case "confidence":
+            return Confidence(session, most, threshold)
+        case "entropy":
+            return Entropy(session, most, threshold)
+        case "oracle":
+            return Oracle(session, most)
+        case "acceptance-head":
+            if predict is None:
+                raise MethodFault("length 'acceptance-head' needs a trained head")
+            return AcceptanceHead(session, most, threshold, predict)
+        case "synergy" | "smartspec":
+            if model is None:
+                raise MethodFault(f"length {params.length!r} needs to know which model drafts")
+            rule = Synergy if params.length == "synergy" else SmartSpec
+            draft = partial(session.harness.drafting_cost, model)
+            return rule(session, most, params.acceptance, session.harness.step_cost, draft)
+        case length:
+            return Fixed(length)

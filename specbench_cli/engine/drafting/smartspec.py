@@ -1,0 +1,87 @@
+"""SmartSpec: the draft lengths of a step with the most goodput.
+
+Xiaoxuan Liu et al.: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput
+(SmartSpec, TurboSpec), 2024, arXiv:2406.14066.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from specbench_cli.engine.drafting.by_load import TRUST, ByLoad, Drafting, Verifying, emitted
+
+
+def best_lengths(
+    alphas: Sequence[float], rooms: Sequence[int], target: Verifying, draft: Drafting
+) -> list[int]:
+    """Return the lengths k_i of n sequences with the most goodput in a step.
+
+    Goodput is expected tokens over time:
+    sum_i tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(those with k_i >= j)).
+
+    For each longest length, tokens are added in the order of their gains alpha_i^j as long as
+    goodput grows; the best of all counts. That is optimal where forwards cost a constant and as
+    much for every row. Differs from the paper: where lengths that differ cost more than as many
+    rows in equal parts, they compete with the best length that all have.
+
+    Args:
+        alphas: chances that a draft token of a sequence stands.
+        rooms: most tokens of each.
+    """
+    n = len(alphas)
+    best, most = [0] * n, n / target(n, n, True)
+    for shared in range(1, max(rooms, default=0) + 1):
+        lengths = [min(shared, room) for room in rooms]
+        drafting = sum(draft(sum(k >= level for k in lengths)) for level in range(1, shared + 1))
+        step = target(n, n + sum(lengths), len({*lengths}) == 1) + drafting
+        goodput = sum(map(emitted, alphas, lengths)) / step
+        if goodput > most:
+            best, most = lengths, goodput
+    units = sorted(
+        (
+            (alpha**level, level, at)
+            for at, alpha in enumerate(alphas)
+            for level in range(1, rooms[at] + 1)
+        ),
+        key=lambda unit: (-unit[0], unit[1]),
+    )
+    before = 0.0
+    for longest in range(1, max(rooms, default=0) + 1):
+        lengths, crowds = [0] * n, [0] * (longest + 1)
+        tokens, rows, drafting, goodput, found = float(n), n, 0.0, 0.0, 0.0
+        for gain, level, at in units:
+            if level > longest:
+                continue
+            others = crowds[level]
+            spent = drafting + draft(others + 1) - (draft(others) if others else 0.0)
+            last, goodput = goodput, (tokens + gain) / (target(n, rows + 1, n == 1) + spent)
+            if goodput <= last and crowds[longest]:
+                break  # later ones bring no more and cost as much
+            tokens, rows, drafting = tokens + gain, rows + 1, spent
+            crowds[level] += 1
+            lengths[at] = level
+            found = max(found, goodput)
+            if goodput > most:
+                best, most = list(lengths), goodput
+        if found < before:
+            break  # goodput first rises with the longest length, then falls
+        before = found
+    return best
+
+
+class SmartSpec(ByLoad):
+    """The lengths with the most goodput, by each sequence's acceptance so far.
+
+    A sequence's acceptance is shrunk to that of all in the step, and that to `acceptance`.
+    """
+
+    learns = True
+
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """See `ByLoad`."""
+        stood, tested = (sum(getattr(each, of) for each in beside) for of in ("_stood", "_tested"))
+        shared = (stood + TRUST * self._known) / (tested + TRUST)
+        alphas = [each.alpha(shared) for each in beside]
+        rooms = [each.room for each in beside]
+        return best_lengths(alphas, rooms, self._target, self._draft)

@@ -1,0 +1,48 @@
+"""Synergy: the best draft length for each batch size, profiled once and looked up.
+
+Qidong Su, Christina Giannoula, Gennady Pekhimenko: The Synergy of Speculative Decoding and Batching
+in Serving Large Language Models, 2023, arXiv:2310.18813.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from specbench_cli.engine.drafting.by_load import ByLoad, Drafting, Verifying, emitted
+from specbench_cli.engine.session import Session
+
+CROWDS = (1, 2, 4, 8, 16, 32, 64)
+"""Sequences in a step that `Synergy` looks lengths up for."""
+
+
+def best_length(alpha: float, crowd: int, most: int, target: Verifying, draft: Drafting) -> int:
+    """Return the length s with the least time per token in a step of b = `crowd` sequences.
+
+    That is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Of equal ones the shortest.
+    """
+    return min(
+        range(most + 1),
+        key=lambda s: (target(crowd, crowd * (s + 1), True) + s * draft(crowd)) / emitted(alpha, s),
+    )
+
+
+class Synergy(ByLoad):
+    """Lengths looked up by the number of sequences in a step, in a table of `best_length`.
+
+    Between two sizes of the table the length of the larger one is used.
+    """
+
+    def __init__(
+        self, session: Session, most: int, acceptance: float, target: Verifying, draft: Drafting
+    ) -> None:
+        super().__init__(session, most, acceptance, target, draft)
+        self._table: dict[int, int] = {}
+
+    def lengths(self, beside: Sequence[Self]) -> list[int]:
+        """See `ByLoad`."""
+        crowd = next((size for size in CROWDS if size >= len(beside)), CROWDS[-1])
+        if crowd not in self._table:
+            known, bound = self._known, self._bound
+            self._table[crowd] = best_length(known, crowd, bound, self._target, self._draft)
+        return [min(self._table[crowd], each.room) for each in beside]

@@ -1,0 +1,61 @@
+"""What a run holds already, as a repeat needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import REFERENCE
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Key
+from specbench_cli.tasks.schema import Question
+
+
+@dataclass
+class Answers:
+    """What a run holds already: which cells are done, vanilla's answers, the prompts as they
+    were."""
+
+    done: set[Key] = field(default_factory=set)
+    vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
+    prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run_dir: RunDir) -> Answers:
+        """Read a run's folder."""
+        found = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
+        for key, ids in run_dir.answered().items():
+            found.add(key, ids)
+        return found
+
+    def add(self, key: Key, output_ids: list[int] | None) -> None:
+        """Take note of a record."""
+        self.done.add(key)
+        prompt_id, turn, label, pass_ = key
+        if label == REFERENCE and output_ids is not None:
+            self.vanilla[prompt_id, turn, pass_] = output_ids
+
+    def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
+        """Whether a cell of rows on a question is missing in a pass."""
+        return any(key not in self.done for arm in arms for key in keys_of(question, arm, number))
+
+    def of(self, names: Collection[str]) -> Answers:
+        """What is known of some questions."""
+        return Answers(
+            {key for key in self.done if key[0] in names},
+            {key: ids for key, ids in self.vanilla.items() if key[0] in names},
+            {key: prompt for key, prompt in self.prompts.items() if key[0] in names},
+        )
+
+    def learn(self, other: Answers) -> None:
+        """Take note of what somebody else knows."""
+        self.done |= other.done
+        self.vanilla |= other.vanilla
+        self.prompts |= other.prompts
+
+
+def keys_of(question: Question, arm: Arm, number: int) -> list[Key]:
+    """The cells of a row on a question, a turn each."""
+    turns = range(1, len(question.turns) + 1)
+    return [(question.prompt_id, turn, arm.label, number) for turn in turns]

@@ -1,0 +1,234 @@
+"""Workers over Ray: an actor for each device of a cluster that Ray's own commands started."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from specbench_cli.errors import EnvironmentFault, UsageError, WorkerLost
+from specbench_cli.measure.cluster.scheduling import Scheduler
+from specbench_cli.measure.cluster.worker import ClusterWorker
+from specbench_cli.measure.view import RunView
+from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import RunDir
+
+START_S = 300.0
+"""The longest that a worker may take to be there: Ray waits as long as its device is taken."""
+
+KNOCK_S = 5.0
+"""The longest that a cluster's head may take to take a call."""
+
+_BEGIN = "ray start --head (docs/workers.md says how on several machines, Slurm and Kubernetes)"
+
+
+@dataclass(frozen=True)
+class WorkerDevice:
+    """A device that a worker gets for itself, with its share of the node's CPUs."""
+
+    node: str
+    address: str
+    cpus: float
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.address}, {'a GPU' if self.gpus else 'its CPUs'}"
+
+
+def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
+    """The devices of a cluster that a run can have: each GPU; the CPUs of each node, as one, where
+    it asks for them or no node has a GPU.
+
+    Args:
+        nodes: as `ray.nodes()` lists them.
+        device: that the run asks for: auto, cpu or cuda.
+    Raises:
+        EnvironmentFault: there is none.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+    held = [
+        (node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), int(gpus))
+        for node in alive
+        for gpus in [node["Resources"].get("GPU", 0)]
+    ]
+    graphic = [
+        WorkerDevice(node, address, cpus // gpus, 1)
+        for node, address, cpus, gpus in held
+        for _ in range(gpus)
+    ]
+    plain = [WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
+    found = plain if device == "cpu" else graphic if device == "cuda" else graphic or plain
+    if not found:
+        told = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
+        raise EnvironmentFault(
+            f"--device {device}: Ray's cluster has no such device ({told})",
+            hint="--device auto, or a node that has: ray start --address HOST:PORT --num-gpus=1",
+        )
+    return found
+
+
+class RayWorkers:
+    """See `scheduling.Workers`; made by `connected`."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[Future[Any], str] = {}
+        self._there: set[str] = set()
+
+    def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
+        """See `scheduling.Workers`."""
+        found = dict(zip(names, devices(self._ray.nodes(), plan.config.device), strict=False))
+        pinned = importlib.import_module("ray.util.scheduling_strategies")
+        actor = self._ray.remote(ClusterWorker)
+        order = plan.config.model_dump_json()
+        for name, place in found.items():
+            self._actors[name] = actor.options(
+                num_cpus=place.cpus,
+                num_gpus=place.gpus,
+                scheduling_strategy=pinned.NodeAffinitySchedulingStrategy(place.node, soft=False),
+            ).remote(order, str(folder))
+        return {name: str(place) for name, place in found.items()}
+
+    def send(self, name: str, what: str, *args: Any) -> None:
+        """See `scheduling.Workers`."""
+        # Of signals that come while one waits, `ray.wait` makes a Ctrl-C, whatever they are.
+        self._asked[getattr(self._actors[name], what).remote(*args).future()] = name
+
+    def receive(self) -> tuple[str, Any]:
+        """See `scheduling.Workers`. A worker is lost if its first answer takes over `START_S`."""
+        new = not self._there.issuperset(self._asked.values())
+        done, _ = wait(self._asked, START_S if new else None, FIRST_COMPLETED)
+        if not done:
+            late = next(own for own, name in self._asked.items() if name not in self._there)
+            why = f"nothing was heard of it for {START_S:g} s: others have its device, or"
+            return self._asked.pop(late), WorkerLost(f"{why} Python does not start", "ray status")
+        told = done.pop()
+        name = self._asked.pop(told)
+        self._there.add(name)
+        fault = told.exception()
+        if isinstance(fault, self._ray.exceptions.RayTaskError):
+            return name, fault.cause
+        if isinstance(fault, self._ray.exceptions.RayError):
+            why = _missing(str(fault)) or f"it is gone ({type(fault).__name__})"
+            return name, WorkerLost(why)
+        return name, fault or told.result()
+
+    def end(self, name: str) -> None:
+        """See `scheduling.Workers`."""
+        self._ray.kill(self._actors.pop(name))
+
+
+@contextmanager
+def connected() -> Iterator[RayWorkers]:
+    """Yield the workers of the cluster that RAY_ADDRESS names, or that this machine is a node of.
+
+    Raises:
+        EnvironmentFault: Ray is not installed, or there is no such cluster.
+    """
+    ray = _package()
+    asks = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    with redirect_stdout(cast("TextIO", _Ours(sys.stdout))):
+        began = not ray.is_initialized()  # else it is a caller's, from Python
+        try:
+            if began:
+                _knock(os.environ.get("RAY_ADDRESS", ""))
+                ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        except (OSError, RuntimeError, ValueError) as fault:
+            where = os.environ.get("RAY_ADDRESS", "this machine")
+            why = str(fault).partition("\n")[0].partition(". ")[0]
+            raise EnvironmentFault(
+                f"no Ray cluster can be reached at {where}: {why}", hint=_BEGIN
+            ) from fault
+        finally:
+            if asks:
+                signal.signal(signal.SIGTERM, before)
+        workers = RayWorkers(ray)
+        try:
+            yield workers
+        finally:
+            for name in [*workers._actors]:
+                workers.end(name)
+            if began:
+                with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
+                    ray.shutdown()
+
+
+def measure_on_cluster(
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    in_turn: Path | None,
+    check: Callable[[Mapping[str, Mapping[str, Any]]], object],
+    *,
+    force: bool,
+) -> None:
+    """Measure all repeats of a run, each by fresh workers of a cluster.
+
+    Args:
+        check, force: see `Scheduler`.
+    """
+    if in_turn is not None:
+        raise UsageError(
+            f"--in-turn {in_turn}: runs of one machine take turns, and --executor"
+            f" {plan.config.executor} measures on others",
+            hint="leave one of the two out",
+        )
+    for number in range(1, plan.config.repeats + 1):
+        with connected() as workers:
+            scheduler = Scheduler(plan, run_dir, view, workers, number, check=check, force=force)
+            scheduler.run()
+        if scheduler.is_over:
+            break
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_S).close()
+
+
+class _Ours:
+    """What goes to stdout, without what Ray's own threads print there: results go to it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        """See `TextIO`."""
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return self._out.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+def _package() -> Any:
+    """Ray. Raises EnvironmentFault where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as fault:
+        raise EnvironmentFault(
+            "--executor ray: the Python package 'ray' is not installed",
+            hint="pip install 'specbench-cli[ray]'",
+        ) from fault
+
+
+def _missing(text: str) -> str | None:
+    """Of what Ray says of a worker, the module that its machine does not have."""
+    lines = map(str.strip, text.splitlines())
+    return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

@@ -1,0 +1,326 @@
+"""Scheduling: the driver assigns questions to the workers of a cluster and stores their records.
+
+One worker measures all methods on a question, vanilla included. The records of an assignment are
+stored together: a worker that is lost leaves nothing half done, and another gets its questions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench_cli import __version__
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
+from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
+from specbench_cli.measure.evidence import has_near_tie
+from specbench_cli.measure.manifest import is_placed
+from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.plan.plan import Plan, wave
+from specbench_cli.store.run_dir import RunDir
+
+MOST_LOST = 3
+"""Workers that may be lost over one deal; then it is thought to be what ends them."""
+
+_SAME = (
+    f"have the same there, in the Python of its Ray: pip install specbench-cli=={__version__}, the"
+    " same packages, data and weights; or end that node: ray stop"
+)
+
+_OWN = "CUDA_VISIBLE_DEVICES"
+"""The variable in which the workers of a machine differ."""
+
+
+class Workers(Protocol):
+    """The workers of a cluster. Each carries out one order at a time, as a `WorkerProcess` does."""
+
+    def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
+        """Start a worker for each device of the cluster.
+
+        Args:
+            names: what they are called, as many as it takes.
+            folder: from where the configuration's paths lead.
+        Returns:
+            Where each is, in words.
+        Raises:
+            EnvironmentFault: there is no such device.
+        """
+
+    def send(self, name: str, what: str, *args: Any) -> None:
+        """Have a worker do something: a method of `ClusterWorker`."""
+
+    def receive(self) -> tuple[str, Any]:
+        """Wait for a worker to be done: its name, and what it came to, be it an exception. One that
+        is lost came to a WorkerLost."""
+
+    def end(self, name: str) -> None:
+        """End a worker."""
+
+
+class Scheduler:
+    """Schedules one repeat of a run on fresh workers.
+
+    Args:
+        plan: of the run.
+        run_dir: which the driver alone writes.
+        view: who is told.
+        workers: the workers, not started yet.
+        number: of the repeat.
+        check: refuses models and heads that are not those that the run was begun with.
+        force: go on though the machines are others than those that the run was begun on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run_dir: RunDir,
+        view: RunView,
+        workers: Workers,
+        number: int,
+        *,
+        check: Callable[[Mapping[str, Mapping[str, Any]]], object],
+        force: bool,
+    ) -> None:
+        self._plan, self._run_dir, self._view, self._workers = plan, run_dir, view, workers
+        self._number, self._check, self._force = number, check, force
+        self._answers = Answers.read(run_dir)
+        self._where: dict[str, str] = {}
+        self._judged: set[str] = set()
+        self._finished: set[str] = set()  # workers that dropped all methods except vanilla
+        repeats = plan.config.repeats
+        self._part = f"pass {number} of {repeats}" if repeats > 1 else ""
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if vanilla is the only method left on every worker."""
+        return bool(self._finished) and self._where.keys() <= self._finished
+
+    def run(self) -> None:
+        """Have the pass's missing questions measured, and keep them.
+
+        Raises:
+            EnvironmentFault: no device, or a worker that is not as the driver and the others are.
+            WorkerLost: no worker is left, or one deal ended too many.
+        """
+        self._view.stage("starting workers")
+        before = len(self._run_dir.manifest.get("workers") or {})
+        self._where = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
+        self._introduce()
+        self._load()
+        self._deal()
+        self._conclude()
+
+    def _introduce(self) -> None:
+        """See that every worker is what this run can be measured by."""
+        met: dict[str, Introduction] = self._all("introduce", starting=True)
+        ours = words(self._plan)
+        for name, own in met.items():
+            if other := _differing(ours, own.words):
+                raise EnvironmentFault(
+                    f"worker {name} ({self._where[name]}) has something else than the driver:"
+                    f" {', '.join(other)}",
+                    hint=_SAME,
+                )
+        first, *others = met
+        common = _common(met[first].placed)
+        for name in others:
+            if other := _differing(common, _common(met[name].placed)):
+                raise EnvironmentFault(
+                    f"worker {name} ({self._where[name]}) is of another kind than worker {first}"
+                    f" ({self._where[first]}): {', '.join(other)}; a run measures one kind",
+                    hint="restart the others without devices: ray start --num-cpus=0 --num-gpus=0",
+                )
+        program = self._run_dir.manifest["program"]
+        then = {key: word for key, word in program.items() if is_placed(key)}
+        if then and (other := _differing(then, common)):
+            if not self._force:
+                raise UsageError(
+                    f"{self._run_dir.path} was begun on other machines: {', '.join(other)}",
+                    hint="begin a new run: specbench run; or go on and label the run:"
+                    f" {resumption(self._run_dir.path)} --force",
+                )
+            mixed = [*(self._run_dir.manifest.get("mixed") or []), *other]
+            self._run_dir.update(mixed=mixed)
+        kept = {key: word for key, word in program.items() if not is_placed(key)}
+        self._run_dir.update(machine={**met[first].machine}, program={**kept, **common})
+
+    def _load(self) -> None:
+        """Have all load; the first one's costs of forwards are everybody's."""
+        labels = ", ".join(each.label for each in self._plan.checkpoints.values())
+        self._view.stage(f"loading {labels} in {_number_of(self._where, 'worker')}")
+        first, *others = self._where
+        costs = self._run_dir.manifest.get("step_costs")
+        found: dict[str, Loaded] = self._all("load", costs, of=[first], starting=True)
+        led = found[first]
+        self._check({**led.models, **led.heads})
+        found |= self._all("load", led.step_costs, of=others, starting=True)
+        manifest = self._run_dir.manifest
+        effective = manifest["config"]["effective"] | led.resolved
+        workers = {name: {"device": own.resolved["device"]} for name, own in found.items()}
+        self._run_dir.update(
+            models=led.models,
+            heads=led.heads,
+            config={"effective": effective},
+            step_costs=led.step_costs,
+            workers={**(manifest.get("workers") or {}), **workers},
+        )
+
+    def _deal(self) -> None:
+        """Deal until nothing is missing."""
+        visits = [
+            question.prompt_id
+            for question, arms in self._plan.visits(self._number)
+            if self._answers.lack(question, arms, self._number)
+        ]
+        size = wave(self._plan.config.batch)
+        todo = deque(tuple(visits[at : at + size]) for at in range(0, len(visits), size))
+        every = len(self._plan.questions)
+        done = measured = every - len(visits)
+        at: dict[str, tuple[str, ...]] = {}
+        over = Counter[tuple[str, ...]]()
+        began = time.monotonic()
+        while todo or at:
+            busy = at.keys() | self._finished
+            for name in [name for name in self._where if name not in busy][: len(todo)]:
+                at[name] = todo.popleft()
+                known = self._answers.of(at[name])
+                self._workers.send(name, "measure", self._number, at[name], known)
+            if not at and self._finished:
+                self._view.note("only vanilla is left: the run ends")
+                break
+            if not at:
+                raise WorkerLost(
+                    f"no worker is left, and {_number_of(todo, 'deal')} of questions not measured",
+                    hint=resumption(self._run_dir.path),
+                )
+            name, made = self._reply()
+            dealt = at.pop(name)
+            if isinstance(made, Made) and made.lost is None:
+                self._keep(name, made)
+                measured += len(dealt)
+                later = (self._plan.config.repeats - self._number) * every
+                rest = every - measured + later
+                spent = (time.monotonic() - began) / (measured - done)
+                left = rest * spent if rest else None
+                self._view.prompt(Progress(self._part, measured, every, left))
+                continue
+            why = made.lost if isinstance(made, Made) else made.message
+            self._lose(name, f"{why}; {', '.join(dealt)} goes to another")
+            todo.appendleft(dealt)
+            over[dealt] += 1
+            if over[dealt] == MOST_LOST:
+                raise WorkerLost(
+                    f"{', '.join(dealt)}: {MOST_LOST} workers were lost over it, the last: {why}",
+                    hint=f"leave the question out, or the row that ends them; else"
+                    f" {resumption(self._run_dir.path)}",
+                )
+
+    def _keep(self, name: str, made: Made) -> None:
+        """Write what a worker made of a deal."""
+        for note in made.notes:
+            self._view.note(f"worker {name}: {note}")
+        if made.prompts:
+            self._run_dir.append_prompts(made.prompts)
+        self._answers.prompts |= {(each.prompt_id, each.turn): each for each in made.prompts}
+        missing = [record for record in made.records if record.key not in self._answers.done]
+        for record in missing:
+            record.worker = name
+        self._run_dir.append(missing)
+        for record in missing:
+            self._answers.add(record.key, record.output_ids)
+            self._view.cell(record)
+        dropped = self._run_dir.manifest.get("dropped") or {}
+        if self._plan.is_over(made.dropped):
+            self._finished.add(name)
+        if not made.dropped.keys() <= dropped.keys():
+            self._run_dir.update(dropped={**made.dropped, **dropped})
+        if made.judged:
+            self._judged.add(name)
+
+    def _conclude(self) -> None:
+        """Have workers look back, and one of them look for near-ties."""
+        self._view.stage("decoding first prompts once more")
+        found: list[Conclusion] = list(self._all("conclude").values())
+        manifest = self._run_dir.manifest
+        leaks = {label: at for own in found for label, at in own.leaks.items()}
+        tolerances = [own.tolerance for own in found if own.tolerance]
+        largest = max((own.memory for own in found), key=lambda m: m["state_bytes"], default=None)
+        near = manifest.get("near_ties")
+        if near is None and has_near_tie(self._run_dir.records()):
+            self._view.stage("looking for near-ties")
+            # The worker that judged a near-tie has measured the tolerance.
+            for name in sorted(self._where, key=lambda name: name not in self._judged):
+                told = self._all("near_ties", self._answers, of=[name])
+                if name in told:
+                    near = told[name]
+                    break
+        self._run_dir.update(
+            leaks={**(manifest.get("leaks") or {}), **leaks},
+            tolerance=manifest.get("tolerance") or next(iter(tolerances), None),
+            near_ties=near,
+            memory=largest or manifest.get("memory"),
+        )
+        self._all("close")
+
+    def _all(
+        self, what: str, *args: Any, of: Sequence[str] | None = None, starting: bool = False
+    ) -> dict[str, Any]:
+        """What workers, all if not said, come to when asked the same; those that are lost are left
+        out, which while `starting` is an EnvironmentFault."""
+        asked = [*self._where] if of is None else of
+        for name in asked:
+            self._workers.send(name, what, *args)
+        found = {}
+        for _ in asked:
+            name, told = self._reply()
+            if not isinstance(told, WorkerLost):
+                found[name] = told
+            elif starting:
+                raise EnvironmentFault(
+                    f"worker {name} ({self._where[name]}) did not start: {told.message}",
+                    hint=told.hint or _SAME,
+                )
+            else:
+                self._lose(name, told.message)
+        return {name: found[name] for name in asked if name in found}
+
+    def _reply(self) -> tuple[str, Any]:
+        """A worker's answer. Raises what it failed with, saying whose it is."""
+        name, told = self._workers.receive()
+        if isinstance(told, SpecbenchError) and not isinstance(told, WorkerLost):
+            said = f"worker {name} ({self._where[name]}): {told.message}"
+            raise type(told)(said, told.hint) from told
+        if isinstance(told, BaseException) and not isinstance(told, WorkerLost):
+            raise told
+        return name, told
+
+    def _lose(self, name: str, why: str) -> None:
+        """A worker is no more."""
+        where = self._where.pop(name)
+        self._view.note(f"worker {name} ({where}) was lost: {why}")
+        self._workers.end(name)
+        workers = self._run_dir.manifest["workers"]
+        lost = why.partition(";")[0]
+        self._run_dir.update(workers={**workers, name: {**workers[name], "lost": lost}})
+
+
+def _common(placed: Mapping[str, str]) -> dict[str, str]:
+    return {key: word for key, word in placed.items() if key != f"variable {_OWN}"}
+
+
+def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """What two have each its own of."""
+    return [
+        f"{key} ({ours.get(key, 'none')}, there {theirs.get(key, 'none')})"
+        for key in dict.fromkeys([*ours, *theirs])
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _number_of(things: Any, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"

@@ -1,0 +1,71 @@
+"""Methods of a repeat that are measured no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specbench_cli.errors import WorkerLost, on_one_line
+from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.measure.view import RunView
+from specbench_cli.plan.arm import Arm
+from specbench_cli.store.run_dir import RunDir
+
+FAILURES = 3
+"""Number of consecutive failures after which a method is dropped."""
+
+
+class Dropped:
+    """Counts the failures of methods, and drops those that fail repeatedly.
+
+    Args:
+        run_dir: whose manifest names the dropped methods.
+        view: shows a note for each.
+        on_drop: called with the label of a method that is measured no more.
+
+    Attributes:
+        left_out: methods that were given up because a worker of theirs was lost, with why.
+        dropped: methods that failed repeatedly, with the error.
+        cold: methods that failed while warming up.
+    """
+
+    def __init__(self, run_dir: RunDir, view: RunView, on_drop: Callable[[str], object]) -> None:
+        self._run_dir, self._view, self._on_drop = run_dir, view, on_drop
+        self.left_out: dict[str, WorkerLost] = {}
+        self.dropped: dict[str, str] = {}
+        self.cold: set[str] = set()
+        self._failures: dict[str, int] = {}
+
+    def __contains__(self, label: str) -> bool:
+        return label in self.left_out or label in self.dropped
+
+    @property
+    def labels(self) -> set[str]:
+        """Methods that are measured no more."""
+        return {*self.left_out, *self.dropped}
+
+    def leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:
+        """Give a row up for the rest of the pass: it is no fault of the method's, and the others
+        go on."""
+        if arm.label not in self.left_out:
+            self.left_out[arm.label] = why
+            self._on_drop(arm.label)
+            self._view.note(
+                f"{arm.label} is left out of the rest of pass {number}: {why.message};"
+                f" {resumption(self._run_dir.path)} makes what is missing"
+            )
+
+    def count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
+        """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
+        errors = [cell.measured.error for cell in cells if cell.measured is not None]
+        failed = bool(errors) and all(errors)
+        self._failures[arm.label] = self._failures.get(arm.label, 0) + 1 if failed else 0
+        cold = arm.label in self.cold
+        self.cold.discard(arm.label)
+        if self._failures[arm.label] >= (1 if cold else FAILURES):
+            self.dropped[arm.label] = why = on_one_line(str(errors[0]))
+            self._on_drop(arm.label)
+            dropped = self._run_dir.manifest.get("dropped") or {}
+            self._run_dir.update(dropped={**dropped, arm.label: why})
+            when = "on its first prompt too" if cold else f"{FAILURES} times in a row"
+            self._view.note(f"{arm.label} failed {when} and is dropped: {why}")

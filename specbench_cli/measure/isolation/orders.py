@@ -1,0 +1,253 @@
+"""Orders of the run, carried out in a plug-in process: import the plug-in, decode its methods."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from specbench_cli import registry
+from specbench_cli.config import plugin_file
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.verify.hooks import must_return
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.errors import MethodFault, SpecbenchError
+from specbench_cli.measure import worker_process
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.cell import Cell, Delay, Measured
+from specbench_cli.measure.isolation import answers, state
+from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.step_costs import StepCosts
+from specbench_cli.measure.together import measurable
+from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
+from specbench_cli.models.resolve import Checkpoint
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.grammar import Grammar
+from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import Prompt
+
+MOST = 0.9
+"""Share of the free memory that a plug-in's process may take."""
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """What is needed to decode: the run's configuration, its models by role, what forwards cost,
+    the rows, each as (method, label, parameters), and the grammar."""
+
+    config: RunConfig
+    target: Checkpoint
+    draft: Checkpoint | None
+    others: dict[str, Checkpoint]
+    costs: dict[str, Any] | None
+    rows: tuple[tuple[str, str, dict[str, Any]], ...]
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True)
+class MeasureOrder:
+    """A cell to be measured; see `Cell`. delayed_ns: by what was learnt from the one before."""
+
+    prompt: Prompt
+    budget: int
+    pass_: int
+    recording: list[int] | None
+    reference: list[int] | None
+    pictured: bool
+    delayed_ns: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells it from the row's others."""
+        return self.prompt.prompt_id, self.prompt.turn, self.pass_
+
+
+@dataclass(frozen=True)
+class MeasureAnswer:
+    """What became of a cell; lost: what is said of a worker of its own that was lost."""
+
+    measured: Measured | None
+    delay_ns: int
+    lost: str | None
+
+
+@dataclass
+class PluginOrders:
+    """Orders that a plug-in process carries out, a method each."""
+
+    bench: Bench | None = None
+    sampling: Sampling | None = None
+    arms: dict[str, Arm] = field(default_factory=dict)
+    memory: dict[str, Memory] = field(default_factory=dict)
+    cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
+    code: state.Seen = field(default_factory=dict)
+
+    def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
+        """Import the plug-in. Return the process-wide state that this changed.
+
+        Args:
+            file: the plug-in; None for those that are installed.
+            held: contents of plug-in files that the run checked.
+        """
+        before = state.seen()
+        plugin_file.hold_all(held)
+        if file is not None:
+            registry.load_plugin(file)
+        return state.changed(before)
+
+    def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
+        """Make the rows' methods, and ask them all that a run asks; what that changed here."""
+        before = state.seen()
+        for row in rows:
+            arm = Arm(row.name, row.label, row.params)
+            for name in ("guarantees", "source", "file_sha256"):
+                getattr(arm, name)
+            for name in _PROPERTIES:
+                getattr(arm.method, name)
+            arm.method.check()
+            must_return(arm.method, "processes", arm.method.processes(), Sequence, "a list of ids")
+            arm.check_hooks()
+        return state.changed(before)
+
+    def open(self, opening: LoadOrder) -> dict[str, Any]:
+        """Load what is decoded with; what the manifest keeps of trained modules."""
+        config = opening.config.model_copy(update={"isolation": "none"})  # it is here
+        self.arms = {label: Arm(name, label, passed) for name, label, passed in opening.rows}
+        models = opening.target, opening.draft, opening.others
+        arms = tuple(self.arms.values())
+        plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)
+        self.bench = Bench(plan)
+        if opening.costs is not None:
+            self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
+        self.sampling = replace(plan.sampling, processor=self.bench.processor)
+        _limit_memory()
+        self.code = state.seen(state.CODE)
+        return self.bench.heads()
+
+    def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
+        """Run a row a little, at the beginning of a pass; why that failed."""
+        assert self.bench is not None
+        assert self.sampling is not None
+        self.bench.workspace.reserve(capacity)
+        memory = self.memory[label] = Memory()
+        fresh = Memory().save()
+        request = self.bench.request("warm-up", 1, ids, self.bench.stop(WARM_UP_TOKENS))
+        try:
+            for _ in range(WARM_UP_ROUNDS):
+                warm_up(self.arms[label], self.bench.workspace, request, self.sampling, memory)
+        except BaseException as failure:  # it will fail, and be recorded, on the prompts
+            return one_line(failure)
+        finally:
+            memory.restore(fresh)
+        return None
+
+    def measure(
+        self,
+        label: str,
+        asked: Sequence[MeasureOrder],
+        settled: Sequence[tuple[Any, ...]],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float],
+    ) -> list[MeasureAnswer]:
+        """Measure cells of a row.
+
+        Args:
+            size, chunk, arrivals: see `Together`.
+            settled: the keys of those that will not be measured again.
+        """
+        for key in settled:
+            self.cells.pop(key, None)
+        cells = [self._cell(label, each) for each in asked]
+        measurable(cells, size, chunk, arrivals).measure()
+        changed = state.changed(self.code)
+        if changed:
+            raise MethodFault(f"changes {', '.join(changed)} while it decodes")
+        return [
+            MeasureAnswer(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
+            for cell in cells
+        ]
+
+    def _cell(self, label: str, asked: MeasureOrder) -> Cell:
+        key = (label, *asked.key)
+        if key not in self.cells:
+            assert self.bench is not None
+            assert self.sampling is not None
+            prompt = asked.prompt
+            self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
+            stop = self.bench.stop(asked.budget)
+            request = self.bench.request(
+                prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category
+            )
+            self.cells[key] = Cell(
+                self.arms[label],
+                prompt,
+                request,
+                self.bench.workspace,
+                self.sampling,
+                asked.pass_,
+                self.memory.setdefault(label, Memory()),
+                asked.recording,
+                asked.reference,
+                pictured=asked.pictured,
+                delayed_by=Delay(asked.delayed_ns),
+            )
+        return self.cells[key]
+
+
+_PROPERTIES = (
+    "name params accept upper_bound needed scope state_scope uses_costs learns timing_free workers"
+    " bonus peer baseline batches paper tunable"
+).split()
+
+
+def serve() -> NoReturn:
+    """Run a plug-in process from its start to its end; see `worker_process.serve`.
+
+    Its first argument is the process that it must not outlive.
+    """
+    end_with(int(sys.argv[1]))
+    for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    os.dup2(2, 1)  # stdout is the run's
+    _first_to_go()
+    worker_process.serve(PluginOrders(), lambda work: answers.dump(_answered(work)))
+
+
+def _answered(work: Callable[[], Any]) -> tuple[str, Any]:
+    """What an order came to: "done" and the result, "refused" and an error's words, or "failed"."""
+    try:
+        return "done", work()
+    except SpecbenchError as fault:
+        return "refused", (type(fault).__name__, fault.message, fault.hint)
+    except KeyboardInterrupt:  # its own: nobody else's reaches this process
+        return "failed", "KeyboardInterrupt"
+    except BaseException as fault:
+        return "failed", one_line(fault)
+
+
+def _first_to_go() -> None:
+    """Have the system end this process, and not the run, where memory runs out."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit_memory() -> None:
+    """Have what asks for more memory than there is fail here, not the machine."""
+    import resource
+
+    used = psutil.Process().memory_info().vms
+    most = used + int(MOST * psutil.virtual_memory().available)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

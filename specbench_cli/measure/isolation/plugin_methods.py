@@ -1,0 +1,184 @@
+"""Methods of a run that are decoded in plug-in processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from specbench_cli.errors import (
+    EnvironmentFault,
+    MethodFault,
+    SpecbenchError,
+    UsageError,
+    WorkerLost,
+)
+from specbench_cli.measure.cell import Cell, Measured
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
+from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
+from specbench_cli.measure.together import Together
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
+from specbench_cli.store.manifest import truncate_texts
+from specbench_cli.store.run_dir import RunDir
+
+
+class PluginMethods:
+    """The methods of a plan that are measured in plug-in processes.
+
+    Args:
+        plan: of the run.
+        run_dir: whose files are watched while they are at work.
+        threads: torch's, here and there.
+
+    Attributes:
+        labels: of the rows. heads: what the manifest keeps of their trained modules.
+        unfit: those whose process could not load what they decode with, and why.
+    """
+
+    def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
+        self.labels = plan.apart
+        self._plan, self._run_dir, self._threads = plan, run_dir, threads
+        files = {
+            arm.name: file_of(arm.name, plan.config.plugins)
+            for arm in plan.arms
+            if arm.label in self.labels
+        }
+        self._processes = {
+            arm.label: process_of(files[arm.name]) for arm in plan.arms if arm.name in files
+        }
+        self._opened: set[PluginProcess] = set()
+        self._warm: dict[str, tuple[list[int], int]] = {}
+        self._cold: set[str] = set()
+        self._settled: list[tuple[Any, ...]] = []
+        self.heads: dict[str, Any] = {}
+        self.unfit: dict[str, SpecbenchError] = {}
+        for process in dict.fromkeys(self._processes.values()):
+            try:
+                self.heads |= self._open(process)
+            except (UsageError, EnvironmentFault) as fault:
+                own = (label for label, each in self._processes.items() if each is process)
+                self.unfit |= dict.fromkeys(own, fault)
+
+    def warm_up(self, arm: Arm, ids: Sequence[int], capacity: int) -> str | None:
+        """Run a row a little, at the beginning of a pass; why that failed."""
+        self._warm[arm.label] = [*ids], capacity
+        try:
+            return self._warmed(arm.label)
+        except MethodFault as fault:
+            return fault.message
+
+    def measure(
+        self, arm: Arm, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float]
+    ) -> list[MeasureAnswer]:
+        """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
+        came to no answer."""
+        process, limit = self._processes[arm.label], self._plan.config.timeout_per_prompt
+        if not process.alive and arm.method.state_scope != "prompt":
+            raise MethodFault("its process ended before, and with it what it had learnt")
+        if not process.alive:
+            self._opened.discard(process)
+            self._cold |= {label for label, each in self._processes.items() if each is process}
+        self._open(process)
+        if arm.label in self._cold and arm.label in self._warm:
+            self._warmed(arm.label)
+        asked = [_asked(cell) for cell in cells]
+        settled, self._settled = self._settled, []
+        began = time.perf_counter_ns()
+        with self._run_dir.guarded(arm.label):
+            how = size, chunk, [*arrivals]
+            found: list[MeasureAnswer] = process.ask(
+                "measure", arm.label, asked, settled, *how, within=limit * len(cells)
+            )
+        took = time.perf_counter_ns() - began
+        if len(found) != len(cells) or any(
+            each.measured is not None and (each.measured.ns.total or 0) > took for each in found
+        ):
+            raise MethodFault("its process tells of more time than there was")
+        return found
+
+    def settle(self, arm: Arm, cells: Sequence[Cell]) -> None:
+        """Cells will not be measured again."""
+        self._settled += [(arm.label, *_asked(cell).key) for cell in cells]
+
+    def _open(self, process: PluginProcess) -> dict[str, Any]:
+        if process in self._opened:
+            return {}
+        plan = self._plan
+        rows = tuple(
+            (arm.name, arm.label, dict(arm.passed))
+            for arm in plan.arms
+            if self._processes.get(arm.label) is process
+        )
+        names = [name for name, _, _ in rows]
+        config = plan.config.model_copy(
+            update={
+                "threads": self._threads,
+                "plugins": [],
+                "methods": [row for row in plan.config.methods if row.name in names],
+            }
+        )
+        costs = self._run_dir.manifest.get("step_costs")
+        models = plan.target, plan.draft, dict(plan.others)
+        opening = LoadOrder(config, *models, costs, rows, plan.grammar)
+        with self._run_dir.guarded(", ".join(names)):
+            heads: dict[str, Any] = truncate_texts(process.ask("open", opening))
+        self._opened.add(process)
+        return heads
+
+    def _warmed(self, label: str) -> str | None:
+        ids, capacity = self._warm[label]
+        limit = self._plan.config.timeout_per_prompt
+        process = self._processes[label]
+        with self._run_dir.guarded(label):
+            said: str | None = process.ask("warm_up", label, ids, capacity, within=limit)
+        self._cold.discard(label)
+        return said
+
+
+class PluginCells(Together):
+    """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
+
+    def __init__(
+        self,
+        methods: PluginMethods,
+        cells: Sequence[Cell],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float],
+    ) -> None:
+        super().__init__(cells, size, chunk, arrivals)
+        self._methods = methods
+
+    def measure(self) -> None:
+        """Have them measured; a process that ends fails them."""
+        cells = self._cells
+        try:
+            how = self._size, self._chunk, self._arrivals
+            found = self._methods.measure(cells[0].arm, cells, *how)
+        except MethodFault as fault:
+            for cell in cells:
+                cell.measured = Measured.failed(f"{cell.arm.label}: {fault.message}")
+            return
+        for cell, each in zip(cells, found, strict=True):
+            cell.measured, cell.delay.ns = each.measured, each.delay_ns
+            if each.lost is not None:
+                cell.lost = WorkerLost(each.lost)
+
+    def settle(self, other_cpu: float | None, void: bool) -> None:
+        """See `window.Measurable`."""
+        super().settle(other_cpu, void)
+        self._methods.settle(self._cells[0].arm, self._cells)
+
+
+def _asked(cell: Cell) -> MeasureOrder:
+    recording, reference = cell.recording, cell.reference
+    return MeasureOrder(
+        cell.prompt,
+        cell.request.stop.max_new_tokens,
+        cell.pass_,
+        None if recording is None else [*recording],
+        None if reference is None else [*reference],
+        cell.pictured,
+        cell.delayed_ns,
+    )

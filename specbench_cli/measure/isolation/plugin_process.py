@@ -1,0 +1,207 @@
+"""Plug-in processes: a process for each plug-in file, which imports it and decodes its methods."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from specbench_cli import plugin, registry
+from specbench_cli.config import plugin_file
+from specbench_cli.config.run import MethodChoice, RunConfig
+from specbench_cli.errors import (
+    EnvironmentFault,
+    MethodFault,
+    SpecbenchError,
+    UsageError,
+    WorkerLost,
+)
+from specbench_cli.measure.isolation import answers
+from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess, python_command
+
+LOADING_S = 600.0
+"""Maximum time in seconds of an order that imports code or loads models."""
+STARTING_S = 120.0
+"""Maximum time in seconds to start a process, including the import of torch."""
+
+_processes: dict[str | None, PluginProcess] = {}
+
+
+class PluginProcessLost(MethodFault):
+    """A plug-in process ended, or did not answer in time; the next order starts another."""
+
+
+def check_plugins(config: RunConfig) -> None:
+    """Import each plug-in of a configuration in its own process, and plan its methods there.
+
+    Does nothing if the configuration runs plug-ins in the process of the run.
+
+    Raises:
+        UsageError: a plug-in cannot be imported, or changes the state of its process.
+    """
+    if config.isolation != "process":
+        return
+    for path in config.plugins:
+        vet(path)
+        registry.load_plugin(path)
+    vet_rows(config.methods, config.plugins)
+
+
+def vet(file: str) -> None:
+    """Import a plug-in in a process of its own, and say so where that changes what others need.
+
+    Raises:
+        UsageError: it does not import, ends the process, or changes what is not its own.
+    """
+    if not Path(file).is_file():
+        return  # who imports it says so
+    process = process_of(file)
+    with _named(file, "imported"):
+        if not process.alive:
+            process.begin()
+    _refuse(file, "imported", process.changed)
+
+
+def vet_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
+    """The same of making the methods of rows, and of asking them what they are."""
+    own: dict[str | None, list[MethodChoice]] = {}
+    for row in rows:
+        if row.name not in registry.ours():
+            own.setdefault(file_of(row.name, files), []).append(row)
+    for file, listed in own.items():
+        names = ", ".join(dict.fromkeys(row.name for row in listed))
+        with _named(names, "planned with"):
+            changed = process_of(file).ask("vet", listed)
+        _refuse(names, "planned with", changed)
+
+
+def file_of(name: str, files: Sequence[str]) -> str | None:
+    """The plug-in that a method is in; None where it is of an installed distribution."""
+    return next((file for file in files if name in registry.load_plugin(file)), None)
+
+
+def process_of(file: str | None) -> PluginProcess:
+    """Return the process of a plug-in file; None: of the installed plug-ins."""
+    return _processes.setdefault(file, PluginProcess(file))
+
+
+def end_plugin_processes() -> None:
+    """End all plug-in processes."""
+    while _processes:
+        _processes.popitem()[1].end()
+
+
+atexit.register(end_plugin_processes)
+
+
+class PluginProcess:
+    """A process of its own for a plug-in.
+
+    It is suspended between its orders, with all that it started, so that it takes no processor from
+    other methods.
+
+    Args:
+        file: the plug-in; None for those that are installed.
+
+    Attributes:
+        changed: process-wide state that the import of the plug-in changed.
+    """
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self._worker: WorkerProcess | None = None
+        self.changed: list[str] = []
+
+    @property
+    def alive(self) -> bool:
+        """Return True if the process was started and is not known to have ended."""
+        return self._worker is not None
+
+    def ask(self, order: str, *arguments: Any, within: float = LOADING_S) -> Any:
+        """Return the result of an order; see `orders.PluginOrders`.
+
+        Args:
+            within: seconds.
+
+        Raises:
+            PluginProcessLost: the process ended. MethodFault: the order failed. SpecbenchError: the
+                order was refused.
+        """
+        if self._worker is None:
+            self.begin()
+        return self._ask(order, *arguments, within=within)
+
+    def begin(self) -> None:
+        """Start the process, which imports the plug-in."""
+        serve = "specbench_cli.measure.isolation.orders:serve"
+        self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
+        held, within = plugin_file.held(), STARTING_S + plugin.IMPORT_S
+        self.changed = self._ask("import_plugin", self._file, held, within=within)
+
+    def end(self) -> int | None:
+        """End the process with all that it started. Return the exit code that it had before."""
+        worker, self._worker = self._worker, None
+        return None if worker is None else worker.end()
+
+    def _ask(self, order: str, *arguments: Any, within: float) -> Any:
+        worker = self._worker
+        assert worker is not None
+        try:
+            worker.send(order, *arguments)
+            answer = worker.receive(within)
+        except KeyboardInterrupt:  # nobody will read the answer
+            self.end()
+            raise
+        except ProcessEnded:
+            self._raise_lost()
+        except TimeoutError as fault:
+            self.end()
+            raise PluginProcessLost(f"{fault}: its process was ended") from fault
+        try:
+            kind, found = answers.load(answer)
+        except Exception as fault:
+            self.end()
+            raise PluginProcessLost(f"its process sent what is no answer: {fault}") from fault
+        worker.suspend()
+        if kind == "done":
+            return found
+        if kind == "failed":
+            raise MethodFault(str(found))
+        name, message, hint = found
+        raise _KINDS.get(name, UsageError)(message, hint)
+
+    def _raise_lost(self) -> NoReturn:
+        code = self.end()
+        if code is not None and code < 0:
+            raise PluginProcessLost(f"its process was killed by {signal.Signals(-code).name}")
+        raise PluginProcessLost(f"it ended its process (exit code {code})")
+
+
+_KINDS = {each.__name__: each for each in (MethodFault, EnvironmentFault, WorkerLost)}
+
+
+def _refuse(what: str, when: str, changed: Sequence[str]) -> None:
+    """Raise UsageError where a plug-in changes what others need."""
+    if changed:
+        end_plugin_processes()
+        raise UsageError(
+            f"{what} changes {', '.join(changed)} when it is {when}, for every method of the run",
+            "change it in the method, around what needs it, and back",
+        )
+
+
+@contextmanager
+def _named(what: str, when: str) -> Iterator[None]:
+    try:
+        yield
+    except MethodFault as fault:
+        end_plugin_processes()
+        hint = fault.hint or "it must do nothing to the process that it is in"
+        raise UsageError(f"{what} cannot be {when}: {fault.message}", hint) from fault
+    except SpecbenchError:
+        end_plugin_processes()
+        raise

@@ -1,0 +1,122 @@
+"""A repeat that this process measures: load, measure, and keep what was learnt of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench_cli.errors import SpecbenchError, UsageError, WorkerLost
+from specbench_cli.measure.machine_lock import own as own_turns
+from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.repeat_process import TUNING, resumption
+from specbench_cli.measure.run_checks import check_weights
+from specbench_cli.measure.shown import without_folders
+from specbench_cli.measure.view import RunView
+from specbench_cli.plan.plan import REFERENCE, Plan, reason
+from specbench_cli.store.run_dir import COSTS, RunDir
+
+if TYPE_CHECKING:
+    from specbench_cli.measure.method_costs import Between
+
+
+def measure_repeat(
+    plan: Plan,
+    run_dir: RunDir,
+    view: RunView,
+    number: int,
+    in_turn: Path | None,
+    force: bool,
+    part: str = "",
+) -> None:
+    # Reading weights takes torch and seconds: nothing above needs it.
+    from specbench_cli.measure.accept_rates import provide_rates
+    from specbench_cli.measure.answers import Answers
+    from specbench_cli.measure.bench import Bench
+    from specbench_cli.measure.isolation.plugin_methods import PluginMethods
+    from specbench_cli.measure.method_costs import Between, provide_costs
+    from specbench_cli.measure.repeat import Repeat
+
+    if not part and plan.config.repeats > 1:
+        part = f"pass {number} of {plan.config.repeats}"
+    view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
+    turns = None
+    if in_turn is not None:
+        turns = own_turns(in_turn.resolve())  # registered until this process ends
+        turns.waits_for_partner &= not run_dir.manifest.get("alone")
+    lenient = part != TUNING  # which has candidates, not rows
+    with closing(Bench(plan, lenient=lenient)) as bench:
+        plan = _able(plan, bench.unfit, run_dir, view)
+        bench.check_first_turns()
+        provide_costs(plan, bench, run_dir)
+        plan = provide_rates(plan, bench, run_dir, view)
+        threads = bench.resolved()["threads"]
+        plugins = PluginMethods(plan, run_dir, threads)
+        plan = _able(plan, plugins.unfit, run_dir, view)
+        models, heads = bench.models(), {**bench.heads(), **plugins.heads}
+        check_weights(run_dir, {**models, **heads}, force)
+        effective = run_dir.manifest["config"]["effective"] | bench.resolved()
+        effective["devices"] = bench.devices
+        run_dir.update(models=models, heads=heads, config={"effective": effective})
+        rounds, between = plan.config.probe, None
+        if rounds is not None and part != TUNING:
+            view.stage("warming up the probe")
+            between = Between(plan, bench, rounds, plugins.labels)
+        repeat = Repeat(
+            plan, bench, run_dir, Answers.read(run_dir), view, turns, plugins, part, between
+        )
+        for own in plan.passes(number):
+            repeat.run(own)
+        if between is not None:
+            _keep_costs(between, run_dir, view, number)
+        run_dir.update(
+            # The first pass that needed a tolerance measured it; one that did not knows nothing.
+            near_ties=run_dir.manifest.get("near_ties") or repeat.near_ties(),
+            tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
+            memory=bench.memory(),
+            energy=bench.energy.facts(),
+        )
+    if repeat.left_out:
+        labels, why = ", ".join(repeat.left_out), next(iter(repeat.left_out.values()))
+        raise WorkerLost(
+            f"{labels} could not be run to the end: {why.message}",
+            hint=resumption(run_dir.path),
+        )
+
+
+def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -> None:
+    """Keep what was probed between a pass's prompts; say so if it is worth nothing."""
+    costs = between.costs()
+    if costs is not None:
+        try:
+            costs.save(run_dir.path / COSTS.format(number))
+        except UsageError as fault:  # the user's own file is kept; the run itself is complete
+            view.note(f"the costs were not stored: {fault.message}")
+    elif between.done:
+        view.note("probe: other programs took too much of this machine: no costs were kept")
+
+
+def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:
+    """The plan without rows whose heads turned out not to load; the manifest and the view are told.
+    Raises the first one's fault where only vanilla would be left."""
+    rest = plan.without(unfit)
+    if unfit and all(arm.label == REFERENCE for arm in rest.arms):
+        raise next(iter(unfit.values()))
+    before = run_dir.manifest.get("left_out") or {}
+    found = {label: reason(fault) for label, fault in unfit.items()}
+    new = {label: why for label, why in found.items() if label not in before}
+    for words in left_out_notes(new):
+        view.note(words)
+    able = {arm.label for arm in rest.arms}  # one that was mended since can run again
+    left_out = {label: why for label, why in before.items() if label not in able}
+    left_out |= {label: without_folders(why) for label, why in found.items()}
+    if left_out != before:
+        run_dir.update(left_out=left_out, rows=rows(rest))
+        view.started(rest.cells, len(run_dir.answered()), run_dir.path)
+    return rest
+
+
+def left_out_notes(left_out: Mapping[str, str]) -> list[str]:
+    """Return a note for each method that cannot run here."""
+    return [f"{label} is left out, it cannot run here: {why}" for label, why in left_out.items()]

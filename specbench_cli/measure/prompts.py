@@ -1,0 +1,112 @@
+"""The prompts of a repeat, as they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.errors import PromptError, UsageError
+from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.judging import REPLAY
+from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.tasks.schema import Question
+
+
+class Known(NamedTuple):
+    """What is known of an output beforehand: its tokens in a replay, and for upper bounds."""
+
+    recording: list[int] | None
+    reference: list[int] | None
+
+
+class Prompts:
+    """Makes requests of questions, and stores their prompts.
+
+    Args:
+        plan, bench: what is run, on what.
+        run_dir: where prompts are stored.
+        answers: what the run holds already.
+        sampling: how tokens are chosen.
+    """
+
+    def __init__(
+        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: Answers, sampling: Sampling
+    ) -> None:
+        self._plan, self._bench, self._run_dir = plan, bench, run_dir
+        self._answers, self._sampling = answers, sampling
+        self._bounds = any(arm.method.upper_bound for arm in plan.arms)
+
+    def prompt(
+        self, question: Question, turn: int, answers: Sequence[Sequence[int]]
+    ) -> tuple[Prompt, PromptError | None]:
+        """Return the prompt of a turn, and the error if the target cannot decode it.
+
+        Later turns continue from vanilla's answers in the first pass. A prompt has no ids if the
+        chat template or the tokenizer failed.
+        """
+        known = self._answers.prompts.get((question.prompt_id, turn))
+        ids: list[int] = [] if known is None else known.ids
+        fault = None
+        try:
+            ids = ids or self._bench.prompt(question, answers)
+            name = f"{question.prompt_id}, turn {turn},"
+            self._bench.check_fits(name, len(ids), self._plan.budget(question))
+        except PromptError as found:
+            fault = found
+        if known is not None:
+            return known, fault
+        prompt = Prompt(
+            prompt_id=question.prompt_id,
+            cluster=question.cluster,
+            task=question.task,
+            family=question.family,
+            category=question.category,
+            turn=turn,
+            text=question.turns[turn - 1],
+            ids=ids,
+        )
+        self._run_dir.append_prompts([prompt])
+        self._answers.prompts[question.prompt_id, turn] = prompt
+        return prompt, fault
+
+    def request(self, question: Question, prompt: Prompt) -> Request:
+        """A prompt as it is decoded; there is room for it."""
+        budget = self._plan.budget(question)
+        self._bench.workspace.reserve(len(prompt.ids) + budget)
+        stop = self._bench.stop(budget)
+        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category)
+
+    def known(self, request: Request, number: int) -> Known:
+        """Return what is known of the output of a request in repeat `number`."""
+        replays = self._plan.config.verify == REPLAY
+        return Known(
+            self._vanilla(request, number) if replays else None,
+            self._vanilla(request, number) if self._bounds else None,
+        )
+
+    def _vanilla(self, request: Request, number: int) -> list[int]:
+        """Return vanilla's output; decode it without timing if it does not exist yet.
+
+        Raises:
+            UsageError: the target's logits are not finite, so there is no output to replay.
+        """
+        known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
+        if known is not None:
+            return known
+        (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == REFERENCE)
+        session = Session(self._bench.workspace, request, self._sampling, pass_=number)
+        try:
+            for _ in vanilla.generate(session):
+                pass
+        except ArithmeticError as fault:
+            target = self._plan.target.label
+            raise UsageError(
+                f"{target} has no output that other methods could replay: {fault}",
+                "its weights contain nan or inf, or overflow in this dtype: use --dtype float32"
+                " or another --target",
+            ) from fault
+        return list(session.output())

@@ -1,0 +1,455 @@
+"""A repeat: each prompt once, all methods on it one after another; then verdicts, then records."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.session import Request
+from specbench_cli.errors import PromptError, WorkerLost
+from specbench_cli.judge.verdict import Judge
+from specbench_cli.measure import warm_up
+from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.cell import Cell, Delay, Measured
+from specbench_cli.measure.dropped import Dropped
+from specbench_cli.measure.evidence import has_near_tie, near_ties, pictured, texts
+from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
+from specbench_cli.measure.judging import REPLAY, Group, Judging
+from specbench_cli.measure.machine_lock import Turns
+from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.method_costs import Between
+from specbench_cli.measure.prompts import Known, Prompts
+from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
+from specbench_cli.measure.together import measurable
+from specbench_cli.measure.view import RunView
+from specbench_cli.measure.window import Measurable, Windows
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import REFERENCE, Plan, wave
+from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.tasks.schema import Question
+
+
+class Repeat:
+    """Measures what a repeat still lacks.
+
+    Args:
+        plan, bench: what to run, on what.
+        run_dir: where records go.
+        answers: what is there already.
+        view: who is told.
+        turns: those that the run takes, if it does.
+        plugins: the methods that are decoded in plug-in processes, if there are any.
+        part: what a view calls this part of the run (`view.Progress`).
+        between: what is probed between the prompts, if something is.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bench: Bench,
+        run_dir: RunDir,
+        answers: Answers,
+        view: RunView,
+        turns: Turns | None = None,
+        plugins: PluginMethods | None = None,
+        part: str = "",
+        between: Between | None = None,
+    ) -> None:
+        self._plan = plan
+        self._between = between
+        self._progress = RepeatProgress(plan, view, between, part)
+        self._dropped = Dropped(run_dir, view, self._progress.drop)
+        self._bench = bench
+        self._run_dir = run_dir
+        self._answers = answers
+        self._view = view
+        config = plan.config
+        self._sampling = replace(plan.sampling, processor=bench.processor)
+        self.judge = Judge(
+            oracle=lambda: bench.module("target"),
+            sampling=self._sampling,
+            texts=lambda: texts(plan, bench),
+            decoder=bench.workspace.decoders["target"],
+        )
+        self._turns = turns
+        self._windows = Windows(
+            QuietMeter(self._working_for_it),
+            allow_noise=config.allow_noise,
+            between=None if turns is None else self._pass_on,
+            told=view.window,
+        )
+        self._pending: deque[Group] = deque()
+        self._pictured = pictured(plan.questions)
+        self._prompts = Prompts(plan, bench, run_dir, answers, self._sampling)
+        self._judging = Judging(self.judge, plan, self._sampling, bench.tokenizer, self._pictured)
+        self._opening: dict[str, list[Cell]] = {}
+        self._delays: dict[str, Delay] = {}  # of each row's next cell
+        self._plugins = plugins or PluginMethods(plan, run_dir, 1)
+        self._alone = self._warm = self._judged = False
+
+    @property
+    def left_out(self) -> Mapping[str, WorkerLost]:
+        """Methods that were given up because a worker of theirs was lost, with why."""
+        return self._dropped.left_out
+
+    def run(self, number: int) -> None:
+        """Measure what repeat `number` (from 1) lacks, one of the process's `Plan.passes`."""
+        visits = [] if self.is_over() else self._missing(number)
+        if not visits:
+            return
+        memory = {arm.label: Memory() for arm in self._plan.arms}
+        self._delays.clear()
+        self._opening.clear()
+        self._view.stage(f"warming up {len(self._plan.arms)} rows")
+        self._warm_up(visits[0][0], number, memory)
+        # What is loaded by now is no garbage: the collection before each output need not go through
+        # all of torch, which takes longer than many an output.
+        gc.freeze()
+        try:
+            self._measure(visits, number, memory)
+        finally:
+            gc.unfreeze()
+
+    def _missing(self, number: int) -> Visits:
+        """Return the questions that a repeat lacks; all, if a method has to begin again."""
+        every = list(self._plan.visits(number))
+        visits = [visit for visit in every if self._answers.lack(*visit, number)]
+        again = any(
+            self._whole(arm) and self._answers.lack(question, (arm,), number)
+            for question, arms in visits
+            for arm in arms
+        )
+        return every if again else visits
+
+    def _measure(self, visits: Visits, number: int, memory: Mapping[str, Memory]) -> None:
+        """Measure questions in their order, and look back at the first."""
+        size = len(visits) if self._plan.loads else wave(self._plan.config.batch)
+        back = visits[0][0] if len(visits) > size else None
+        loads_judge = self._compares and "transformers.modeling_utils" not in sys.modules
+        progress = self._progress
+        progress.begin(number, visits, self._answers, back, loads_judge=loads_judge)
+        begun, limit = monotonic(), self._plan.config.stop_after
+        for first in range(0, len(visits), size):
+            done = f"{progress.measured} of {progress.prompts} prompts"
+            if limit is not None and first and monotonic() - begun > limit:
+                self._view.note(f"--stop-after {limit:g}: {done}")
+                break
+            together = visits[first : first + size]
+            questions = [question for question, _ in together]
+            self._converse(questions, together[0][1], number, memory)
+            progress.measured += len(together)
+            self._probe((first + len(together)) / len(visits))
+            progress.report()
+            if self.is_over():
+                done = f"{progress.measured} of {progress.prompts} prompts"
+                self._view.note(f"only vanilla is left: the run ends after {done}")
+                break
+        self._windows.settle()
+        self._write()
+        if back is not None and not self.is_over():
+            self._view.stage("decoding the first prompt once more")
+            self.look_back()
+
+    def is_over(self) -> bool:
+        """Return True if vanilla is the only method left to measure."""
+        return self._plan.is_over(self._dropped.labels)
+
+    def run_questions(self, number: int, names: Collection[str]) -> None:
+        """Measure some questions of repeat `number` together, and store their records.
+
+        No method may learn from prompt to prompt.
+        """
+        visits = [visit for visit in self._plan.visits(number) if visit[0].prompt_id in names]
+        memory = {arm.label: Memory() for arm in self._plan.arms}
+        if not self._warm:
+            self._warm_up(visits[0][0], number, memory)
+            gc.freeze()
+            self._warm = True
+        self._converse([question for question, _ in visits], visits[0][1], number, memory)
+        self._windows.settle()
+        self._write()
+
+    def _probe(self, share: float) -> None:
+        """Measure the rounds of the probe that are due when such a share of the prompts is done."""
+        if self._between is None:
+            return
+        for _ in range(self._between.due(share)):
+            self._windows.settle()
+            with self._progress.probing():
+                self._between.round()
+
+    def look_back(self) -> None:
+        """Decode the pass's first prompt once more, without a clock, by every method that says it
+        keeps nothing from prompt to prompt: it must come to the same."""
+        leaks: dict[str, str] = {}
+        for label, cells in self._opening.items():
+            before = [cell.measured for cell in cells]
+            if label in self._dropped or any(m is None or m.error is not None for m in before):
+                continue
+            self._measurable(cells[0].arm, cells).measure()
+            for cell, was in zip(cells, before, strict=True):
+                assert was is not None
+                if cell.lost is None and not cell.same(was):
+                    leaks[label] = cell.prompt.prompt_id
+        if leaks:
+            self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
+
+    def _converse(
+        self,
+        questions: Sequence[Question],
+        arms: Sequence[Arm],
+        number: int,
+        memory: Mapping[str, Memory],
+    ) -> None:
+        """All turns of questions that are decoded together."""
+        answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
+        turn = 1
+        # Where vanilla failed, there is no context to go on from.
+        while not self.is_over() and (
+            live := [
+                question
+                for question in questions
+                if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
+            ]
+        ):
+            asked = [self._prompts.prompt(each, turn, answers[each.prompt_id]) for each in live]
+            able: list[tuple[Question, Prompt]] = []
+            for question, (prompt, fault) in zip(live, asked, strict=True):
+                if fault is None:
+                    able.append((question, prompt))
+                else:
+                    self._refuse(question, prompt, fault, arms, number)
+            found = self._visit(able, arms, number, memory) if able else []
+            for (question, _), answer in zip(able, found, strict=True):
+                if answer is not None:
+                    answers[question.prompt_id].append(answer)
+            turn += 1
+
+    def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
+        """See `evidence.near_ties`.
+
+        Args:
+            needed: True if an output of the run is a near-tie. None reads it from the records.
+
+        Returns:
+            None if there is no near-tie to explain, or outputs are not compared token by token.
+        """
+        if needed is None:
+            needed = self._compares and has_near_tie(self._run_dir.records())
+        if not needed:
+            return None
+        self._view.stage("looking for near-ties")
+        return near_ties(
+            self.judge, self._answers.prompts, self._answers.vanilla, self._bench.request
+        )
+
+    @property
+    def _compares(self) -> bool:
+        """Whether outputs are compared token by token."""
+        return not self._sampling.draws and self._plan.config.verify != REPLAY
+
+    def _working_for_it(self) -> set[int]:
+        """Processes of other programs that decode for rows of the run."""
+        return {pid for arm in self._plan.arms for pid in arm.method.processes()}
+
+    def _whole(self, arm: Arm) -> bool:
+        """Whether a row that lacks some cells is decoded from its beginning: what was decoded
+        before an interruption is learnt once more, or meets those that are missing under load."""
+        return arm.learns_from_prompts or bool(self._plan.loads)
+
+    def _refuse(
+        self,
+        question: Question,
+        prompt: Prompt,
+        fault: PromptError,
+        arms: Sequence[Arm],
+        number: int,
+    ) -> None:
+        """Store a failed record for each method that has none yet, for a prompt with an error."""
+        group = Group(question, [], None)
+        for arm in arms:
+            key = prompt.prompt_id, prompt.turn, arm.label, number
+            if arm.label in self._dropped or key in self._answers.done:
+                continue
+            stop = self._bench.stop(self._plan.budget(question))
+            replays = self._plan.config.verify == REPLAY and not arm.method.peer
+            cell = Cell(
+                arm,
+                prompt,
+                Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
+                self._bench.workspace,
+                self._sampling,
+                number,
+                Memory(),
+                [] if replays else None,
+                load=self._plan.load(number),
+            )
+            cell.measured = Measured.failed(f"{PromptError.__name__}: {fault.message}")
+            cell.settle(None, False)
+            group.cells.append(cell)
+        if group.cells:
+            self._view.note(f"{fault.message}; the run continues without this turn")
+            self._pending.append(group)
+            self._write()
+
+    def _visit(
+        self,
+        asked: Sequence[tuple[Question, Prompt]],
+        arms: Sequence[Arm],
+        number: int,
+        memory: Mapping[str, Memory],
+    ) -> list[list[int] | None]:
+        """Run the missing cells of prompts that are decoded together; returns vanilla's answers."""
+        requests = [self._prompts.request(question, prompt) for question, prompt in asked]
+        known = [self._prompts.known(request, number) for request in requests]
+        groups = [Group(question, [], None) for question, _ in asked]
+        for arm in arms:
+            if arm.label in self._dropped:
+                continue
+            cells: list[Cell] = []
+            kept: list[Group | None] = []
+            own: list[Question] = []
+            keys = [(prompt.prompt_id, prompt.turn, arm.label, number) for _, prompt in asked]
+            there = [key in self._answers.done for key in keys]
+            whole = arm.learns_from_prompts or (self._whole(arm) and not all(there))
+            for (question, prompt), request, told, group, done in zip(
+                asked, requests, known, groups, there, strict=True
+            ):
+                if not done or whole:
+                    cells.append(self._cell(arm, question, prompt, request, told, number, memory))
+                    kept.append(None if done else group)
+                    own.append(question)
+            if not cells:
+                continue
+            cell = self._measurable(arm, cells)
+            with self._progress.spent(arm, own):
+                if any(kept):
+                    self._windows.run(cell)
+                else:
+                    cell.measure()
+            if not self._windows.open:
+                self._progress.report_if_due()
+            self._dropped.count_failures(arm, cells)
+            if arm.is_reproducible:
+                self._opening.setdefault(arm.label, cells)
+            lost = next((each.lost for each in cells if each.lost is not None), None)
+            if lost is not None:
+                self._dropped.leave_out(arm, number, lost)
+                continue
+            for made, keeper in zip(cells, kept, strict=True):
+                if keeper is not None:
+                    keeper.cells.append(made)
+        for (_, prompt), group in zip(asked, groups, strict=True):
+            group.reference = self._reference(prompt, number, group.cells)
+        self._pending.extend(groups)
+        self._write()
+        return [group.reference for group in groups]
+
+    def _cell(
+        self,
+        arm: Arm,
+        question: Question,
+        prompt: Prompt,
+        request: Request,
+        known: Known,
+        number: int,
+        memory: Mapping[str, Memory],
+    ) -> Cell:
+        cell = Cell(
+            arm,
+            prompt,
+            request,
+            self._bench.workspace,
+            self._sampling,
+            number,
+            memory[arm.label],
+            None if arm.method.peer else known.recording,
+            known.reference if arm.method.upper_bound else None,
+            pictured=number == 1 and question.prompt_id in self._pictured,
+            delayed_by=self._delays.get(arm.label),
+            limit_s=self._plan.config.timeout_per_prompt,
+            load=self._plan.load(number),
+            energy=self._bench.energy,
+        )
+        self._delays[arm.label] = cell.delay
+        return cell
+
+    def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
+        for cell in cells:
+            if cell.arm.label == REFERENCE and cell.measured and cell.measured.error is None:
+                return cell.measured.output
+        return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
+
+    def _write(self) -> None:
+        """Judge and keep the groups whose windows are settled, in order."""
+        while self._pending and self._pending[0].settled:
+            group = self._pending.popleft()
+            for cell in group.cells:
+                if cell.lost is not None:  # when it was measured once more
+                    self._dropped.leave_out(cell.arm, cell.pass_, cell.lost)
+            kept = [cell for cell in group.cells if cell.lost is None]
+            with self._progress.judging():
+                records = [self._judging.record(cell, group) for cell in kept]
+                if not self._judged:
+                    # What judging loads, which is transformers, is no garbage either (see `run`): a
+                    # collection would go through it in 80 ms.
+                    gc.freeze()
+                    self._judged = True
+            self._run_dir.append(records)
+            for record in records:
+                self._answers.add(record.key, record.output_ids)
+                self._view.cell(record)
+
+    def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
+        """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
+        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        size, chunk = config.batch, config.prefill_chunk
+        arrivals = self._plan.loads[load][: len(cells)] if load else ()
+        if arm.label in self._plugins.labels:
+            return PluginCells(self._plugins, cells, size, chunk, arrivals)
+        return measurable(cells, size, chunk, arrivals)
+
+    def _pass_on(self) -> None:
+        """Let another run measure a window; say so once where there is none."""
+        assert self._turns is not None
+        self._write()  # while nobody measures
+        if not self._turns.pass_on() and not self._alone:
+            self._alone = True
+            self._run_dir.update(alone=True)  # later passes do not wait for a partner again
+            self._view.note("no other run takes turns with this one: it goes on alone")
+
+    def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:
+        """Have each method decode a little. What it learns is forgotten; the copies that it trains
+        are made."""
+        fresh, dropped = Memory().save(), self._dropped
+        warm = warm_up.WarmUp(self._plan, self._bench, question)
+        failures: dict[str, str | None] = {}
+        capacity = self._bench.workspace.capacity
+        for arm in self._plan.arms:
+            if arm.label in self._plugins.labels:
+                failures[arm.label] = self._plugins.warm_up(arm, warm.ids, capacity)
+        for arm in self._plan.arms * warm_up.WARM_UP_ROUNDS:
+            if arm.label in dropped.left_out or arm.label in self._plugins.labels:
+                continue
+            try:
+                warm.run(arm, self._sampling, memory[arm.label])
+                failures[arm.label] = None
+            except WorkerLost as lost:
+                dropped.leave_out(arm, number, lost)
+            except BaseException as fault:
+                failures[arm.label] = one_line(fault)
+        for label, failure in failures.items():
+            if failure is not None:
+                self._view.note(f"{label} failed while warming up: {failure}")
+        dropped.cold = {label for label, failure in failures.items() if failure is not None}
+        self._bench.peak("warming up")
+        for kept in memory.values():
+            kept.restore(fresh)

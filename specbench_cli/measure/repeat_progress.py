@@ -1,0 +1,129 @@
+"""How far a repeat is, reported to the view with the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+
+from specbench_cli.measure.answers import Answers, keys_of
+from specbench_cli.measure.eta import LOADING, Pace, Work, process_seconds
+from specbench_cli.measure.method_costs import Between
+from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
+from specbench_cli.store.schema import PASSES_APART
+from specbench_cli.tasks.schema import Question
+
+Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
+"""Questions, each with its rows in their order there."""
+
+REPORT_EVERY_S = 2.0
+"""Seconds after which the time left is reported between two methods of a prompt."""
+
+PROBE = "a round of the probe"
+"""The probe's name among the methods that take time."""
+
+
+class RepeatProgress:
+    """Counts what a repeat has measured, and estimates how long the rest takes.
+
+    Args:
+        plan: of the run.
+        view: where progress is shown.
+        between: what is probed between the prompts, if something is.
+        part: name of the part of the run (`view.Progress`); of several loads, `begin` adds each.
+
+    Attributes:
+        measured, prompts: prompts that are done, of how many.
+    """
+
+    def __init__(self, plan: Plan, view: RunView, between: Between | None, part: str) -> None:
+        self._plan, self._view, self._between = plan, view, between
+        self._run_part = self._part = part
+        self._pace = Pace({arm.label: Work(0) for arm in plan.arms})
+        self.prompts = self.measured = 0
+        self._reported, self._is_last = monotonic(), True
+
+    def begin(
+        self,
+        number: int,
+        visits: Visits,
+        answers: Answers,
+        back: Question | None,
+        *,
+        loads_judge: bool,
+    ) -> None:
+        """Begin repeat `number`.
+
+        Args:
+            visits: what it measures.
+            answers: what the run holds already.
+            back: the question that is decoded once more at the end.
+            loads_judge: True if the first verdict loads transformers.
+        """
+        plan, process = self._plan, number % PASSES_APART
+        starts, own = plan.config.repeats - process, plan.passes(process)
+        later = starts * len(own) + len(own) - 1 - own.index(number)
+        if len(plan.loads) > 1:
+            self._part = f"{self._run_part}, load {plan.load(number)}".removeprefix(", ")
+        self._is_last = later <= 0
+        work = {
+            arm.label: Work(self._due(arm, visits, number, answers, back), later * self._whole)
+            for arm in plan.arms
+        }
+        if self._between is not None:
+            work[PROBE] = Work(self._between.due(1.0), starts * self._between.rounds)
+        start = process_seconds()
+        self._pace = Pace(
+            work, later=starts, start=start, judging=LOADING * start if loads_judge else 0.0
+        )
+        self.prompts = len(plan.questions)
+        self.measured = self.prompts - len(visits)
+
+    def spent(self, arm: Arm, questions: Sequence[Question]) -> AbstractContextManager[None]:
+        """Add the time of the `with` block to a method that decodes questions in it."""
+        return self._pace.spent(arm.label, sum(map(self._plan.budget, questions)))
+
+    def probing(self) -> AbstractContextManager[None]:
+        """Add the time of the `with` block to a round of the probe."""
+        return self._pace.spent(PROBE, 1)
+
+    def judging(self) -> AbstractContextManager[None]:
+        """See `Pace.judging`."""
+        return self._pace.judging()
+
+    def drop(self, label: str) -> None:
+        """Expect no more time of a method."""
+        self._pace.drop(label)
+
+    def report(self) -> None:
+        """Show how many prompts are done, and the time left."""
+        over = self.measured == self.prompts and self._is_last
+        left = None if over else self._pace.left()
+        self._reported = monotonic()
+        self._view.prompt(Progress(self._part, self.measured, self.prompts, left))
+
+    def report_if_due(self) -> None:
+        """Show it again if it was shown a while ago."""
+        if monotonic() - self._reported > REPORT_EVERY_S:
+            self.report()
+
+    @property
+    def _whole(self) -> int:
+        """Tokens that a method may make in a repeat."""
+        budget = self._plan.budget
+        return sum(budget(each) * len(each.turns) for each in self._plan.questions)
+
+    def _due(
+        self, arm: Arm, visits: Visits, number: int, answers: Answers, back: Question | None
+    ) -> int:
+        """Tokens that a method may still make in this repeat."""
+        budget, due = self._plan.budget, 0
+        for question, _ in visits:
+            keys = keys_of(question, arm, number)
+            missing = sum(key not in answers.done for key in keys)
+            due += budget(question) * (len(keys) if arm.learns_from_prompts else missing)
+        if back is not None and arm.is_reproducible:
+            due += budget(back) * len(back.turns)
+        return due

@@ -1,0 +1,127 @@
+"""Checks that a run goes on as it began, and holds what its plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench_cli import files, registry
+from specbench_cli.config import permission, plugin_file
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import ConcurrentWriteError, UsageError
+from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.plan import tune
+from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import MOST_BYTES, ORDER, RunDir
+from specbench_cli.store.schema import Key
+
+NEW_RUN = "begin a new run: specbench run"
+
+
+def ordered_config(path: Path) -> RunConfig:
+    """The configuration that a run was begun with. Raises UsageError."""
+    try:
+        return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be resumed: its {ORDER} is missing or damaged",
+            hint=NEW_RUN,
+        ) from error
+
+
+def check_programs(run_dir: RunDir, config: RunConfig, force: bool) -> None:
+    """Raise UsageError if a plug-in changed or the user did not permit it.
+
+    This check runs before any code of the plug-in.
+    """
+    plugin_file.release()
+    check_plugin_files(run_dir, config, force)
+    place = run_dir.path / ORDER
+    permission.check(permission.requests(config, place), str(place))
+
+
+def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
+    """Raise UsageError if a plug-in file changed since the run began."""
+    held = run_dir.manifest.get("method_files") or {}
+    theirs = {name: each for name, each in held.items() if name not in registry.without_plugins()}
+    changed = permission.same_plugins(theirs, config.plugins)
+    if changed and not force:
+        then = {f"the file of {name}": theirs[name][:12] for name, _ in changed}
+        check_same(run_dir, then, {f"the file of {name}": now[:12] for name, now in changed}, force)
+
+
+def check_same(
+    run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
+) -> None:
+    """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
+    manifest name what differs."""
+    differing = [
+        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} since)"
+        for name in dict.fromkeys([*then, *now])
+        if then.get(name) != now.get(name)
+    ]
+    if differing and not force:
+        raise UsageError(
+            f"{run_dir.path} was begun with something else, and a run measures one thing; changed"
+            f" since: {', '.join(differing)}",
+            hint=f"{NEW_RUN}; or go on and label the run: {resumption(run_dir.path)} --force",
+        )
+    if differing:
+        run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
+
+
+def check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
+    """Raise UsageError unless models and heads are those that the run was begun with."""
+    before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
+    if before:
+        check_same(run_dir, _weights(before), _weights(held), force)
+
+
+def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {f"the weights of {name}": facts["sha256"][:12] for name, facts in held.items()}
+
+
+def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[Key]) -> None:
+    """Raise UsageError if the run contains a record or a prompt that is not in its plan.
+
+    A run that was resumed with --force may have had another plan before. It is labelled.
+    """
+    if run_dir.manifest.get("mixed"):
+        return
+    keys = set(plan.keys())
+    if foreign := next((key for key in answered if key not in keys), None):
+        raise run_dir.foreign_record(foreign)
+    run_dir.check_prompts({key[:2] for key in keys})
+
+
+def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> None:
+    """Compare a run's records with its plan before the run is marked as finished.
+
+    Args:
+        resumed: folder of the run to resume to measure missing outputs; None: this run.
+
+    Raises:
+        ConcurrentWriteError: records are missing that the run measured, or another program changed
+            or added some.
+        UsageError: a record or a prompt is not in the plan.
+    """
+    if plan.config.tune is not None:
+        plan = tune.tuned(plan, run_dir.manifest)
+    answered = run_dir.reread_answered()
+    asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
+    if lost := [key for key in answered if key[:2] not in asked]:
+        raise ConcurrentWriteError(
+            f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]}, which this"
+            " run decoded: it was removed or overwritten during the run",
+            hint=NEW_RUN,
+        )
+    if missing := plan.missing_from(answered, run_dir.manifest, run_dir.wrote):
+        prompt, turn, label, pass_ = missing[0]
+        raise ConcurrentWriteError(
+            f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
+            f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
+            " or overwritten during the run",
+            hint=f"{resumption(resumed or run_dir.path)} measures them again",
+        )
+    check_planned(plan, run_dir, answered)

@@ -1,0 +1,86 @@
+"""Warming up: lazy set-up, caches and clocks are then as they are while a run is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.learning import Memory, learn
+from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.workspace import Workspace
+from specbench_cli.measure.bench import Bench
+from specbench_cli.measure.method_code import limited, staffed
+from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.plan import Plan
+from specbench_cli.tasks.schema import Question
+
+WARM_UP_TOKENS = 16
+WARM_UP_ROUNDS = 2
+
+
+class WarmUp:
+    """Requests that each method of a run decodes before it is measured.
+
+    Args:
+        plan, bench: what is run, on what.
+        question: the first that is measured.
+
+    Attributes:
+        ids: the prompt that is decoded.
+    """
+
+    def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
+        self._bench, self._size = bench, plan.config.batch or 1
+        self.ids = tuple(bench.prompt(question))
+        bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.budget(question)))
+        stop = bench.stop(WARM_UP_TOKENS)
+        self._request = bench.request("warm-up", 1, self.ids, stop)
+        # The first forward of a prompt length takes longer: the first method would pay for it.
+        lengths = {
+            len(prompt): prompt
+            for each in (plan.questions if self._size > 1 else ())
+            for prompt in (tuple(bench.prompt(each)),)
+        }
+        self._together = [
+            bench.request(f"warm-up {n}", 1, prompt, stop) for n, prompt in lengths.items()
+        ]
+        bench.workspace.reserve(max([len(self.ids), *lengths]) + WARM_UP_TOKENS)
+        limit = plan.config.timeout_per_prompt
+        self._limit = limit and limit * (1 + len(self._together))
+
+    def run(self, arm: Arm, sampling: Sampling, memory: Memory) -> None:
+        """Have a method decode the requests. Raises whatever it raises."""
+        with limited(self._limit):
+            how = self._together, self._size
+            warm_up(arm, self._bench.workspace, self._request, sampling, memory, *how)
+
+
+def warm_up(
+    arm: Arm,
+    workspace: Workspace,
+    request: Request,
+    sampling: Sampling,
+    memory: Memory,
+    together: Sequence[Request] = (),
+    size: int = 1,
+) -> None:
+    """Run a row a little: lazy set-up, caches and clocks are then as they will be.
+
+    Args:
+        together: requests that are decoded as a batch, too, `size` of them in a step.
+    """
+    kind = PeerSession if arm.method.peer else Session
+    own = memory if arm.method.learns else None
+    workspace = workspace.alone(arm.method.decodes)
+    session = kind(workspace, request, sampling, memory=own)
+    with staffed(session, workspace.transport, arm.method.workers > 1):
+        for _ in arm.method.generate(session):
+            pass
+    if arm.method.learns:
+        learn(arm.method, session)
+    if together and arm.method.batches:
+        held = arm.method.held(size)
+        batch = Batch(workspace, together, sampling, size=size, held=held, memory=own)
+        for _ in arm.method.generate_batch(batch):
+            pass

@@ -1,0 +1,200 @@
+"""Child processes of a run: start one, send orders, receive answers, time out, interrupt, end it.
+
+Repeats and plug-in processes are started, watched and ended here. The interpreter finds its modules
+where this process does, never in the working folder, and `end_with` ends it with this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
+
+GRACE_S = (1.5, 10.0)
+"""Seconds that an interrupted process has to end: by itself, since Ctrl-C reaches it too, and after
+SIGTERM."""
+
+_POLL_S = 0.2
+"""Seconds between two checks that the process is alive, while an answer is awaited."""
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from importlib import import_module
+module, _, function = sys.argv.pop(1).partition(":")
+getattr(import_module(module), function)()
+"""
+"""Calls a function with the module path of the parent. `python -m` would look in the working folder
+first, where a user's file may have the name of a module that the program needs."""
+
+
+class ProcessEnded(Exception):
+    """The process ended before it answered.
+
+    Attributes:
+        code: exit code, negative for a signal; None if the process only closed its connection.
+    """
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def python_command(function: str, *arguments: str) -> list[str]:
+    """Return the command that calls a function in a fresh interpreter.
+
+    Args:
+        function: "module:function", which is called without arguments.
+        arguments: `sys.argv[1:]` of the process.
+    """
+    modules = json.dumps([*map(str, sys.path)])
+    return [sys.executable, "-P", "-c", _PROGRAM, modules, function, *arguments]
+
+
+class WorkerProcess:
+    """A child process that was started by a command.
+
+    Args:
+        command: see `python_command`.
+        descriptors: open files that the process inherits.
+        takes_orders: True if the process is controlled by orders alone. It then gets a connection,
+            whose file number is its last argument, and a session of its own: Ctrl-C does not reach
+            it, and whatever it starts is suspended and ended with it.
+    """
+
+    def __init__(
+        self,
+        command: Collection[str],
+        *,
+        descriptors: Collection[int] = (),
+        takes_orders: bool = False,
+    ) -> None:
+        self._leads = takes_orders
+        with ExitStack() as stack:
+            if takes_orders:
+                self._connection, theirs = Pipe()
+                stack.callback(theirs.close)
+                descriptors = (*descriptors, theirs.fileno())
+                command = (*command, str(theirs.fileno()))
+                stack.enter_context(deaf_to_interrupts())
+            self._process = start(command, descriptors, leads_session=takes_orders)
+
+    def send(self, order: str, *arguments: Any) -> None:
+        """Have the process carry out an order, see `serve`.
+
+        Raises:
+            ProcessEnded: the process is gone.
+        """
+        self._signal("SIGCONT")
+        try:
+            self._connection.send((order, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            self._raise_ended()
+
+    def receive(self, within: float) -> bytes:
+        """Return the next answer of the process.
+
+        Args:
+            within: seconds.
+
+        Raises:
+            TimeoutError: there was no answer in time.
+            ProcessEnded: the process is gone.
+        """
+        deadline = time.monotonic() + within
+        while not self._connection.poll(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+            if self._process.poll() is not None and not self._connection.poll():
+                self._raise_ended()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"no answer after {within:g} s")
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            self._raise_ended()
+
+    def suspend(self) -> None:
+        """Stop the process and whatever it started until the next order."""
+        self._signal("SIGSTOP")
+
+    def wait(self) -> int:
+        """Return the exit code once the process ends, negative for a signal. If this process is
+        interrupted meanwhile, the other one is interrupted too."""
+        try:
+            return self._process.wait()
+        except BaseException:
+            self.interrupt()
+            raise
+
+    def interrupt(self) -> None:
+        """Wait for the process to end, at first by itself; then terminate it, at last kill it."""
+        for grace, stop in zip(GRACE_S, (self._process.terminate, self._process.kill), strict=True):
+            try:
+                self._process.wait(grace)
+                return
+            except subprocess.TimeoutExpired:
+                stop()
+        self._process.wait()
+
+    def end(self) -> int | None:
+        """Kill the process and whatever it started. Return the exit code that it had before."""
+        code = self._process.poll()
+        self._signal("SIGKILL")
+        self._process.kill()
+        self._process.wait()
+        if self._leads:
+            self._connection.close()
+        return code
+
+    def _signal(self, name: str) -> None:
+        if self._leads:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, getattr(signal, name))
+
+    def _raise_ended(self) -> NoReturn:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        raise ProcessEnded(self._process.poll())
+
+
+def start(
+    command: Collection[str], descriptors: Collection[int], *, leads_session: bool
+) -> subprocess.Popen[bytes]:
+    """Start a process; one that leads a session reads nothing from stdin."""
+    return subprocess.Popen(
+        [*command],
+        pass_fds=descriptors,
+        start_new_session=leads_session,
+        stdin=subprocess.DEVNULL if leads_session else None,
+    )
+
+
+def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
+    """In a process that takes orders: carry them out until the parent is gone.
+
+    Args:
+        worker: has a method for each order.
+        carry_out: calls the method of an order and returns the answer, whatever happens there.
+    """
+    connection, own = Connection(int(sys.argv[-1])), os.getpid()
+    while True:
+        try:
+            order, arguments = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        answer = carry_out(lambda: getattr(worker, order)(*arguments))  # noqa: B023
+        if os.getpid() != own:  # the plug-in forked this process
+            os._exit(1)
+        try:
+            connection.send_bytes(answer)
+        except OSError:
+            os._exit(0)

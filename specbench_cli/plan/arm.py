@@ -1,0 +1,169 @@
+"""A configured method in a plan."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, get_args
+
+from specbench_cli import registry
+from specbench_cli.config import plugin_file
+from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import GUARANTEES
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.method import Method
+    from specbench_cli.engine.models.head import Trained
+    from specbench_cli.engine.types import Guarantee
+    from specbench_cli.engine.verify.sampling import Rule
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the result: a method with its parameters.
+
+    The method object is built at its first use, which imports torch. The facts that a plan needs of
+    a built-in method with default parameters are known without it.
+
+    passed: the parameters as given; the method holds all of them as they take effect.
+    tuned: among how many these were chosen; None where they were not.
+    """
+
+    name: str
+    label: str
+    passed: Mapping[str, Any]
+    tuned: int | None = None
+
+    @classmethod
+    def of(cls, name: str, label: str, method: Method, passed: Mapping[str, Any]) -> Arm:
+        """Return a row of a method object that exists already."""
+        arm = cls(name, label, passed)
+        vars(arm)["method"] = method
+        return arm
+
+    @cached_property
+    def method(self) -> Method:
+        """The method object.
+
+        Raises:
+            UsageError: a parameter is unknown, or its value is not allowed.
+        """
+        return registry.build(self.name, self.passed)
+
+    @property
+    def entry(self) -> registry.Entry | None:
+        """The registry's facts, if a plan needs no others: the method is built in, has default
+        parameters, and needs nothing else."""
+        entry = registry.ours().get(self.name)
+        known = "method" not in vars(self) and not self.passed
+        return entry if known and entry is not None and not entry.more_needs else None
+
+    @property
+    def needs_draft(self) -> bool:
+        """Return True if the method cannot run without a draft model."""
+        return "draft" in (self.method.needed if self.entry is None else self.entry.needs)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models beside target and draft that the method drafts with."""
+        return self.method.models() if self.entry is None else ()
+
+    @property
+    def artifacts(self) -> tuple[Trained, ...]:
+        """The trained modules that the method needs."""
+        return self.method.artifacts() if self.entry is None else ()
+
+    @property
+    def like(self) -> str | None:
+        """The row whose acceptance rate this one takes, if it is a control that lets tokens pass at
+        random; None otherwise."""
+        return None if self.entry is not None else like_of(self.method)
+
+    @property
+    def learns_from_prompts(self) -> bool:
+        """Return True if what the method decodes depends on the prompts before."""
+        return bool(self.method.state_scope != "prompt")
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Return True if a prompt decoded twice in one process has the same counters. What forwards
+        cost is the same all through a run."""
+        same = self.method.timing_free or self.method.uses_costs
+        return same and not self.method.peer and not self.learns_from_prompts
+
+    @property
+    def source(self) -> str:
+        """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
+        if self.tuned is not None:
+            return f"tuned({self.tuned})"
+        method, params = type(self.method), self.method.params
+        if method.paper and params == method.Params.model_validate(method.paper):
+            return "paper"
+        fields = method.Params.model_fields.items()
+        plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
+        return "default" if dict(params) == plain else "set"
+
+    @cached_property
+    def guarantees(self) -> Mapping[Rule, Guarantee]:
+        """What its method promises under each decoding rule: asked once, so that what is judged and
+        what is written cannot differ.
+
+        Raises:
+            UsageError: it promises what nobody knows.
+        """
+        from specbench_cli.engine.verify.sampling import Rule
+
+        found = {rule: self.method.guarantee(rule) for rule in get_args(Rule)}
+        for rule, word in found.items():
+            if word not in GUARANTEES:
+                raise UsageError(
+                    f"{self.label}: its guarantee under {rule} is {word!r}, which is none of"
+                    f" {', '.join(GUARANTEES)}",
+                    hint="mend its `guarantee(sampling)`, or leave it out",
+                )
+        return found
+
+    def check_hooks(self) -> None:
+        """Raise UsageError if a declaration hook of the method returns a wrong type."""
+        from specbench_cli.engine.verify.hooks import wrong_return
+
+        for hook, what, fits in _declaration_hooks():
+            said = getattr(self.method, hook)
+            said = said() if callable(said) else said
+            if not fits(said):
+                fault = wrong_return(self.method, hook, said, what)
+                raise UsageError(fault.message, "docs/methods.md describes what each hook returns")
+
+    @property
+    def file_sha256(self) -> str:
+        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
+
+
+def like_of(method: Method) -> str | None:
+    """Return the row whose acceptance rate a method takes; see `Arm.like`."""
+    like: str | None = getattr(method.params, "like", None)
+    return like
+
+
+def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
+    """Return the hooks that a method declares itself with: name, expected type in words, check of
+    the value."""
+    from specbench_cli.engine.models.head import Trained
+    from specbench_cli.engine.verify.accept import AcceptRule
+
+    def is_list_of(kind: type) -> Callable[[Any], bool]:
+        return lambda said: (
+            isinstance(said, tuple | list) and all(isinstance(each, kind) for each in said)
+        )
+
+    return (
+        ("models", "a tuple of names of models", is_list_of(str)),
+        ("artifacts", "a tuple of Trained modules", is_list_of(Trained)),
+        ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
+        ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
+        ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
+    )

@@ -1,0 +1,263 @@
+"""Checks of a plan, one function each: what cannot run, or would mean nothing, is refused here.
+
+Most checks look at methods only if the option that they are for is given. Without it, nothing of
+the methods is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from specbench_cli import registry
+from specbench_cli.config.problems import listed
+from specbench_cli.config.run import RunConfig
+from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
+from specbench_cli.models.heads import check_head, resolve_head
+from specbench_cli.models.resolve import Checkpoint
+from specbench_cli.plan.arm import Arm
+from specbench_cli.scoring.code import check_containment, compiles
+from specbench_cli.store.schema import LOSSLESS
+from specbench_cli.tasks import Question, Task
+
+if TYPE_CHECKING:
+    from specbench_cli.plan.plan import Plan
+
+Arms = Sequence[Arm]
+
+
+def check_methods(config: RunConfig, arms: Arms) -> None:
+    """Check the methods of a run against its options. Raises UsageError, EnvironmentFault."""
+    for check in METHOD_CHECKS:
+        check(config, arms)
+
+
+def _containment(config: RunConfig, arms: Arms) -> None:
+    """Check that code that is to be run can be contained."""
+    if config.run_code and not config.uncontained:
+        check_containment()
+
+
+def _declarations(config: RunConfig, arms: Arms) -> None:
+    """Check what each method declares: its guarantee is known, and hooks return the right types."""
+    for arm in arms:
+        if arm.entry is None:
+            arm.guarantees  # noqa: B018  raises UsageError
+            arm.check_hooks()
+
+
+def _contrast(config: RunConfig, arms: Arms) -> None:
+    """Check that each method can be held to the contrasted distribution."""
+    if config.contrast is not None:
+        why = "lets tokens stand that the contrasted target may not say"
+        _check_held("--contrast", config, arms, why)
+
+
+def _grammar(config: RunConfig, arms: Arms) -> None:
+    """Check that each method can be held to the grammar."""
+    if config.grammar is not None:
+        option = f"--grammar {config.grammar}"
+        _check_held(option, config, arms, f"lets tokens stand that {option} may forbid")
+
+
+def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
+    """Check that every method can be held to a setting of the target's distribution.
+
+    Args:
+        asked: the option, as typed.
+        why: lossy methods cannot; what they do.
+    """
+    option = asked.split()[0]
+    leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
+    peers = [arm.label for arm in arms if arm.method.peer]
+    if peers:
+        raise UsageError(
+            f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
+            f" would hold it to {asked}",
+            hint=leave,
+        )
+    lossy = [arm.label for arm in arms if arm.guarantees[config.rule] not in LOSSLESS]
+    if lossy:
+        raise UsageError(
+            f"{', '.join(lossy)} is lossy, and {why}",
+            hint=f"{leave}; an accept rule is off by accept=exact",
+        )
+
+
+def _upper_bounds(config: RunConfig, arms: Arms) -> None:
+    """Check that methods that read vanilla's output have the same output."""
+    if config.verify not in ("rejection", "block"):
+        return
+    bounds = [arm.label for arm in arms if arm.method.upper_bound]
+    if bounds:
+        raise UsageError(
+            f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
+            f" same: not under {config.verify}",
+            hint="--temperature 0, or --verify coupled",
+        )
+
+
+def _likes(config: RunConfig, arms: Arms) -> None:
+    """Check that the acceptance rates that controls take can be measured."""
+    if all(arm.like is None for arm in arms):
+        return
+    ruled = {arm.label: arm for arm in arms if arm.method.accept is not None}
+    for arm in arms:
+        like = arm.like
+        if like is None:
+            continue
+        why = None
+        if like not in ruled or ruled[like].like is not None:
+            why = f"no row of that name has an accept rule ({', '.join(ruled)})"
+        elif config.executor != "local":
+            why = f"with --executor {config.executor} it is not measured beforehand"
+        elif config.isolation == "process" and ruled[like].name not in registry.ours():
+            why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
+        if why is not None:
+            raise UsageError(
+                f"{arm.label} is to let as many pass as {like!r} does: {why}",
+                hint=f"--set {arm.name}.rate=0.3 in place of `like`, or --controls none",
+            )
+
+
+def _accept_rules(config: RunConfig, arms: Arms) -> None:
+    """Check that no accept rule of single tokens is combined with another kind of verification."""
+    if config.verify not in ("block", "replay"):
+        return
+    ruled = [arm.label for arm in arms if arm.method.accept and not arm.method.accept.off]
+    if ruled:
+        why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
+        raise UsageError(
+            f"{', '.join(ruled)} has an accept rule, which decides on single tokens, and --verify"
+            f" {config.verify} {why}",
+            hint="--verify rejection or coupled, or --temperature 0",
+        )
+
+
+def _devices(config: RunConfig, arms: Arms) -> None:
+    """Check that a method drafts while the target computes, if devices are given for both."""
+    if config.devices is not None and all(arm.method.workers == 1 for arm in arms):
+        raise UsageError(
+            "--devices is for methods that draft while the target computes, and none of them is run"
+            f" ({', '.join(arm.label for arm in arms)})",
+            hint="add --method pearl, or use --device and --threads, which are for all others",
+        )
+
+
+def _cluster(config: RunConfig, arms: Arms) -> None:
+    """Check that no method learns from prompt to prompt, if prompts go to several machines."""
+    if config.executor == "local":
+        return
+    learning = [arm.label for arm in arms if arm.method.scope != "prompt"]
+    if learning:
+        raise UsageError(
+            f"{', '.join(learning)} learns from prompt to prompt, and --executor {config.executor}"
+            " deals prompts to several machines",
+            hint="--executor local, or leave it out; specbench list methods says which learn",
+        )
+
+
+def _batches(config: RunConfig, arms: Arms) -> None:
+    """Check that each method can decode several prompts together, if the run does."""
+    if config.batch <= 1 and not config.load:
+        return
+    alone = [arm.label for arm in arms if not arm.method.batches]
+    if alone:
+        what = "--load" if config.load else f"--batch {config.batch}"
+        raise UsageError(
+            f"{', '.join(alone)} decodes one prompt at a time, and {what} decodes"
+            f" {config.batch if config.batch > 1 else 'several'} together",
+            hint=f"leave it out, or drop {what.split()[0]}; specbench list methods says which draft"
+            " beside the target or are another program's",
+        )
+
+
+METHOD_CHECKS: tuple[Callable[[RunConfig, Arms], None], ...] = (
+    *(_containment, _declarations, _contrast, _grammar, _upper_bounds, _likes),
+    *(_accept_rules, _devices, _cluster, _batches),
+)
+"""Checks of the methods, in the order in which their faults are reported."""
+
+
+def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Check the names of the tasks, and that their samples can differ."""
+    for task in tasks:
+        if task.samples > 1 and config.temperature == 0:
+            raise UsageError(
+                f"{task.name} asks each question {task.samples} times, and at temperature 0 all"
+                " answers to it are the same",
+                hint="add --temperature 0.8, and --verify coupled for vanilla's very tokens",
+            )
+    names = [task.name for task in tasks]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"two tasks have one name: {listed(names)}", hint="name each once, or rename a file"
+        )
+
+
+def unfit(
+    arm: Arm, target: Checkpoint, draft: str | None, *, fetch: bool = False
+) -> SpecbenchError | None:
+    """Return why a method cannot run here: it needs a draft model or a head, and the target has
+    none, or none that can be had. None if it can.
+
+    Args:
+        fetch: download heads that are not on this machine.
+    """
+    if arm.needs_draft and draft is None:
+        return UsageError(
+            f"{arm.label} needs a draft model, and {target.label} has no customary one",
+            hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
+            " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
+            " which need none",
+        )
+    try:
+        if arm.entry is None:
+            arm.method.check()
+        for wanted in arm.artifacts:
+            find = resolve_head if fetch else check_head
+            kind = wanted.kind
+            find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+    except (UsageError, EnvironmentFault) as fault:
+        return fault
+    return None
+
+
+def check_programs(config: RunConfig, questions: Sequence[Question]) -> None:
+    """Check that tests can be run apart from the answer, if code is to be run."""
+    if not config.run_code:
+        return
+    for question in questions:
+        if question.program and not compiles(question.program[1]):
+            raise UsageError(
+                f"{question.prompt_id}: what follows {{answer}} in its program is none by itself:"
+                f" {question.program[1][:60]!r}; it is run apart from the answer",
+                hint="end the answer's part of the task's `program` with {answer}, or leave"
+                " --run-code out",
+            )
+
+
+def check_imposed(plan: Plan) -> None:
+    """Check that acceptance is imposed only on models and methods that can take it."""
+    config = plan.config
+    if config.acceptance is None:
+        return
+    if real := [each.label for each in plan.checkpoints.values() if not each.shape]:
+        raise UsageError(
+            f"--acceptance is imposed on shapes alone, and {' and '.join(real)} has weights that"
+            " say what is accepted",
+            hint="--target shape:llama-2-7b --draft shape:llama-68m (specbench list models says"
+            " what has weights), or leave it out",
+        )
+    if config.temperature > 0:
+        raise UsageError(
+            "--acceptance is imposed at temperature 0: an imposed law has one token",
+            hint="leave --temperature out",
+        )
+    peers = [arm.label for arm in plan.arms if arm.method.peer]
+    if peers or plan.grammar is not None:
+        why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
+        raise UsageError(
+            f"--acceptance: {why} what the weights say, and these are drawn",
+            hint="leave it out, or name methods: -m vanilla,sps",
+        )

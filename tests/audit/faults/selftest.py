@@ -1,0 +1,58 @@
+"""The self-test of the audit: every planted fault must be caught, by the check for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench_cli.audit.finding import Finding
+from specbench_cli.audit.runner import CHECKS, run_checks
+from tests.audit.faults.planted import FAULTS, Fault
+
+GIVEN_BY = {
+    "acceptance": "law",
+    "clock": "states",
+    "counters": "states",
+    "repeating text": "twin draft",
+    "mixed draft": "twin draft",
+    "useless draft": "twin draft",
+    "caches": "model",
+}
+"""Checks whose findings come with another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """What became of a planted fault: the finding against it, None if there is none."""
+
+    fault: Fault
+    finding: Finding | None
+
+    @property
+    def caught(self) -> bool:
+        """Caught by the right check, which names it: not because something crashed, nor because
+        nothing was left to look at."""
+        return self.finding is not None and self.finding.shown and not self.finding.crashed
+
+    def facts(self) -> dict[str, str]:
+        """A row of the table of faults."""
+        problem = self.finding.problem if self.finding else None
+        return {
+            "fault": self.fault.name,
+            "caught by": (self.fault.by if self.caught else "NOT CAUGHT"),
+            "by how much": problem.what if problem else "",
+        }
+
+
+def self_test(faults: Sequence[Fault] = FAULTS) -> Iterator[Caught]:
+    """Plant faults one after another, and run the check that must catch each."""
+    for fault in faults:
+        name = GIVEN_BY.get(fault.by, fault.by)
+        with fault.planted():
+            findings = run_checks(fault.subject, {name: CHECKS[name]})
+        wrong = (
+            found for found in findings if not found.passed and found.check in (fault.by, name)
+        )
+        mine = sorted(wrong, key=lambda found: found.check != fault.by)
+        caught = mine[0] if mine and (mine[0].check == fault.by or mine[0].crashed) else None
+        yield Caught(fault, caught)

@@ -1,0 +1,200 @@
+"""Trees and heads with one thing wrong, methods and functions of the engine: what the audit must
+catch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.mtp.method import Mtp
+from methods.sps_tree import SpsTree
+from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.types import Draft, Features, Outcome
+from specbench_cli.engine.verify.random import Random
+from specbench_cli.engine.verify.tree import ROOT, Tree, rows_of
+
+# ---- methods that draft trees -------------------------------------------------------------------
+
+
+class RatioOfTopK(SpsTree):
+    """Takes the likeliest children and hands over the law that they were not drawn from."""
+
+    def start(self, session: Session) -> None:
+        """See `SpsTree`."""
+        super().start(session)
+        branch = session.branch
+
+        def likeliest(rows: Tensor, width: int, **rest: Any) -> tuple[Tensor, Tensor | None]:
+            tokens, q = branch(rows, width, **rest)
+            return (tokens, q) if q is None else (q.topk(width).indices, q)
+
+        session.branch = likeliest  # type: ignore[method-assign]
+
+
+class OrderedBackwards(SpsTree):
+    """Has children drawn without replacement tested in the order opposite to their draws."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `SpsTree`."""
+        draft = super().propose(session, limit)
+        order = tuple(reversed(range(draft.nodes)))
+        return draft if draft.parents is None else replace(draft, order=order)
+
+
+class WrongParents(SpsTree):
+    """Hangs the second level's children below each other's parents."""
+
+    def propose(self, session: Session, limit: int) -> Draft:
+        """See `SpsTree`."""
+        draft = super().propose(session, limit)
+        if draft.parents is None:
+            return draft
+        swapped = {0: 1, 1: 0}
+        return replace(draft, parents=tuple(swapped.get(node, node) for node in draft.parents))
+
+
+class WorstFirst(SpsTree):
+    """Takes the least likely children in greedy decoding."""
+
+    def start(self, session: Session) -> None:
+        """See `SpsTree`."""
+        super().start(session)
+        branch = session.branch
+        sign = -1 if session.sampling.rule == "greedy" else 1
+
+        def worst(rows: Tensor, width: int, **rest: Any) -> tuple[Tensor, Tensor | None]:
+            return branch(sign * rows, width, **rest)
+
+        session.branch = worst  # type: ignore[method-assign]
+
+
+# ---- methods that draft with a head -------------------------------------------------------------
+
+
+class KeepsItsDraft(Mtp):
+    """Leaves what it drafted in its head's state."""
+
+    def start(self, session: Session) -> None:
+        """See `Mtp`."""
+        super().start(session)
+        self.levels.drop = lambda: None  # type: ignore[method-assign]
+
+
+class KeepsPredicted(KeepsItsDraft):
+    """Keeps its head's rows of accepted tokens, which it made of features that it predicted."""
+
+    def start(self, session: Session) -> None:
+        """See `Mtp`."""
+        super().start(session)
+        unread = session.unread
+
+        def rest(length: int) -> Features:
+            x = unread(length)
+            return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
+
+        session.unread = rest  # type: ignore[method-assign]
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """What stood stays."""
+        self.levels.keep(outcome.path)
+
+
+# ---- in place of `Tape.read` and of `Levels._forget` --------------------------------------------
+
+_read = Tape.read
+_forget = Levels._forget
+
+
+def one_late(self: Any) -> Tensor:
+    """Each token beside the features of the token before the one before it."""
+    rows = _read(self)
+    late = torch.cat((getattr(self, "late", rows[:1]), rows))
+    self.late = late[-1:]
+    return late[:-1]
+
+
+def one_too_high(self: Levels) -> None:
+    """The nodes of a draft at positions that are one too high."""
+    _forget(self)
+    self._root += 1
+
+
+# ---- in place of the engine's verification of trees ---------------------------------------------
+
+
+def unnormalised(q: Tensor, tested: Sequence[int] | Tensor) -> Tensor:
+    """The law of the next draw without renormalising what is left of it."""
+    left = q.double().clone()
+    left[torch.as_tensor(tested, dtype=torch.int64)] = 0.0
+    return left
+
+
+def several_draws(
+    tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
+) -> tuple[tuple[int, ...], Tensor]:
+    """A draw for each child: the first child to meet its own draw stands."""
+    path: list[int] = []
+    node = ROOT
+    while True:
+        for child in tree.children[node]:
+            if int(random.categorical(p[node + 1])) == tokens[child]:
+                path.append(child)
+                node = child
+                break
+        else:
+            return tuple(path), random.categorical(p[node + 1])
+
+
+def against_one_law(
+    tree: Tree,
+    tokens: Sequence[int],
+    q: Tensor,
+    p: Tensor,
+    random: Random,
+    *,
+    replacement: bool,
+) -> tuple[tuple[int, ...], Tensor]:
+    """Siblings against the target's law at their parent, never against what rejections left."""
+    path: list[int] = []
+    node = ROOT
+    while True:
+        r = p[node + 1].double()
+        for child in tree.children[node]:
+            x = tokens[child]
+            if random.bernoulli((r[x] / q[child].double()[x]).clamp_max(1.0)[None]).item():
+                path.append(child)
+                node = child
+                break
+        else:
+            return tuple(path), random.categorical(r)
+
+
+# ---- in place of `rows_of`, `Session.commit` and `Tape.keep` ------------------------------------
+
+
+def by_number(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions by the node's number instead of its depth."""
+    mask, depths = rows_of(parents, device)
+    return mask, torch.arange(len(depths), device=device)
+
+
+def first_rows(self: Session, outcome: Outcome) -> Outcome:
+    """Keeps as many rows as stand, from the front: not those that stand."""
+    committed = self._text.append(outcome)
+    self._drafts.committed(committed)
+    self.state.commit(0, range(len(committed.path[: len(committed.committed) - 1]) + 1))
+    return committed
+
+
+_keep = Tape.keep
+
+
+def first_features(self: Tape, path: Sequence[int]) -> None:
+    """Keeps the features of as many rows as stand, from the front."""
+    _keep(self, range(len(path)))

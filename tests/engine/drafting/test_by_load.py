@@ -1,0 +1,202 @@
+"""Lengths by load: the best for what forwards cost, against all there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench_cli.engine.drafting.by_load import PROBE, emitted
+from specbench_cli.engine.drafting.length_params import LengthParams, rule_of
+from specbench_cli.engine.drafting.smartspec import SmartSpec, best_lengths
+from specbench_cli.engine.drafting.synergy import Synergy, best_length
+from specbench_cli.engine.types import Outcome
+from specbench_cli.errors import MethodFault
+
+
+def line(constant, row):
+    return lambda sequences: constant + row * sequences
+
+
+def plane(constant, row):
+    return lambda sequences, rows, even=True: constant + row * rows
+
+
+def goodput(alphas, lengths, target, draft):
+    levels = range(1, max(lengths) + 1)
+    crowds = [sum(k >= level for k in lengths) for level in levels]
+    time = target(len(lengths), sum(k + 1 for k in lengths)) + sum(map(draft, crowds))
+    return sum(map(emitted, alphas, lengths)) / time
+
+
+def test_emitted_tokens_count_the_targets_own():
+    assert emitted(0, 4) == 1
+    assert emitted(1, 4) == 5
+    assert emitted(0.5, 2) == 1.75
+
+
+# ---- goodput ------------------------------------------------------------------------------------
+
+CHANCES = st.lists(st.floats(0, 0.99), min_size=1, max_size=3)
+PRICES = st.tuples(*[st.floats(0.01, 4)] * 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANCES, PRICES)
+def test_no_lengths_have_more_goodput_than_those_chosen(alphas, prices):
+    target, draft = plane(*prices[:2]), line(*prices[2:])
+    chosen = best_lengths(alphas, [4] * len(alphas), target, draft)
+    best = max(
+        goodput(alphas, lengths, target, draft)
+        for lengths in itertools.product(range(5), repeat=len(alphas))
+    )
+    assert goodput(alphas, chosen, target, draft) == pytest.approx(best, rel=1e-9)
+
+
+def test_nothing_is_drafted_where_nothing_stands_or_rows_are_dear():
+    cheap = line(0.05, 0.0)
+    assert best_lengths([0.0, 0.0], [8, 8], plane(1, 0.01), cheap) == [0, 0]
+    assert best_lengths([0.8, 0.8], [8, 8], plane(0.01, 1), cheap) == [0, 0]  # compute-bound
+    assert best_lengths([0.8, 0.8], [8, 8], plane(1, 0.001), cheap) == [8, 8]  # memory-bound
+    assert (
+        best_lengths([0.9, 0.2], [3, 8], plane(1, 0.02), cheap)[0] == 3
+    )  # no more than there is room
+
+
+def test_who_has_more_accepted_drafts_more_in_the_same_step():
+    lengths = best_lengths([0.95, 0.6, 0.05], [16] * 3, plane(1, 0.08), line(0.05, 0.01))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2]
+
+
+# ---- synergy ------------------------------------------------------------------------------------
+
+
+def test_the_best_length_falls_as_the_batch_grows_and_may_be_none():
+    target, draft = plane(1, 0.05), line(0.1, 0.002)
+    lengths = [best_length(0.8, crowd, 16, target, draft) for crowd in (1, 2, 4, 8, 16, 32, 64)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] >= 4 and lengths[-1] == 0
+
+
+@given(st.floats(0.05, 0.95), PRICES, st.sampled_from((1, 3, 8)))
+def test_no_length_takes_less_time_a_token_than_the_one_looked_up(alpha, prices, crowd):
+    target, draft = plane(*prices[:2]), line(*prices[2:])
+
+    def per_token(s):
+        return (target(crowd, crowd * (s + 1)) + s * draft(crowd)) / emitted(alpha, s)
+
+    assert per_token(best_length(alpha, crowd, 12, target, draft)) == min(map(per_token, range(13)))
+
+
+def test_a_step_of_several_sequences_may_cost_more_than_its_rows():
+    draft = line(0.02, 0.0)
+    rows_alone = plane(1, 0.01)
+
+    def ragged(sequences, rows, even):  # a kernel of its own for more than a row of each
+        return rows_alone(sequences, rows) + 0.5 * (rows > sequences > 1)
+
+    assert best_length(0.3, 1, 8, ragged, draft) == best_length(0.3, 1, 8, rows_alone, draft) > 0
+    assert best_length(0.3, 4, 8, rows_alone, draft) > 0 == best_length(0.3, 4, 8, ragged, draft)
+    assert best_lengths([0.3] * 4, [8] * 4, ragged, draft) == [0] * 4
+
+
+def test_unlike_lengths_are_chosen_only_where_they_bring_more_than_they_cost():
+    alphas, rooms, draft = [0.9, 0.6, 0.2], [6] * 3, line(0.05, 0.0)
+    free = best_lengths(alphas, rooms, plane(1, 0.05), draft)
+    assert len({*free}) == 3
+
+    def dear(sequences, rows, even):
+        return plane(1, 0.05)(sequences, rows) + (not even)
+
+    shared = best_lengths(alphas, rooms, dear, draft)
+    assert len({*shared}) == 1
+    own = [goodput(alphas, [k] * 3, plane(1, 0.05), draft) for k in range(1, 7)]
+    assert goodput(alphas, shared, plane(1, 0.05), draft) == pytest.approx(max(own))
+
+
+# ---- rules --------------------------------------------------------------------------------------
+
+
+class Harness:
+    def __init__(self, session):
+        self.beside, self.policy = (session,), None
+
+
+class Text:
+    """What a rule asks of a session."""
+
+    def __init__(self, room=99):
+        self.harness, self.left = Harness(self), room
+
+    def room(self):
+        return self.left
+
+
+def outcome(stood, tested):
+    return Outcome(tuple(range(stood)), (0,) * (stood + 1), ("plain",), tested)
+
+
+def step(rule, alpha, draw):
+    """One step of a rule, each of whose tokens stands with a chance."""
+    rule.begin()
+    stood = next((at for at in range(rule.most) if draw.random() >= alpha), rule.most)
+    rule.observe(outcome(stood, min(stood + 1, rule.most)))
+    return rule.most
+
+
+def test_the_estimate_is_not_biased_by_where_chains_are_cut_off():
+    draw, rule = random.Random(1), SmartSpec(Text(), 3, 0.5, plane(1, 0.0), line(0.01, 0.0))
+    drafted = stood = 0
+    for _ in range(4000):
+        before = rule._stood
+        drafted += step(rule, 0.7, draw)
+        stood += rule._stood - before
+    assert rule.alpha(0.5) == pytest.approx(0.7, abs=0.015)
+    assert stood / drafted < 0.6  # accepted over drafted would be far too low
+
+
+def test_after_steps_without_a_draft_one_token_is_tried():
+    draw = random.Random(2)
+    rule = SmartSpec(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
+    lengths = [step(rule, 1.0, draw) for _ in range(30 * PROBE)]
+    assert lengths[: PROBE + 1] == [0] * PROBE + [1]
+    assert max(lengths) > 1  # what it learnt by trying paid
+    hopeless = SmartSpec(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
+    assert sum(step(hopeless, 0.0, draw) for _ in range(20 * (PROBE + 1))) == 20
+
+
+def test_one_rule_decides_for_all_sequences_of_a_step():
+    texts = [Text(), Text(room=1), Text()]
+    rules = [SmartSpec(text, 6, 0.8, plane(1, 0.001), line(0.01, 0.0)) for text in texts]
+    for text in texts:
+        text.harness.beside = texts
+    for rule in rules:
+        rule.begin()
+    assert [rule.most for rule in rules] == [6, 1, 6]
+
+
+def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
+    def most(crowd):
+        texts = [Text() for _ in range(crowd)]
+        rules = [Synergy(text, 16, 0.8, plane(1, 0.05), line(0.1, 0.002)) for text in texts]
+        for text in texts:
+            text.harness.beside = texts
+        for rule in rules:
+            rule.begin()
+        (length,) = {rule.most for rule in rules}
+        return length
+
+    lengths = {crowd: most(crowd) for crowd in (1, 2, 3, 4, 5, 8, 64, 65, 200)}
+    assert lengths[3] == lengths[4] and lengths[5] == lengths[8]
+    assert lengths[65] == lengths[200] == lengths[64]
+
+
+def test_a_rule_by_load_asks_which_model_drafts():
+    params = LengthParams(length="synergy")
+    assert params.by_load and params.levels == params.max
+    with pytest.raises(MethodFault, match="needs to know which model drafts"):
+        rule_of(params, Text())

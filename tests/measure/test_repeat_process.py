@@ -1,0 +1,131 @@
+"""A pass in a process of its own: each way in which that may end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from specbench_cli.errors import ExitCode, UsageError
+from specbench_cli.measure import repeat_process, worker_process
+from specbench_cli.store.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir.create(tmp_path / "run", {})
+
+
+def run(monkeypatch, run_dir, code, *, kept=False):
+    """Has a Python program take the place of the pass."""
+    monkeypatch.setattr(
+        repeat_process, "_command", lambda path, number: [sys.executable, "-c", code]
+    )
+    repeat_process.run_apart(run_dir, 1, "pass 1", [], kept=kept)
+
+
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
+def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
+    run(monkeypatch, run_dir, f"exit({repeat_process.DONE + code})")
+
+
+def test_a_pass_that_another_process_started_is_refused_with_a_word():
+    with pytest.raises(UsageError, match="--parent 1: that process did not start this one"):
+        repeat_process.begin_apart(1)
+
+
+def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(
+    monkeypatch, run_dir
+):
+    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 0") as caught:
+        run(monkeypatch, run_dir, "import os; os._exit(0)")
+    assert (caught.value.exit_code, caught.value.told) == (ExitCode.ENVIRONMENT, False)
+
+
+def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
+    run_dir.hold()
+    seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(repeat_process.DONE)})"
+    run(monkeypatch, run_dir, seen)
+    run_dir.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("SIGKILL", "specbench run --resume"), ("SIGSEGV", "specbench run")]
+)
+def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
+    monkeypatch, run_dir, name, hint
+):
+    kill = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    began = time.monotonic()
+    with pytest.raises(repeat_process.Unfinished) as caught:
+        run(monkeypatch, run_dir, kill, kept="--resume" in hint)
+    assert time.monotonic() - began < 5
+    fault = caught.value
+    assert fault.message == f"pass 1 was not finished: its process was killed ({name})"
+    assert fault.hint.startswith(hint)
+    assert (fault.exit_code, fault.told) == (ExitCode.ENVIRONMENT, False)
+
+
+def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir):
+    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 130") as caught:
+        run(monkeypatch, run_dir, "exit(130)")
+    assert (caught.value.exit_code, caught.value.told) == (ExitCode.INTERRUPTED, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(2, ExitCode.USAGE), (3, ExitCode.ENVIRONMENT), (77, ExitCode.BUG)]
+)
+def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit_code):
+    with pytest.raises(repeat_process.Unfinished, match=f"ended with exit code {code}") as caught:
+        run(monkeypatch, run_dir, f"exit({code})")
+    assert (caught.value.exit_code, caught.value.told) == (exit_code, True)
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
+    monkeypatch.setattr(worker_process, "GRACE_S", (0.1, 0.5))
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else ""
+    begun = []
+
+    class Process(worker_process.subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+
+    monkeypatch.setattr(worker_process.subprocess, "Popen", Process)
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        repeat_process.finished(
+            [sys.executable, "-c", f"import signal, time\n{ignore}\ntime.sleep(20)"]
+        )
+    assert begun[0].returncode in (-signal.SIGTERM, -signal.SIGKILL)
+
+
+@pytest.fixture
+def strays(tmp_path, monkeypatch):
+    """A working folder with files that are called as modules that a pass needs, and no run."""
+    for name in ("rich", "socket", "pickle", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stray file was imported')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_pass_finds_its_modules_where_the_run_did_and_not_in_the_working_folder(strays, capfd):
+    command = repeat_process._command(strays / "missing", 1)
+    assert repeat_process.finished(command) == ExitCode.USAGE
+    assert "holds no run" in capfd.readouterr().err
+
+
+def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capfd):
+    """As in a checkout that is not installed, from which another folder's run was begun."""
+    home = Path(repeat_process.__file__).parents[2]
+    monkeypatch.setattr(sys, "path", [str(home), *(p for p in sys.path if p != str(home))])
+    python, *rest = repeat_process._command(strays / "missing", 1)
+    assert repeat_process.finished([python, "-S", *rest]) == ExitCode.USAGE
+    assert "holds no run" in capfd.readouterr().err
