@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specbench_cli.errors import UsageError
+from specbench_cli.report.content import write_markdown
 from specbench_cli.report.figures import targets
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.terminal.table import footer, print_runs
