@@ -9,6 +9,7 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.predict import parallel
+from specbench_cli.report import claims
 from specbench_cli.report.document import (
     Bullets,
     Document,
@@ -24,11 +25,9 @@ from specbench_cli.report.document import (
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.reading import Reading
+from specbench_cli.report.reading import Incidents, Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.report.spec_bench.table import SpecBench
-from specbench_cli.report.terminal import claims
-from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.summary import formats, load, metrics, text

@@ -176,8 +176,8 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
 
 
 def test_no_report_takes_a_control_for_its_method(stepped):
+    from specbench_cli.report import claims
     from specbench_cli.report.html.methods import cards
-    from specbench_cli.report.terminal import claims
 
     reading = read(stepped)
     claimed = claims.lines(reading.summary, reading.facts)

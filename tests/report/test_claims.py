@@ -6,11 +6,11 @@ import pytest
 
 from specbench_cli.api import Claim
 from specbench_cli.registry import Papers
+from specbench_cli.report import claims
 from specbench_cli.report.content import report as page_of
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import read, read_together
-from specbench_cli.report.terminal import claims
 
 CLAIMED = Papers(
     claims=(

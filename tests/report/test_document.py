@@ -24,7 +24,8 @@ def test_every_kind_of_part_is_written():
         ],
     )
     assert render(document) == (
-        "# a run\n\n```\nas  it is\n```\n\n![a figure](figures/a.svg)\n\n## Results\n\nIn short.\n\n"
+        "# a run\n\n```\nas  it is\n```\n\n![a figure](figures/a.svg)\n\n"
+        "## Results\n\nIn short.\n\n"
         "| method | MAT |\n| --- | --- |\n| sps | 2.10 |\n\nLossy.\n\n"
         "| method | MAT |\n| --- | --- |\n| typical | - |\n\n### Part\n\nBoth:\n\n- one\n- two\n"
     )

@@ -13,7 +13,7 @@ from specbench_cli.report.content import report
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
 from specbench_cli.report.markdown import render
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents
 from specbench_cli.store.schema import PASSES_APART, Batch
 from specbench_cli.summary.load import (
     as_dict,

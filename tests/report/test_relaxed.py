@@ -9,7 +9,7 @@ from specbench_cli.report.document import grid
 from specbench_cli.report.export import row_dicts
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents
 from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir

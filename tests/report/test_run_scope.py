@@ -6,8 +6,7 @@ from specbench_cli.report.content import report
 from specbench_cli.report.html import tables
 from specbench_cli.report.markdown import render
 from specbench_cli.report.outputs import write
-from specbench_cli.report.reading import read
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents, read
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.summary import text
 from specbench_cli.summary.facts import Facts

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specbench_cli.report import claims
 from specbench_cli.report.document import Grid, by_family, grid
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.paper import methods_text
@@ -21,7 +22,6 @@ from specbench_cli.report.paper.bibliography import Bibliography, bibliography
 from specbench_cli.report.paper.tex import Tex, escape
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.metrics import COST, MAT, SPEED, Row
 from specbench_cli.summary.pareto import sweep_of, swept

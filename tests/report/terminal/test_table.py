@@ -18,8 +18,7 @@ from specbench_cli.report.html.page import warned
 from specbench_cli.report.html.tables import overall
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.latex import write_latex
-from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents, Reading
 from specbench_cli.report.terminal.table import BAR_MARKS, bar_marks, footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
