@@ -22,7 +22,7 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from typer.main import get_command
-from typer.models import CommandInfo
+from typer.models import CommandInfo, TyperInfo
 from typing_extensions import override
 
 from specbench_cli import __version__, output, registry
@@ -218,39 +218,61 @@ def _flush_stdout(code: int) -> int:
     return code
 
 
-def _asked(args: list[str]) -> typer.Typer:
-    """The command that the first argument names, alone: to build all of them is a fifth of the
+def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
+    """The command that the first arguments name, alone: to build all of them is a fifth of the
     time that a light one takes. For the help of all: their names and words, without the options.
-    Else, for a near name or a shell's completions: all."""
-    one = copy.copy(app)
+    Else, for a near name or a shell's completions: all.
+
+    Args:
+        whole: the commands to choose from; None is all of `app`.
+    """
+    whole = app if whole is None else whole
+    one, name = copy.copy(whole), args[:1]
     one.registered_commands = [
-        _with_options(c) for c in app.registered_commands if c.name in args[:1]
+        _with_options(c) for c in whole.registered_commands if c.name in name
     ]
-    one.registered_groups = [each for each in app.registered_groups if each.name in args[:1]]
+    one.registered_groups = [
+        _with_commands(each, _asked(args[1:], each.typer_instance))
+        for each in whole.registered_groups
+        if each.name in name
+    ]
     if one.registered_commands or one.registered_groups:
         return one
     if COMPLETION in os.environ or (args and args[0] not in HELP):
-        return with_all_options()
-    one.registered_commands = [_bare(each) for each in app.registered_commands]
+        return with_all_options(whole)
+    one.registered_commands = [_bare(each) for each in whole.registered_commands]
     one.registered_groups = []
-    train_alone = copy.copy(train)
-    train_alone.registered_commands = []
-    one.add_typer(train_alone, name=TRAIN)
+    for group in whole.registered_groups:
+        alone = copy.copy(group.typer_instance or app)
+        alone.registered_commands = []
+        one.registered_groups.append(_with_commands(group, alone))
     return one
 
 
-def with_all_options() -> typer.Typer:
-    """Return the app whose commands have all their options."""
-    every = copy.copy(app)
-    every.registered_commands = [_with_options(each) for each in app.registered_commands]
+def with_all_options(whole: typer.Typer | None = None) -> typer.Typer:
+    """Return the app, or a group of its commands, whose commands have all their options."""
+    whole = app if whole is None else whole
+    every = copy.copy(whole)
+    every.registered_commands = [_with_options(each) for each in whole.registered_commands]
+    every.registered_groups = [
+        _with_commands(each, with_all_options(each.typer_instance))
+        for each in whole.registered_groups
+    ]
     return every
 
 
 def _with_options(command: CommandInfo) -> CommandInfo:
-    """Return a command with its options, including those that are built from config models."""
+    """Return a command with its options, which are built from config models."""
     whole = copy.copy(command)
     whole.callback = options.build(command.callback) if command.callback else None
     return whole
+
+
+def _with_commands(group: TyperInfo, commands: typer.Typer) -> TyperInfo:
+    """Return a group with other commands."""
+    other = copy.copy(group)
+    other.typer_instance = commands
+    return other
 
 
 def _bare(command: CommandInfo) -> CommandInfo:

@@ -73,7 +73,7 @@ def run(
     from specbench_cli.commands._progress import RunProgress, make_progress
     from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
     from specbench_cli.config import permission
-    from specbench_cli.config.load import compose
+    from specbench_cli.config.load import load
     from specbench_cli.config.sources import from_call
     from specbench_cli.measure.isolation.plugin_process import vet
 
@@ -84,7 +84,7 @@ def run(
     registry.guard_neighbours()
     named = {"target": target, "methods": methods, "tasks": tasks}
     given = {key: _plain(value) for key, value in named.items() if value is not None}
-    asked, sources = compose(
+    asked, sources = load(
         from_call(given | {key: _plain(value) for key, value in settings.items()}),
         file,
         methods=registry,
@@ -156,20 +156,21 @@ def compare(
     Raises:
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
-    from specbench_cli.commands.compare import GATE, TOLERANCE, as_share
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.outcome import gate
+    from specbench_cli.comparison.outcome import as_share, gate
     from specbench_cli.comparison.reading import side
+    from specbench_cli.config.commands import CompareOptions
 
     base, new = (
         str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
         for word, each in (("base", base), ("new", new))
     )
+    usual = CompareOptions()
     found = put_together(
         side(base),
         side(new),
-        tolerance=as_share(str(TOLERANCE if tolerance is None else tolerance)),
-        fail_on=gate(GATE if fail_on is None else fail_on),
+        tolerance=as_share(str(usual.tolerance if tolerance is None else tolerance)),
+        fail_on=gate(usual.fail_on if fail_on is None else fail_on),
     )
     return Compared(found)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes import options
 from specbench_cli import __version__, registry
 from specbench_cli.commands._card import brief, catalogue_row, family_rows
 from specbench_cli.errors import ExitCode
@@ -58,6 +59,28 @@ def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
     """specbench list methods --families, specbench list methods --markdown."""
     found = table_after(marker, (ROOT / page).read_text(encoding="utf-8"))
     assert found == [list(row.values()) for row in rows()]
+
+
+def test_the_page_of_options_is_generated():
+    """python -m recipes.options > docs/options.md."""
+    assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == options.page()
+
+
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+STATION = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `(\S+)` \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("file", "function"), STATION.findall(ARCHITECTURE))
+def test_each_station_of_the_page_about_the_architecture_is_a_function(file, function):
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    for name in function.split("."):
+        tree = next(node for node in tree.body if getattr(node, "name", None) == name)
+    assert isinstance(tree, ast.FunctionDef)
+
+
+def test_an_option_passes_at_most_six_stations():
+    (section,) = re.findall(r"^## An option, .*?(?=^## |\Z)", ARCHITECTURE, re.M | re.S)
+    assert 1 < len(STATION.findall(section)) <= 6
 
 
 def test_exit_codes_are_the_documented_ones():

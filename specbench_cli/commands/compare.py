@@ -6,23 +6,19 @@ import gc
 from collections.abc import Callable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from specbench_cli import files, output
-from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.commands._formats import formats
+from specbench_cli.config import options
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from specbench_cli.comparison.outcome import Comparison
+    from specbench_cli.config.commands import CompareOptions
 
 FILES = {"markdown": "compare.md", "junit": "compare.xml", "json": "compare.json"}
 """What a comparison can be written as, and the file of each in a folder."""
-TOLERANCE = "5%"
-GATE = "broken,changed-output,mat,slower"
-"""`FAIL_ON` of the outcomes, which are not imported for a page of help."""
 EXAMPLES = (
     "specbench compare results/runs/20261121T102403Z-mini-1f2e3d4c last",
     "specbench compare main last --tolerance 3%",
@@ -41,84 +37,11 @@ EPILOG = "\n\n".join(
         "Exit code 1: the gate is closed. To accept what changed, save it as the new baseline.",
     )
 )
-GATED = "Gate"
-BASELINES = "Baselines and trends"
 SIDES = "specbench compare BASE NEW"
 
 
-def compare(
-    sides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="BASE NEW",
-            help="Runs, `last`, folders of several runs of one program, baseline files, or names of"
-            " baselines. With --save or --over-time: RUN...",
-            show_default=False,
-        ),
-    ] = None,
-    tolerance: Annotated[
-        str,
-        typer.Option(metavar="5%|0.05", help="Slowdown that is let pass.", rich_help_panel=GATED),
-    ] = TOLERANCE,
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            metavar="OUTCOMES",
-            help="What closes the gate: some of broken, changed-output, mat, slower, missing,"
-            " faster, new; or none.",
-            rich_help_panel=GATED,
-        ),
-    ] = GATE,
-    save: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Keep RUN... as this machine's baseline NAME in results/baselines.",
-            rich_help_panel=BASELINES,
-        ),
-    ] = None,
-    over_time: Annotated[
-        bool,
-        typer.Option(
-            "--over-time",
-            help="How figures went over RUN..., default all runs, and where they changed.",
-            rich_help_panel=BASELINES,
-        ),
-    ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMATS",
-            help=f"Instead of a table: {', '.join(FILES)}; separate by commas.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="A file for one format, a folder for several.",
-            show_default="stdout",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
-    ] = False,
-    form: Annotated[
-        Literal["table", "tsv", "json"],
-        typer.Option(
-            "--format",
-            help="How it is printed; json: one document.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = "table",
-    json: Annotated[
-        bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> ExitCode:
+@options.parsed_command("specbench_cli.config.commands:CompareOptions")
+def compare(asked: CompareOptions) -> ExitCode:
     """Compare two runs, method by method: same, faster, slower, other output, broken.
 
     Ids and counters are compared exactly where machine and versions are the same, else by verdicts;
@@ -126,65 +49,62 @@ def compare(
     Small ones are seen where runs of both sides took turns (run --in-turn). What cannot be compared
     is named. Exit code 1 closes the gate.
     """
-    given = sides or []
-    if save is not None and over_time:
+    if asked.save is not None and asked.over_time:
         raise UsageError(
-            "--save and --over-time do not go together", f"specbench compare --save {save} RUN"
+            "--save and --over-time do not go together",
+            f"specbench compare --save {asked.save} RUN",
         )
-    form = "json" if json else form
-    printed = {"--format": form != "table"}
-    gated = {"--tolerance": tolerance != TOLERANCE, "--fail-on": fail_on != GATE}
-    if save is not None:
-        _alone("--save", {**gated, **printed, "--to": to, "--out": out, "--overwrite": overwrite})
-        return _save(save, given)
-    if over_time:
-        _alone("--over-time", {**gated, "--to": to})
-        return _over_time(given, out, form, overwrite)
-    return _compare(given, tolerance, fail_on, to, out, form, overwrite)
+    if asked.save is not None:
+        printed = ("form", "as_json", "to", "out", "overwrite")
+        _alone(asked, "--save", "tolerance", "fail_on", *printed)
+        return _save(asked.save, asked.sides)
+    if asked.over_time:
+        _alone(asked, "--over-time", "tolerance", "fail_on", "to")
+        return _over_time(asked)
+    return _compare(asked)
 
 
-def _compare(
-    given: list[str],
-    tolerance: str,
-    fail_on: str,
-    to: str | None,
-    out: Path | None,
-    form: output.Format,
-    overwrite: bool,
-) -> ExitCode:
+def _compare(asked: CompareOptions) -> ExitCode:
     """Both gates over BASE and NEW."""
-    if len(given) != 2:
-        raise UsageError(
-            f"two sides are compared, BASE and NEW; {len(given)} given: {' '.join(given) or '-'}",
-            "specbench compare --over-time " + " ".join(given) if len(given) > 2 else SIDES,
-        )
-    if form != "table" and to is not None:
-        raise UsageError(
-            "--to makes documents, and --format says how the table is printed: give one of the two",
-            f"{SIDES} --to {to}",
-        )
-    formats = _formats(to)
-    if out is not None and not formats:
-        raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {out}")
-    if len(formats) > 1 and out is None:
-        raise UsageError(
-            "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
-        )
-    from specbench_cli.comparison.outcome import gate
+    formats = _checked_formats(asked)
+    from specbench_cli.comparison.outcome import as_share, gate
 
-    let_pass, closing = as_share(tolerance), gate(fail_on)
+    let_pass, closing = as_share(asked.tolerance), gate(asked.fail_on)
     from specbench_cli.comparison.compare import compare as put_together
     from specbench_cli.comparison.reading import side
 
-    failed = False
-    for name, pair in _pairs(*given).items():
+    failed, (first, second) = False, asked.sides
+    for name, pair in _pairs(first, second).items():
         base, new = map(side, pair)
         gc.freeze()  # as in report: what was read has no cycles
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
         failed = failed or bool(found.failed)
-        place = out / name if name and out is not None else out
-        _told(found, form, formats, place, overwrite)
+        place = asked.out / name if name and asked.out is not None else asked.out
+        _told(found, asked.printed, formats, place, asked.overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
+
+
+def _checked_formats(asked: CompareOptions) -> list[str]:
+    """Return the formats of `--to`. Raise UsageError for options that do not go together."""
+    sides, to = asked.sides, asked.to
+    if len(sides) != 2:
+        raise UsageError(
+            f"two sides are compared, BASE and NEW; {len(sides)} given: {' '.join(sides) or '-'}",
+            "specbench compare --over-time " + " ".join(sides) if len(sides) > 2 else SIDES,
+        )
+    if asked.printed != "table" and to is not None:
+        raise UsageError(
+            "--to makes documents, and --format says how the table is printed: give one of the two",
+            f"{SIDES} --to {to}",
+        )
+    found = formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
+    if asked.out is not None and not found:
+        raise UsageError("--out needs --to", f"{SIDES} --to markdown --out {asked.out}")
+    if len(found) > 1 and asked.out is None:
+        raise UsageError(
+            "--to with several formats needs --out, a folder", f"{SIDES} --to {to} -o DIR"
+        )
+    return found
 
 
 def _told(
@@ -280,24 +200,24 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     return ExitCode.OK
 
 
-def _over_time(runs: list[str], out: Path | None, form: output.Format, overwrite: bool) -> ExitCode:
+def _over_time(asked: CompareOptions) -> ExitCode:
     """Print trends; draw them into a folder."""
     from specbench_cli.comparison.trend import over_time
 
-    trends = over_time(runs)
-    if form == "json":
+    trends, out = over_time(asked.sides), asked.out
+    if asked.printed == "json":
         from specbench_cli.comparison.pages.as_dict import trends_as_dict
 
         output.json_line(trends_as_dict(trends))
     else:
         from specbench_cli.comparison.pages.text import print_trends
 
-        print_trends(trends, form)
+        print_trends(trends, asked.printed)
     if out is not None:
         from specbench_cli.comparison.pages.figure import write
 
         try:
-            with files.staging_folder(out, overwrite=overwrite) as staging:
+            with files.staging_folder(out, overwrite=asked.overwrite) as staging:
                 written = write(trends, staging)
         except OSError as error:
             raise UsageError(
@@ -308,30 +228,10 @@ def _over_time(runs: list[str], out: Path | None, form: output.Format, overwrite
     return ExitCode.OK
 
 
-def _alone(option: str, others: dict[str, object]) -> None:
-    """Raise UsageError for an option that says nothing beside another."""
-    for other, given in others.items():
-        if given:
-            raise UsageError(
-                f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
-            )
-
-
-def _formats(to: str | None) -> list[str]:
-    """The words of --to."""
-    return formats(to, FILES, f"{SIDES} --to markdown") if to is not None else []
-
-
-def as_share(tolerance: str) -> float:
-    """`5%` or `0.05` as 0.05."""
-    number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1:
+def _alone(asked: CompareOptions, option: str, *others: str) -> None:
+    """Raise UsageError if one of the other options was given beside an option."""
+    for given in asked.given(*others):
+        other = "--format" if given == "--json" else given
         raise UsageError(
-            f"--tolerance {tolerance!r} is no share from 0 to 1: 5% or 0.05",
-            f"{SIDES} --tolerance 5%",
+            f"{other} belongs to a comparison, not to {option}", f"{SIDES} {other} ..."
         )
-    return share

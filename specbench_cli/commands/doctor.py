@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import __version__, output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.config import options
 from specbench_cli.errors import ExitCode
 
 if TYPE_CHECKING:
+    from specbench_cli.config.commands import DoctorOptions
     from specbench_cli.measure.health import Check
 
 EXAMPLES = ("specbench doctor", "specbench doctor --json")
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
-def doctor(
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object, without paths.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> ExitCode:
+@options.parsed_command("specbench_cli.config.commands:DoctorOptions")
+def doctor(asked: DoctorOptions) -> ExitCode:
     """Check versions, devices, quietness, data, models and the hub; say what mends what is missing.
 
     Exit code 0 if the default run works, 3 if it does not.
     """
     checks = _checks()
     works = not any(check.fatal for check in checks)
-    if json:
+    if asked.as_json:
         output.json_line(
             {"specbench": __version__, "works": works, "checks": [_facts(c) for c in checks]}
         )

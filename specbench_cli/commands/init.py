@@ -3,77 +3,40 @@
 from __future__ import annotations
 
 import json
-import textwrap
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT
-from specbench_cli.config.options import PANELS, settings
-from specbench_cli.config.sources import BLOCKS
+from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
-FILE = Path("specbench.yaml")
+if TYPE_CHECKING:
+    from specbench_cli.config.commands import InitOptions
+
 EXAMPLES = (
     "specbench init",
     "specbench init nightly.yaml",
     "specbench init --schema > specbench.schema.json",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
-HEAD = """\
-# Settings of `specbench run` in this folder. A line is an option's name and its value; an option on
-# the command line and a variable SPECBENCH_NAME override it. What is commented out is as it stands.
-methods: [sps, pld]
-tasks: [mini]
-limit: 12
-"""
-_WIDTH = 96
 
 
-def init(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="The file; specbench.yaml is read without being named."
-        ),
-    ] = FILE,
-    schema: Annotated[
-        bool,
-        typer.Option(
-            "--schema", help="Print the JSON schema of such files instead.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-) -> None:
+@options.parsed_command("specbench_cli.config.commands:InitOptions")
+def init(asked: InitOptions) -> None:
     """Write a commented config file with every setting; an existing one is left alone."""
-    if schema:
-        from specbench_cli.config.schema import schema as schema_of
+    from specbench_cli.config.schema import commented_file, schema
 
-        output.data(json.dumps(schema_of(), indent=2))
+    if asked.as_schema:
+        output.data(json.dumps(schema(), indent=2))
         return
+    file = asked.file
     try:
         with file.open("x", encoding="utf-8") as new:
-            new.write(_text())
+            new.write(commented_file())
     except FileExistsError as fault:
         raise UsageError(
             f"{file} is there already", "specbench init OTHER.yaml, or remove it"
         ) from fault
     except OSError as error:
         raise UsageError(f"cannot write to {file}: {error.strerror}") from error
-    output.note(f"{file}: specbench run{'' if file == FILE else f' --config {file}'} reads it")
-
-
-def _text() -> str:
-    """Return the text of the config file: all settings, with help and default, by help panel."""
-    from specbench_cli.config.run import RunConfig
-
-    lines, found = [HEAD], [*settings(RunConfig)]
-    for panel in PANELS:
-        lines.append(f"# {panel}\n")
-        for each in found:
-            if each.option.panel == panel:
-                about = f"# {each.option.help} Default: {each.default}."
-                lines += textwrap.wrap(about, _WIDTH, subsequent_indent="# ")
-                lines.append(f"# {BLOCKS.get(each.name, f'{each.name}:')}\n")
-    return "\n".join(lines).rstrip() + "\n"
+    option = f" --config {file}" if asked.given("file") else ""
+    output.note(f"{file}: specbench run{option} reads it")

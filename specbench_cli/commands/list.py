@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench_cli import output, registry
-from specbench_cli.commands import OUTPUT
 from specbench_cli.commands._card import brief, card, catalogue_row, family_rows
+from specbench_cli.config import options
 from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import UsageError
 
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    METHODS = "methods"
-    TASKS = "tasks"
-    MODELS = "models"
-    RUNS = "runs"
-    SHAPES = "shapes"
-    HARDWARE = "hardware"
+if TYPE_CHECKING:
+    from specbench_cli.config.commands import ListOptions
 
 
 class Listing(NamedTuple):
@@ -36,42 +25,28 @@ class Listing(NamedTuple):
     columns: tuple[str, ...]
 
 
-def list_(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.", show_default=False)],
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One of them, in full.", show_default=False)
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="JSON lines, with every fact.", rich_help_panel=OUTPUT)
-    ] = False,
-    markdown: Annotated[
-        bool,
-        typer.Option("--markdown", help="Methods as a Markdown table.", rich_help_panel=OUTPUT),
-    ] = False,
-    families: Annotated[
-        bool,
-        typer.Option(
-            "--families", help="Method names by family, as in README.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-) -> None:
+@options.parsed_command("specbench_cli.config.commands:ListOptions")
+def list_(asked: ListOptions) -> None:
     """List methods, tasks, models, runs, shapes or hardware; with NAME, show one in full."""
-    if (markdown or families) and (kind is not Kind.METHODS or name is not None or json):
-        wanted = "--markdown" if markdown else "--families"
+    kind, name = asked.kind, asked.name
+    if (asked.markdown or asked.families) and (
+        kind != "methods" or name is not None or asked.as_json
+    ):
+        wanted = "--markdown" if asked.markdown else "--families"
         raise UsageError(f"{wanted} is for all methods", f"specbench list methods {wanted}")
-    if families:
+    if asked.families:
         output.data(_markdown(family_rows()))
         return
     listing = LISTINGS[kind]
     if name is not None:
         facts = listing.full(name)
-        output.json_line(facts) if json else _show(facts)
+        output.json_line(facts) if asked.as_json else _show(facts)
         return
     found = [listing.brief(each) for each in listing.names()]
-    if json:
+    if asked.as_json:
         for facts in found:
             output.json_line(facts)
-    elif markdown:
+    elif asked.markdown:
         output.data(_markdown([catalogue_row(facts) for facts in found]))
     else:
         output.rows(found, listing.columns)
@@ -200,32 +175,30 @@ def _run_in_full(name: str) -> dict[str, Any]:
     return {"name": name, **RunDir.open(found[name]).manifest}
 
 
-LISTINGS = {
-    Kind.METHODS: Listing(
+LISTINGS: dict[str, Listing] = {
+    "methods": Listing(
         lambda: list(registry.entries()),
         brief,
         card,
         ("name", "aliases", "needs", "guarantee", "summary"),
     ),
-    Kind.TASKS: Listing(
-        _task_names, _task, _task, ("name", "rows", "embedded", "licence", "title")
-    ),
-    Kind.MODELS: Listing(
+    "tasks": Listing(_task_names, _task, _task, ("name", "rows", "embedded", "licence", "title")),
+    "models": Listing(
         _model_names,
         _model,
         _model_in_full,
         ("name", "parameters", "draft", "download_gb", "available", "licence"),
     ),
-    Kind.RUNS: Listing(
+    "runs": Listing(
         _run_names, _run, _run_in_full, ("name", "status", "target", "tasks", "methods")
     ),
-    Kind.SHAPES: Listing(
+    "shapes": Listing(
         _shape_names,
         _shape,
         _shape,
         ("name", "parameters", "family", "layers", "hidden", "experts", "source"),
     ),
-    Kind.HARDWARE: Listing(
+    "hardware": Listing(
         _hardware_names,
         _hardware,
         _hardware,

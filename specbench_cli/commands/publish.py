@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.config import options
 from specbench_cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from specbench_cli.config.commands import PublishOptions
 
 EXAMPLES = (
     "specbench publish last --to gallery",
@@ -19,36 +19,8 @@ EXAMPLES = (
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
-def publish(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="A run's folder, its name in `specbench list runs`, or `last`.",
-            show_default=False,
-        ),
-    ],
-    to: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="The gallery's folder; made if need be.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ],
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace pages of --to that specbench did not write, or that were changed since.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="A JSON object a run.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> ExitCode:
+@options.parsed_command("specbench_cli.config.commands:PublishOptions")
+def publish(asked: PublishOptions) -> ExitCode:
     """Add finished runs to a gallery: static pages that any web server or browser shows.
 
     The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
@@ -60,13 +32,13 @@ def publish(
     from specbench_cli.report.reading import read
     from specbench_cli.store.run_dir import RunDir, folder
 
-    found = [read(RunDir.open(folder(run))) for run in runs]
+    found = [read(RunDir.open(folder(run))) for run in asked.runs]
     for run in found:
         refuse(run)
     for run in found:
-        published = add(run, to, overwrite=overwrite)
+        published = add(run, asked.to, overwrite=asked.overwrite)
         entry = published.entry
-        if json:
+        if asked.as_json:
             output.json_line(
                 {
                     "run": entry.name,
@@ -81,6 +53,6 @@ def publish(
             )
         else:
             output.data(str(published.page))
-    if not json:
+    if not asked.as_json:
         output.data(str(published.index))
     return ExitCode.OK

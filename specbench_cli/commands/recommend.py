@@ -207,12 +207,12 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
+    from specbench_cli.config.sources import from_command_line
     from specbench_cli.measure.isolation.plugin_process import vet
 
+    flags = {name: value for name, value in given.items() if name not in BLOCKS}
     asked, sources = load(
-        {"methods": registry.lossless()}
-        | {name: value for name, value in given.items() if name not in BLOCKS},
-        given.get("set", []),
+        from_command_line({"methods": registry.lossless()} | flags, given.get("set", [])),
         how.config,
         methods=registry,
         env=os.environ,

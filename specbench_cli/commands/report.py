@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
-from specbench_cli.commands import OUTPUT, OVERWRITE
 from specbench_cli.commands._formats import formats
+from specbench_cli.config import options
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from specbench_cli.config.commands import ReportOptions
+    from specbench_cli.report.reading import Reading
     from specbench_cli.summary.source import Source
 
 SPEC_BENCH = "spec-bench"
@@ -33,112 +33,11 @@ EXAMPLES = (
     "specbench report --scaling grid --at tokens=30M --out law",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
-SHOWN = "What to show"
 TYPESET = "pdflatex report; bibtex report; pdflatex report; pdflatex report"
 
 
-def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN",
-            help="Folders of runs, or `last`; several become one report; or the folder of runs of"
-            " several targets. Or answer files of Spec-Bench (.jsonl), vanilla's first.",
-            show_default=False,
-        ),
-    ],
-    also: Annotated[
-        str | None,
-        typer.Option(
-            metavar=SPEC_BENCH,
-            help="Also the figures by Spec-Bench's formulas; with --to, its answer files too.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Put runs side by side that do not belong together.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = False,
-    scaling: Annotated[
-        bool,
-        typer.Option(
-            "--scaling",
-            help="Show how acceptance grows with sizes instead: RUN are folders of `specbench train"
-            " grid`, or runs of several --batch.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = False,
-    at: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE=N",
-            help="With --scaling: what the laws say of a size: tokens=30M, layers=8, batch=16.",
-            show_default="none",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Show outputs on this prompt beside vanilla's instead.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            "-m",
-            metavar="M",
-            help="With --prompt: of these rows.",
-            show_default="all",
-            rich_help_panel=SHOWN,
-        ),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMATS",
-            help="Write files instead: md, html, latex, csv, json; separate by commas.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Their folder.",
-            show_default="report/ in the first run's",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help=OVERWRITE, rich_help_panel=OUTPUT)
-    ] = False,
-    form: Annotated[
-        Literal["table", "tsv", "json"],
-        typer.Option(
-            "--format",
-            help="How the tables are printed; json: an object a row.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = "table",
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Short for --format json; with --prompt: a comparison.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-) -> ExitCode:
+@options.parsed_command("specbench_cli.config.commands:ReportOptions")
+def report(asked: ReportOptions) -> ExitCode:
     """Print a run's table, over all and by task family; with --to, write files.
 
     Several runs become one report if they share target, draft, prompts, seed, machine, settings and
@@ -150,65 +49,85 @@ def report(
     their layers, or the batch, with intervals, a held-out point and warnings; with --out too: the
     table, the points and a picture of the residuals (scaling.md, .json, .svg, .png).
     """
-    if scaling:
-        if any((to, also, prompt, method, force)):
+    _check_combination(asked)
+    if asked.scaling:
+        return _scaling(asked)
+    if asked.prompt is not None:
+        return _compare(asked, asked.prompt)
+    return _print(asked) if asked.to is None else _write(asked, asked.to)
+
+
+def _check_combination(asked: ReportOptions) -> None:
+    """Raise UsageError for options that do not go together."""
+    command = f"specbench report {asked.runs[0]}"
+    if asked.scaling:
+        if any((asked.to, asked.also, asked.prompt, asked.method, asked.force)):
             raise UsageError(
                 "--scaling takes neither --to, --also, --prompt, --method nor --force",
-                hint=f"specbench report {runs[0]} --scaling",
+                f"{command} --scaling",
             )
-        return _scaling(runs, at or [], "json" if json else form, out, overwrite)
-    if at:
-        raise UsageError(
-            "--at needs --scaling", hint=f"specbench report {runs[0]} --scaling --at {at[0]}"
-        )
-    if prompt is not None:
-        if to is not None or also is not None or len(runs) > 1:
+    elif asked.at:
+        raise UsageError("--at needs --scaling", f"{command} --scaling --at {asked.at[0]}")
+    elif asked.prompt is not None:
+        if asked.to is not None or asked.also is not None or len(asked.runs) > 1:
             raise UsageError(
                 "--prompt shows one run and takes neither --to nor --also",
-                hint=f"specbench report {runs[0]} --prompt {prompt}",
+                f"{command} --prompt {asked.prompt}",
             )
-        return _compare(runs[0], prompt, method, json or form == "json", out, overwrite)
-    if method is not None:
+    elif asked.method is not None:
         raise UsageError(
-            "--method needs --prompt",
-            hint=f"specbench report {runs[0]} --prompt ID --method {method}",
+            "--method needs --prompt", f"{command} --prompt ID --method {asked.method}"
         )
-    form = "json" if json else form
-    if to is not None and form != "table":
+    elif asked.to is not None and asked.printed != "table":
         raise UsageError(
             "--to writes files, and --format says how tables are printed: give one of the two",
-            hint=f"specbench report {runs[0]} --to {to}",
+            f"{command} --to {asked.to}",
         )
-    if to is None and out is not None:
-        raise UsageError("--out needs --to", hint=f"specbench report {runs[0]} --to md --out {out}")
-    if also not in (None, SPEC_BENCH):
+    elif asked.to is None and asked.out is not None:
+        raise UsageError("--out needs --to", f"{command} --to md --out {asked.out}")
+    elif asked.also not in (None, SPEC_BENCH):
         raise UsageError(
-            f"--also {also!r}: there is {SPEC_BENCH} only",
-            hint=f"specbench report {runs[0]} --also {SPEC_BENCH}",
+            f"--also {asked.also!r}: there is {SPEC_BENCH} only", f"{command} --also {SPEC_BENCH}"
         )
-    from specbench_cli.report import outputs
+
+
+def _read(asked: ReportOptions) -> tuple[Reading, Path]:
+    """Read the runs as one report. Return it with the folder of the first run or of the matrix."""
     from specbench_cli.report.reading import read_matrix, read_together
+    from specbench_cli.report.spec_bench import table as spec_bench_table
+
+    whole = _matrix(asked.runs)
+    if whole is not None:
+        reading = read_matrix(whole, force=asked.force)
+    else:
+        reading = read_together(_sources(asked.runs), force=asked.force)
+    gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
+    if asked.also or any(map(spec_bench_table.is_imported, reading.sources)):
+        reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
+    return reading, whole or reading.sources[0].path
+
+
+def _print(asked: ReportOptions) -> ExitCode:
+    """Print the tables of a report."""
     from specbench_cli.report.spec_bench import table as spec_bench_table
     from specbench_cli.report.terminal import table
 
-    wanted = formats(to, outputs.FORMATS, "specbench report RUN --to md") if to is not None else []
-    whole = _matrix(runs)
-    if whole is not None:
-        reading = read_matrix(whole, force=force)
-    else:
-        reading = read_together(_sources(runs), force=force)
-    sources = reading.sources
-    gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
-    if also or any(map(spec_bench_table.is_imported, sources)):
-        reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
-    if to is None:
-        table.print_runs([reading], families=True, form=form)
-        if reading.spec_bench is not None:
-            spec_bench_table.show(reading.spec_bench, form)
-        return ExitCode.OK
-    folder = out or (whole or sources[0].path) / "report"
+    reading, _ = _read(asked)
+    table.print_runs([reading], families=True, form=asked.printed)
+    if reading.spec_bench is not None:
+        spec_bench_table.show(reading.spec_bench, asked.printed)
+    return ExitCode.OK
+
+
+def _write(asked: ReportOptions, to: str) -> ExitCode:
+    """Write the files of a report."""
+    from specbench_cli.report import outputs
+
+    wanted = formats(to, outputs.FORMATS, "specbench report RUN --to md")
+    reading, first = _read(asked)
+    folder = asked.out or first / "report"
     with _writable(folder):
-        found = outputs.write(reading, folder, wanted, overwrite=overwrite)
+        found = outputs.write(reading, folder, wanted, overwrite=asked.overwrite)
     for file in found:
         output.data(str(file))
     if "latex" in wanted:
@@ -241,9 +160,7 @@ def _sources(words: list[str]) -> list[Source]:
     return [*runs, Imported(answers)] if answers else runs
 
 
-def _compare(
-    run: str, prompt: str, method: str | None, json: bool, out: Path | None, overwrite: bool
-) -> ExitCode:
+def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
     """Show the outputs on one prompt, or write who computed when."""
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.terminal.tokens import decoder_of
@@ -252,13 +169,13 @@ def _compare(
     from specbench_cli.summary.comparison import compare
     from specbench_cli.summary.facts import Facts
 
-    run_dir = RunDir.open(folder(run))
+    run_dir, out = RunDir.open(folder(asked.runs[0])), asked.out
     target = Facts.of(run_dir.manifest).target
-    labels = [] if method is None else [word for word in method.split(",") if word]
+    labels = [word for word in (asked.method or "").split(",") if word]
     decode = decoder_of(target)
     found = compare(run_dir, prompt, labels, decode)
     if out is not None:
-        with _writable(out), files.staging_folder(out, overwrite=overwrite) as staging:
+        with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:
             written = write_lanes(run_dir, found, staging)
         for file in written:
             output.data(str(out / file.relative_to(staging)))
@@ -266,43 +183,47 @@ def _compare(
     if decode is None:
         output.note(f"ids instead of texts: the tokenizer of {target} is not on this machine")
     for number, comparison in enumerate(found):
-        if json:
+        if asked.printed == "json":
             output.json_line(comparison.as_dict())
         else:
             output.data(("\n\n" if number else "") + page(comparison))
     return ExitCode.OK
 
 
-def _scaling(
-    runs: list[str], at: list[str], form: output.Format, out: Path | None, overwrite: bool
-) -> ExitCode:
+def _scaling(asked: ReportOptions) -> ExitCode:
     """Fit laws and show them, or write them too."""
-    from specbench_cli.config.numbers import number
     from specbench_cli.report.scaling import shown
     from specbench_cli.report.scaling.laws import laws_of, predictions
-    from specbench_cli.report.scaling.points import SIZES, points_of
+    from specbench_cli.report.scaling.points import points_of
 
-    points = points_of(runs)
-    laws, asked = laws_of(points), []
-    for word in at:
-        size, _, value = word.partition("=")
-        try:
-            wanted = number(value)
-        except ValueError:
-            wanted = 0.0
-        if size not in SIZES or not 0 < wanted < float("inf"):
-            raise UsageError(
-                f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
-                hint="--at tokens=30M",
-            )
-        asked += predictions(laws, size, wanted)
-    shown.show(laws, asked, form)
+    points, out = points_of(asked.runs), asked.out
+    laws = laws_of(points)
+    predicted = [each for word in asked.at for each in predictions(laws, *_size(word))]
+    shown.show(laws, predicted, asked.printed)
     if out is not None:
-        with _writable(out), files.staging_folder(out, overwrite=overwrite) as staging:
-            written = shown.write(points, laws, asked, staging)
+        with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:
+            written = shown.write(points, laws, predicted, staging)
         for file in written:
             output.note(str(out / file.relative_to(staging)))
     return ExitCode.OK
+
+
+def _size(word: str) -> tuple[str, float]:
+    """Return the size that a word of `--at` names, and its value."""
+    from specbench_cli.config.numbers import number
+    from specbench_cli.report.scaling.points import SIZES
+
+    size, _, value = word.partition("=")
+    try:
+        wanted = number(value)
+    except ValueError:
+        wanted = 0.0
+    if size not in SIZES or not 0 < wanted < float("inf"):
+        raise UsageError(
+            f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
+            hint="--at tokens=30M",
+        )
+    return size, wanted
 
 
 @contextmanager

@@ -99,6 +99,7 @@ _NEW_RUN = ("out", "config", "dry_run")
 def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
     from specbench_cli.config.load import load
+    from specbench_cli.config.sources import from_command_line
 
     if how.force:
         raise UsageError(
@@ -108,13 +109,11 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
     if "acceptance" in flags:
         flags["acceptance"] = chance(flags["acceptance"])
     return load(
-        flags,
-        given.get("set", []),
+        from_command_line(flags, given.get("set", []), given.get("sweep", [])),
         how.config,
         methods=registry,
         env=os.environ,
         folder=Path(),
-        sweeps=given.get("sweep", []),
         vet=_vet,
         check=permission_check(how.trust),
     )

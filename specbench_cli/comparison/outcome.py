@@ -121,3 +121,18 @@ def gate(words: str) -> tuple[Outcome, ...]:
             hint=f"--fail-on {','.join(FAIL_ON)}",
         )
     return tuple(outcome for outcome in known if outcome in named)
+
+
+def as_share(tolerance: str) -> float:
+    """Return 0.05 for `5%` or `0.05`. Raise UsageError if the text is no share from 0 to 1."""
+    number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise UsageError(
+            f"--tolerance {tolerance!r} is no share from 0 to 1: 5% or 0.05",
+            "specbench compare BASE NEW --tolerance 5%",
+        )
+    return share

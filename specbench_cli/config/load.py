@@ -25,9 +25,6 @@ from specbench_cli.config.sources import (
     Sourced,
     from_env,
     from_file,
-    from_flags,
-    from_sets,
-    from_sweeps,
 )
 from specbench_cli.errors import UsageError
 
@@ -61,42 +58,6 @@ class Methods(Protocol):
 
 
 def load(
-    flags: Mapping[str, Any],
-    sets: Sequence[str],
-    file: Path | None,
-    *,
-    methods: Methods,
-    env: Mapping[str, str],
-    folder: Path,
-    sweeps: Sequence[str] = (),
-    vet: Callable[[str], None] | None = None,
-    check: permission.Check = permission.check,
-) -> tuple[RunConfig, dict[str, str]]:
-    """Compose the configuration of a run.
-
-    Args:
-        flags: fields given on the command line.
-        sets: `METHOD.PARAM=VALUE` texts.
-        file: the --config file.
-        methods: the registry.
-        env: environment variables.
-        folder: where specbench.yaml is looked for.
-        sweeps: `METHOD.PARAM=VALUES` texts.
-        vet: looks at a plug-in before this process imports it; not asked where `isolation` is
-            "none".
-        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
-
-    Returns:
-        The configuration, and where each of its values came from.
-
-    Raises:
-        UsageError: a value, key, method or file is not right.
-    """
-    asked = from_sweeps(sweeps) | from_sets(sets) | from_flags(flags)
-    return compose(asked, file, methods=methods, env=env, folder=folder, vet=vet, check=check)
-
-
-def compose(
     asked: Given,
     file: Path | None,
     *,
@@ -106,8 +67,21 @@ def compose(
     vet: Callable[[str], None] | None = None,
     check: permission.Check = permission.check,
 ) -> tuple[RunConfig, dict[str, str]]:
-    """The configuration of a run that is `asked` for by a command line or a call: `load` says what
-    else is looked at, what is returned and what is raised."""
+    """Return the configuration of a run, and the source of each value.
+
+    Args:
+        asked: values from the command line or from a call.
+        file: the --config file.
+        methods: the registry.
+        env: environment variables.
+        folder: folder in which specbench.yaml is looked for.
+        vet: looks at a plug-in before this process imports it; not called if `isolation` is
+            "none".
+        check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
+
+    Raises:
+        UsageError: a value, key, method or file is not right.
+    """
     plugin_file.release()
     own = folder / "specbench.yaml"
     files = [path for path in (own if own.is_file() else None, file) if path]

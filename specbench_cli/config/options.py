@@ -6,12 +6,11 @@ commented config file of `specbench init` and the JSON schema are generated from
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import typer
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="BaseModel")
 
+ARGUMENTS = "Arguments"
+"""Panel of a command's positional arguments."""
 WHAT, DECODING, MEASURING, OUTPUT = "What to run", "Decoding", "Measuring", "Output"
 PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
 """Headings of the help of `specbench run`, in order."""
@@ -33,7 +34,7 @@ class Option:
     """The command-line option of a field.
 
     Attributes:
-        panel: help panel that lists the option.
+        panel: help panel that lists the option; `ARGUMENTS` for a positional argument.
         metavar: placeholder for the value; None for a switch.
         help: help text of one or two sentences.
         default: the default as the help shows it, if it differs from the field's default.
@@ -42,6 +43,7 @@ class Option:
         choices: values that the command line accepts, if the field's type allows more.
         as_text: True if the command line passes on any text, which the model validates.
         complete: "module:function" that returns the words for shell completion.
+        env: environment variable of the option, for options that are not settings of a run.
         hidden: True if the help does not list the option.
     """
 
@@ -54,9 +56,12 @@ class Option:
     as_text: bool = False
     choices: tuple[str, ...] = ()
     complete: str | None = None
+    env: str | None = None
     hidden: bool = False
 
 
+OVERWRITE = Option(OUTPUT, None, "Replace files that specbench did not write.")
+"""Option of every command that writes files."""
 TRUST = Option(
     OUTPUT, None, "Permit plug-ins that ./specbench.yaml or the folder of --resume names."
 )
@@ -69,6 +74,19 @@ class Setting(NamedTuple):
     name: str
     field: FieldInfo
     option: Option
+
+    @property
+    def flag(self) -> str:
+        """Long name of the option, such as `--limit`, or the metavar of an argument."""
+        if self.option.panel == ARGUMENTS:
+            return str(self.option.metavar)
+        return self.flags[0].partition("/")[0]
+
+    @property
+    def flags(self) -> list[str]:
+        """Long and short name of the option."""
+        long = self.option.name or option_name(self.name)
+        return [long, *([self.option.short] if self.option.short else [])]
 
     @property
     def default(self) -> str:
@@ -128,17 +146,69 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
             command is built, because importing pydantic would slow down the help of all commands.
     """
 
+    def find() -> list[list[Setting]]:
+        return [
+            each.settings() if isinstance(each, OptionSubset) else _model_settings(each)
+            for each in models
+        ]
+
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.build = functools.partial(_build, function, models)  # type: ignore[attr-defined]
-        return function
+        def built() -> Callable[..., Any]:
+            groups = find()
+
+            def run(**values: Any) -> Any:
+                return function(*(_typed_values(values, group) for group in groups))
+
+            return _with_signature(run, function, [_parameter(s) for g in groups for s in g])
+
+        return _attach(function, built, lambda: [each for group in find() for each in group])
+
+    return decorate
+
+
+def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options and arguments of a config model to a command.
+
+    The command line parses the values by the types and bounds of the fields, and the decorated
+    function takes the model.
+
+    Args:
+        model: config model as "module:class", which is imported when the command is built.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def built() -> Callable[..., Any]:
+            def run(typer_context: typer.Context, **values: Any) -> Any:
+                given = {name: value for name, value in values.items() if value is not None}
+                hint = f"{typer_context.command_path} --help"
+                return function(validate(_import_attribute(model), given, hint))
+
+            context = inspect.Parameter(
+                "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+            )
+            parameters = [_parsed_parameter(each) for each in _model_settings(model)]
+            return _with_signature(run, function, [context, *parameters])
+
+        return _attach(function, built, lambda: _model_settings(model))
 
     return decorate
 
 
 def build(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command's function with the signature that typer reads its options from."""
-    build: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
-    return build()
+    built: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
+    return built()
+
+
+def settings_of(function: Callable[..., Any]) -> list[Setting]:
+    """Return the options and arguments of a command's function, in the order of the help."""
+    found: Callable[[], list[Setting]] = getattr(function, "settings", list)
+    return found()
+
+
+def _model_settings(model: str) -> list[Setting]:
+    """Return the settings of a config model, which is given as "module:class"."""
+    return list(settings(_import_attribute(model)))
 
 
 def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
@@ -151,29 +221,34 @@ def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
 
     from specbench_cli.config.problems import usage_error
 
+    flags = {each.name: each.flag for each in settings(model)}
     try:
         return model.model_validate(dict(values))
     except ValidationError as fault:
         raise usage_error(
             fault,
-            subject=lambda place: option_name(str(place[0])) if place else "the options",
+            subject=lambda place: (
+                flags.get(str(place[0]), str(place[0])) if place else "the options"
+            ),
             keys=lambda place: list(model.model_fields),
             hint=hint,
         ) from fault
 
 
-def _build(
-    function: Callable[..., Any], models: tuple[str | OptionSubset, ...]
+def _attach(
+    function: Callable[..., Any],
+    build: Callable[[], Callable[..., Any]],
+    settings: Callable[[], list[Setting]],
 ) -> Callable[..., Any]:
-    found = [
-        each.settings() if isinstance(each, OptionSubset) else [*settings(_import_attribute(each))]
-        for each in models
-    ]
-    parameters = [_parameter(setting) for group in found for setting in group]
+    """Store how a command's options are built and listed, and return the command's function."""
+    function.build, function.settings = build, settings  # type: ignore[attr-defined]
+    return function
 
-    def run(**values: Any) -> Any:
-        return function(*(_typed_values(values, group) for group in found))
 
+def _with_signature(
+    run: Callable[..., Any], function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Return `run` with the name and text of a command's function, and with parameters."""
     run.__doc__, run.__name__ = function.__doc__, function.__name__
     # typer reads both.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -193,28 +268,68 @@ def _import_attribute(name: str) -> Any:
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    """Return the function parameter from which typer creates an option."""
-    name, field, option = setting
-    kind = _parsed_type(field.annotation, option)
-    names = [option.name or option_name(name), *([option.short] if option.short else [])]
-    declared = typer.Option(
-        *names,
-        metavar=option.metavar,
-        help=option.help,
-        show_default=setting.default,
-        rich_help_panel=option.panel,
-        hidden=option.hidden,
-        autocompletion=_completion(option.complete) if option.complete else None,
-    )
+    """Return the function parameter from which typer creates an option whose value is text."""
+    kind = _text_type(setting.field.annotation, setting.option)
     return inspect.Parameter(
-        name,
+        setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if kind is bool else None,
-        annotation=Annotated[kind, declared],
+        annotation=Annotated[kind, _declared(setting, setting.default)],
     )
 
 
-def _parsed_type(annotation: Any, option: Option) -> Any:
+def _parsed_parameter(setting: Setting) -> inspect.Parameter:
+    """Return the function parameter from which typer creates an option and parses its value."""
+    field, option = setting.field, setting.option
+    kind, bounds = _bounded_type(field)
+    default = inspect.Parameter.empty if field.is_required() else field.default
+    if default is None or default == []:
+        kind, default = kind | None, None
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, _declared(setting, option.default or True, **bounds)],
+    )
+
+
+def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
+    """Return the type that typer parses the value of a field as, and the bounds of a number."""
+    kind, metadata = field.annotation, field.metadata
+    items: Any = get_args(kind)[0] if get_origin(kind) is list else None
+    if get_origin(items) is Annotated:
+        metadata = [bound for inner in items.__metadata__ for bound in inner.metadata]
+        kind = list[items.__origin__]
+    bounds = {
+        name: getattr(each, attribute)
+        for each in metadata
+        for name, attribute in (("min", "ge"), ("max", "le"))
+        if hasattr(each, attribute)
+    }
+    return kind, bounds
+
+
+def _declared(setting: Setting, show_default: str | bool, **bounds: Any) -> Any:
+    """Return typer's declaration of an option or argument."""
+    option = setting.option
+    if option.panel == ARGUMENTS:
+        return typer.Argument(
+            metavar=option.metavar, help=option.help, show_default=show_default, **bounds
+        )
+    return typer.Option(
+        *setting.flags,
+        metavar=option.metavar,
+        help=option.help,
+        show_default=show_default,
+        rich_help_panel=option.panel,
+        envvar=option.env,
+        hidden=option.hidden,
+        autocompletion=_completion(option.complete) if option.complete else None,
+        **bounds,
+    )
+
+
+def _text_type(annotation: Any, option: Option) -> Any:
     """Return the type that typer parses a value as: text, unless it is a flag or a choice."""
     if option.choices:
         return Literal[option.choices] | None

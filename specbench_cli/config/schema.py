@@ -1,12 +1,23 @@
-"""A JSON schema of config files, for editors: `RunConfig`'s own, with what a file may shorten."""
+"""Config files: a file with comments to begin with, and a JSON schema for editors."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from specbench_cli.config.options import settings
+from specbench_cli.config.options import PANELS, settings
 from specbench_cli.config.run import RunConfig
+from specbench_cli.config.sources import BLOCKS
+
+HEAD = """\
+# Settings of `specbench run` in this folder. A line is an option's name and its value; an option on
+# the command line and a variable SPECBENCH_NAME override it. What is commented out is as it stands.
+methods: [sps, pld]
+tasks: [mini]
+limit: 12
+"""
+_WIDTH = 96
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -32,6 +43,19 @@ _AS_WRITTEN: Mapping[str, Mapping[str, Any]] = {
     "sweep": _PARAMS,
 }
 """Keys for which a file may hold more than the configuration that it becomes."""
+
+
+def commented_file() -> str:
+    """Return the text of a config file: all settings, with help and default, by help panel."""
+    lines, found = [HEAD], [*settings(RunConfig)]
+    for panel in PANELS:
+        lines.append(f"# {panel}\n")
+        for each in found:
+            if each.option.panel == panel:
+                about = f"# {each.option.help} Default: {each.default}."
+                lines += textwrap.wrap(about, _WIDTH, subsequent_indent="# ")
+                lines.append(f"# {BLOCKS.get(each.name, f'{each.name}:')}\n")
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def schema() -> dict[str, Any]:

@@ -72,6 +72,19 @@ def variable(name: str) -> str:
     return "SPECBENCH_" + option(name)[2:].replace("-", "_").upper()
 
 
+def from_command_line(
+    flags: Mapping[str, Any], sets: Sequence[str] = (), sweeps: Sequence[str] = ()
+) -> Given:
+    """Return what the command line sets.
+
+    Args:
+        flags: values of options, by field name.
+        sets: `METHOD.PARAM=VALUE` texts of --set.
+        sweeps: `METHOD.PARAM=VALUES` texts of --sweep.
+    """
+    return from_sweeps(sweeps) | from_sets(sets) | from_flags(flags)
+
+
 def from_flags(flags: Mapping[str, Any]) -> Given:
     """The options that were given."""
     return Given(fields={name: Sourced(value, option(name)) for name, value in flags.items()})

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from statistics import mean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_cli import files
+from specbench_cli.config.train import Begin, Samples
 from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED
@@ -52,9 +54,6 @@ from specbench_cli.training.losses import (
 from specbench_cli.training.packing import Batch, Encoded
 from specbench_cli.training.replies import LONGEST, Ask, Replies, sample_replies
 from specbench_cli.training.trainer import WORK, deterministic
-
-Samples = Literal["target", "own", "mixed"]
-Begin = Literal["first", "last", "ends"]
 
 RECORD = "alignment.json"
 """What a draft's folder says of how it was trained, and of what it is worth."""
@@ -111,6 +110,12 @@ class Aligned(Estimate):
 
     alpha: float
     mbsu: float
+
+
+Said = Sequence[tuple[Aligned, Aligned]]
+"""What the drafts of a loss are worth before and after, by seed."""
+FIGURES = ("alpha", "mat", "mbsu")
+"""Figures of `Aligned` in the table of losses."""
 
 
 @dataclass(frozen=True)
@@ -497,3 +502,34 @@ def _size(model: LlamaForCausalLM) -> int:
     return sum(
         each.numel() for each in model.parameters() if each is output or each is not embedding
     )
+
+
+def loss_row(name: str, tokens: int, said: Said, first: Said) -> dict[str, object]:
+    """Return the table row of a loss: means over seeds, and differences to the first loss.
+
+    Differences are paired by seed. Each mean has a 95% interval.
+    """
+    row: dict[str, object] = {"loss": name, "tokens": tokens, "seeds": len(said)}
+    for figure in FIGURES:
+        before, after, of_first = (
+            [getattr(each, figure) for each in ends]
+            for ends in (*zip(*said, strict=True), [ends[1] for ends in first])
+        )
+        row[f"{figure} before"] = round(mean(before), 4)
+        over = [ours - theirs for ours, theirs in zip(after, of_first, strict=True)]
+        for what, values in ((figure, after), (f"{figure} over first", over)):
+            row[what] = round(mean(values), 4)
+            half = half_width(values)
+            row[f"{what} low"] = None if half is None else round(mean(values) - half, 4)
+            row[f"{what} high"] = None if half is None else round(mean(values) + half, 4)
+    return row
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return half the width of the interval of a mean, by Student's t; None for one value."""
+    from scipy.stats import t
+
+    from specbench_cli.stats.bootstrap import LEVEL
+
+    n = len(values)
+    return float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / n**0.5 if n > 1 else None

@@ -67,6 +67,7 @@ def _shared(params):
     return {name for kind in kinds for name in kind.model_fields}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):

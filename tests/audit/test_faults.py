@@ -29,6 +29,7 @@ RARE = {
 """Faults that show in few outcomes, or in large vocabularies alone."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
     monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})

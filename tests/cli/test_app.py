@@ -29,6 +29,8 @@ LIGHT_COMMANDS = (
     ["run", "--help"],
     ["report", "--help"],
     ["train", "--help"],
+    ["train", "draft", "--help"],
+    ["predict", "--help"],
     ["list", "--help"],
     ["list", "methods"],
     ["list", "tasks"],
@@ -164,6 +166,13 @@ def test_help_of_each_command_has_panels_and_every_default_on_80_columns(
     required = sum(param.required for param in own)
     assert said.count("[required]") == required
     assert said.count("[default:") == len(own) - required
+
+
+def test_only_the_command_that_is_named_is_built():
+    asked = app._asked(["train", "draft", "--help"])
+    (group,) = asked.registered_groups
+    assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
+    assert not asked.registered_commands
 
 
 # Errors

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands.compare import GATE
 from specbench_cli.comparison.outcome import FAIL_ON, OUTCOMES
+from specbench_cli.config.commands import CompareOptions
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
 
@@ -353,7 +353,7 @@ def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
 def test_help_names_every_outcome_and_the_gate_s_default(call):
     words = " ".join(call("--help")[1].replace("│", "").split())
     assert f"some of {', '.join(OUTCOMES[:-1])}; or none" in words
-    assert ",".join(FAIL_ON) == GATE
+    assert ",".join(FAIL_ON) == CompareOptions().fail_on
 
 
 def test_help_shows_examples(call):

@@ -6,6 +6,7 @@ import pytest
 
 from specbench_cli.config import profile
 from specbench_cli.config.load import DEFAULT_METHODS, load
+from specbench_cli.config.sources import Given, from_command_line
 from specbench_cli.errors import UsageError
 
 ALIASES = {"ar": "vanilla", "sd": "sps"}
@@ -37,8 +38,7 @@ def compose(tmp_path):
         if file is not None:
             (tmp_path / "other.yaml").write_text(file)
         return load(
-            flags,
-            sets,
+            from_command_line(flags, sets),
             tmp_path / "other.yaml" if file is not None else None,
             methods=Registry(),
             env=env or {},
@@ -325,4 +325,4 @@ def test_set_of_an_option_of_the_run_is_answered_with_the_option(compose):
 
 def test_missing_config_file_is_named():
     with pytest.raises(UsageError, match=r"cannot read gone\.yaml: No such file"):
-        load({}, [], Path("gone.yaml"), methods=Registry(), env={}, folder=Path("/nonexistent"))
+        load(Given(), Path("gone.yaml"), methods=Registry(), env={}, folder=Path("/nonexistent"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,7 +11,19 @@ import typer
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from specbench_cli.config.options import DECODING, WHAT, Option, build, command, settings
+from specbench_cli.config.commands import CommandOptions
+from specbench_cli.config.options import (
+    ARGUMENTS,
+    DECODING,
+    WHAT,
+    Option,
+    build,
+    command,
+    parsed_command,
+    settings,
+    settings_of,
+)
+from specbench_cli.errors import UsageError
 
 
 class Model(BaseModel):
@@ -21,6 +34,16 @@ class Model(BaseModel):
     fast: Annotated[bool, Option(WHAT, None, "Be fast.", name="--quick")] = False
     rule: Annotated[str | None, Option(WHAT, "RULE", "x or y.", choices=("x", "y"))] = None
     internal: int = 3
+
+
+class Parsed(CommandOptions):
+    file: Annotated[Path, Option(ARGUMENTS, "FILE", "File.")]
+    length: Annotated[int, Field(ge=1, le=9), Option(WHAT, "N", "Length.", short="-l")] = 5
+    layers: Annotated[list[Annotated[int, Field(ge=1)]], Option(WHAT, "N", "Layers.")] = Field([])
+    kind: Annotated[Literal["a", "b"], Option(WHAT, "KIND", "a or b.")] = "a"
+    keep: Annotated[bool, Option(WHAT, None, "Keep.", name="--keep/--drop")] = True
+    data: Annotated[Path | None, Option(WHAT, "DIR", "Data.", env="TEST_DATA")] = None
+    rate: Annotated[float | None, Field(gt=0), Option(WHAT, "X", "Rate.")] = None
 
 
 def known() -> list[str]:
@@ -40,6 +63,61 @@ def called(*args: str) -> Any:
     app.command()(build(work))
     result = CliRunner().invoke(app, list(args))
     return found[0] if found else result
+
+
+@parsed_command(f"{__name__}:Parsed")
+def parse(asked: Parsed) -> None:
+    """Parse."""
+    found.append(asked)
+
+
+found: list[Parsed] = []
+
+
+def parsed(*args: str, **env: str) -> Any:
+    """Call a command that takes a model, and return the model or the result of the call."""
+    found.clear()
+    app = typer.Typer()
+    app.command()(build(parse))
+    result = CliRunner().invoke(app, list(args), env=env)
+    return found[0] if found else result
+
+
+def test_a_parsed_command_takes_the_model_with_its_defaults():
+    assert parsed("x") == Parsed(file=Path("x"))
+    given = parsed(
+        "x", "-l", "7", "--layers", "1", "--layers", "2", "--kind", "b", "--drop", TEST_DATA="d"
+    )
+    assert given == Parsed(
+        file=Path("x"), length=7, layers=[1, 2], kind="b", keep=False, data=Path("d")
+    )
+    assert given.given("length", "layers", "rate", "keep") == ["--length", "--layers"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("x", "--length", "0"),
+        ("x", "--length", "10"),
+        ("x", "--layers", "0"),
+        ("x", "--kind", "c"),
+    ],
+)
+def test_a_parsed_command_refuses_values_beyond_the_bounds_of_a_field(args):
+    assert parsed(*args).exit_code == 2
+
+
+def test_a_value_that_the_parser_lets_pass_is_refused_by_the_model():
+    error = parsed("x", "--rate", "0").exception
+    assert isinstance(error, UsageError)
+    assert error.message == "--rate must be above 0, got 0.0"
+
+
+def test_the_settings_of_a_command_are_known_without_calling_it():
+    assert [each.flag for each in settings_of(parse)] == [
+        "FILE", "--length", "--layers", "--kind", "--keep", "--data", "--rate",
+    ]  # fmt: skip
 
 
 def test_a_command_is_given_what_was_typed_as_it_was_typed():

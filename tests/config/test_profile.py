@@ -6,6 +6,7 @@ import yaml
 from specbench_cli import registry
 from specbench_cli.config.load import load
 from specbench_cli.config.profile import FOLDER, PROFILES
+from specbench_cli.config.sources import from_command_line
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE, aliases
 from specbench_cli.plan.plan import make_plan
@@ -13,7 +14,7 @@ from specbench_cli.plan.plan import make_plan
 
 def config_of(name, tmp_path, **flags):
     given = {"profile": name, **flags}
-    return load(given, [], None, methods=registry, env={}, folder=tmp_path)[0]
+    return load(from_command_line(given), None, methods=registry, env={}, folder=tmp_path)[0]
 
 
 def test_every_profile_has_a_file_and_every_file_is_a_profile():

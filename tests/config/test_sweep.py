@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.config.load import load
+from specbench_cli.config.sources import from_command_line
 from specbench_cli.config.sweep import MAX_ROWS, rows, values
 from specbench_cli.errors import UsageError
 
@@ -26,7 +27,8 @@ def compose(tmp_path):
     def call(*sweeps, own=None, sets=(), **flags):
         if own is not None:
             (tmp_path / "specbench.yaml").write_text(own)
-        return load(flags, sets, None, methods=Registry(), env={}, folder=tmp_path, sweeps=sweeps)
+        asked = from_command_line(flags, sets, sweeps)
+        return load(asked, None, methods=Registry(), env={}, folder=tmp_path)
 
     return call
 

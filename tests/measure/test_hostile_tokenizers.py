@@ -133,6 +133,7 @@ def loaded(folder):
     return load
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 def test_tokenizer_that_does_not_load_is_one_error(loaded, folder, damage, monkeypatch):
     with pytest.raises(EnvironmentFault, match=r"^the tokenizer of hostile does not load: .") as f:

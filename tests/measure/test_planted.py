@@ -589,6 +589,7 @@ def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
 OURS = sorted(name for name, entry in registry.ours().items() if not entry.peer)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("name", OURS)
 def test_no_method_decodes_with_logits_that_are_not_finite(run, name):

@@ -133,6 +133,7 @@ def test_the_output_is_that_of_plain_decoding(
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
 
 
+@pytest.mark.full
 @DRAFTING
 @EXACT
 def test_a_strange_draft_model_changes_nothing_in_the_output(
@@ -160,6 +161,7 @@ def test_eos_and_budget_cut_the_output_and_change_nothing_before(
             assert output == cut(ids, eos, budget)
 
 
+@pytest.mark.full
 @DRAFTING
 @EXACT
 def test_a_draft_whose_output_is_cut_changes_nothing_in_the_output(
@@ -314,11 +316,13 @@ def test_after_every_step_the_cache_equals_recomputation(audited, make, sampling
     audited(make(), sampling, prompts=prompts, budget=20)
 
 
+@pytest.mark.full
 @DRAFTING
 def test_the_cache_of_a_draft_whose_output_is_cut_equals_recomputation(audited, make):
     audited(make(), REJECTION, prompts=(13,), budget=20, draft="cut")
 
 
+@pytest.mark.full
 @METHODS
 def test_after_an_eos_inside_a_step_the_cache_equals_recomputation(audited, plain, make):
     for prompt, at, sampling in ((2, 3, GREEDY), (21, 7, COUPLED)):

@@ -103,6 +103,7 @@ def decoded(workspace: Workspace, method: str, sampling: Sampling, prompt: tuple
 PAIRS = [(96, 64), (64, 96), (96, 95)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 @pytest.mark.parametrize("method", DRAFTING)
@@ -167,6 +168,7 @@ SIZES = (TOKENS - 3, TOKENS, TOKENS + 9)
 """Fewer rows than tokens (marks were added to the tokenizer alone), as many, and padding."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("target", "draft"), [*product(SIZES, SIZES)])
 @pytest.mark.parametrize("method", ANY_VOCABULARY)

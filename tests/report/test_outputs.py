@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from specbench_cli.commands.report import report
+from specbench_cli.config.commands import ReportOptions
 from specbench_cli.errors import UsageError
 from specbench_cli.report import outputs
 from specbench_cli.report.outputs import write_outputs
@@ -103,14 +104,14 @@ def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
 
 
 def test_report_of_the_last_run_is_a_table_by_family(run, capsys):
-    assert report(["last"], form="tsv") == 0
+    assert report(ReportOptions(runs=["last"], form="tsv")) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + 6 * 7
     assert "by task: specbench report last" in err
 
 
 def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
-    assert report([str(run.path)], to="md, csv,json") == 0
+    assert report(ReportOptions(runs=[str(run.path)], to="md, csv,json")) == 0
     folder = run.path / "report"
     assert {file.name for file in folder.iterdir()} == {
         "report.md",
@@ -128,7 +129,10 @@ def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_given_twice_counts_once(run, tmp_path):
-    assert report([str(run.path), "last"], to="csv,json", out=tmp_path / "once") == 0
+    assert (
+        report(ReportOptions(runs=[str(run.path), "last"], to="csv,json", out=tmp_path / "once"))
+        == 0
+    )
     whole = json.loads((tmp_path / "once" / "summary.json").read_text())
     assert whole["passes"] == 1
     assert len(whole["rows"]) == 6 * 7
@@ -163,15 +167,15 @@ def test_records_are_parsed_once_for_figures_of_all_rows(run, tmp_path, monkeypa
 )
 def test_wrong_option_is_refused_with_what_is_allowed(run, options, message):
     with pytest.raises(UsageError, match=message):
-        report([str(run.path)], **options)
+        report(ReportOptions(runs=[str(run.path)], **options))
 
 
 def test_folder_that_cannot_be_made_is_a_usage_error(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write to"):
-        report([str(run.path)], to="csv", out=tmp_path / "file" / "x")
+        report(ReportOptions(runs=[str(run.path)], to="csv", out=tmp_path / "file" / "x"))
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no run"):
-        report([str(tmp_path)])
+        report(ReportOptions(runs=[str(tmp_path)]))

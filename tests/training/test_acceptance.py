@@ -13,12 +13,16 @@ from typer.testing import CliRunner
 
 from methods.specdecpp.training import Head, Labelled, label, mix, rows_of, weighted_bce
 from specbench_cli import registry
-from specbench_cli.commands.training.app import app
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.acceptance import Rows, calibration, divergence, export
+
+app = with_all_options(train)
+
 
 CPU = torch.device("cpu")
 

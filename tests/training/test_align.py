@@ -18,8 +18,9 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods.sps import Sps, SpsParams
-from specbench_cli.commands.training.app import app
-from specbench_cli.commands.training.draft import Loss, _row
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
+from specbench_cli.config.train import DraftLoss
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Request, Session
@@ -28,7 +29,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training import align, family
-from specbench_cli.training.align import Aligned, Aligner, alignment
+from specbench_cli.training.align import Aligned, Aligner, alignment, loss_row
 from specbench_cli.training.heads.mat import answer_of
 from specbench_cli.training.losses import (
     DISTANCES,
@@ -44,6 +45,9 @@ from specbench_cli.training.losses import (
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
 from specbench_cli.training.trainer import WORK
+
+app = with_all_options(train)
+
 
 ONE = torch.ones(1)
 
@@ -96,7 +100,7 @@ def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(se
 
 
 def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> None:
-    assert {each.value for each in Loss} == {"ce", *DISTANCES}
+    assert {each.value for each in DraftLoss} == {"ce", *DISTANCES}
 
 
 def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(
@@ -342,12 +346,12 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students
         ]
         for loss, ends in {"kl": ((2.0, 0.5), (3.0, 0.7)), "tvd": ((2.5, 0.6), (3.6, 0.8))}.items()
     }
-    row = _row("kl", 100, of["kl"], of["kl"])
+    row = loss_row("kl", 100, of["kl"], of["kl"])
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
     half = 12.706 * 0.7071 / math.sqrt(2)  # of two values
     assert row["mat low"] == pytest.approx(2.5 - half, abs=1e-3)
     assert row["mbsu low"] == row["mbsu high"] == 1.5
-    other = _row("tvd", 100, of["tvd"], of["kl"])
+    other = loss_row("tvd", 100, of["tvd"], of["kl"])
     assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
     assert other["alpha over first low"] == other["alpha over first high"] == 0.1
     assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)

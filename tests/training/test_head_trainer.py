@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from methods._heads.module import ParallelHead, heads, parallel_heads
 from specbench_cli import registry
+from specbench_cli.app import with_all_options
 from specbench_cli.commands.training._shared import recipes
-from specbench_cli.commands.training.app import app
-from specbench_cli.commands.training.heads import Loss
+from specbench_cli.commands.training.app import app as train
+from specbench_cli.config.train import HeadLoss
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
@@ -29,6 +30,8 @@ from specbench_cli.training.heads.mat import Estimate, Log
 from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.trainer import WORK
+
+app = with_all_options(train)
 
 
 class Killed(Exception):
@@ -216,6 +219,4 @@ def test_wider_updates_are_fewer_and_read_as_many_tokens(
 
 
 def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
-    assert all(
-        {loss.value for loss in Loss} == set(kind.recipe.losses) for kind in heads().values()
-    )
+    assert all(set(get_args(HeadLoss)) == set(kind.recipe.losses) for kind in heads().values())

@@ -27,7 +27,8 @@ from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
 from methods.falcon.head import FalconHead
 from methods.mtp.head import MtpHead
-from specbench_cli.commands.training.app import app
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
@@ -51,6 +52,9 @@ from specbench_cli.training.replies import (
     written,
 )
 from specbench_cli.training.trainer import WORK
+
+app = with_all_options(train)
+
 
 END, BEGIN = 0, 1
 TEMPLATE = (

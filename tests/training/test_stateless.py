@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from methods._heads.recipe import Objective
 from specbench_cli import registry
+from specbench_cli.app import with_all_options
 from specbench_cli.commands.training._shared import bars
-from specbench_cli.commands.training.app import app
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import FeatureHead
@@ -33,6 +34,9 @@ from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.losses import autocast
 from specbench_cli.training.packing import Batch, Encoded
+
+app = with_all_options(train)
+
 
 FILE = Path(__file__).parents[1] / "capabilities" / "plugins" / "stateless_head.py"
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24

@@ -13,12 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from specbench_cli.commands.training.app import app
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import UsageError
 from specbench_cli.training import family
 from specbench_cli.training.losses import exit_loss, target_loss, text_loss
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.trainer import WORK, Trainer
+
+app = with_all_options(train)
+
 
 CPU = torch.device("cpu")
 COMMANDS = ("pair", "exit", "foreign")

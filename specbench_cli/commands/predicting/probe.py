@@ -11,47 +11,36 @@ from specbench_cli import output, registry
 from specbench_cli.commands._progress import count_rounds
 from specbench_cli.config import permission
 from specbench_cli.config.load import load
+from specbench_cli.config.sources import from_command_line
 from specbench_cli.errors import EnvironmentFault, ExitCode
 
 if TYPE_CHECKING:
+    from specbench_cli.config.predict import PredictOptions
     from specbench_cli.config.run import RunConfig
+    from specbench_cli.measure.bench import Bench
+    from specbench_cli.measure.probe import Measured
+    from specbench_cli.plan.plan import Plan
 
 PROMPTS = 24
 """Of `mini`, decoded to time the host's work."""
 
 
-def probe(
-    given: dict[str, Any],
-    methods: Sequence[str],
-    sets: Sequence[str],
-    rounds: int | None,
-    batch: int | None,
-    out: Path | None,
-    json: bool,
-    check: permission.Check = permission.check,
-    overwrite: bool = False,
-) -> ExitCode:
-    """Measure the costs and keep them.
+def probe(given: dict[str, Any], options: PredictOptions, check: permission.Check) -> ExitCode:
+    """Measure the costs of this machine, store and print them.
 
     Args:
-        given: options of a run that were given.
-        methods: whose heads are probed; none stands for those whose heads are shipped.
-        sets: `METHOD.PARAM=VALUE` texts.
-        batch: most sequences that are decoded together.
+        given: settings of a run that were given.
+        options: all options of the command.
         check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
-        overwrite: True replaces any file at the path of the costs.
     """
-    asked = _asked(given, methods, sets, check)
-    # From here on torch is needed, which takes a second: what could be refused before was.
+    asked = _asked(given, options.methods, options.set, check)
+    # Validate first: importing torch takes a second.
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.costs import Setup, check_writable
     from specbench_cli.measure.isolation.plugin_process import check_plugins
     from specbench_cli.measure.kept import kept_at
     from specbench_cli.measure.machine import fingerprint
-    from specbench_cli.measure.method_costs import costs_of, models_of, sessions, sizes, together
-    from specbench_cli.measure.probe import ROUNDS, Probe
-    from specbench_cli.measure.quiet import QuietMeter
-    from specbench_cli.measure.window import Windows
+    from specbench_cli.measure.method_costs import costs_of, models_of
     from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction_table import print_costs
 
@@ -60,18 +49,41 @@ def probe(
     bench = Bench(plan)
     machine = fingerprint()
     setup = Setup(dtype=asked.dtype, **bench.resolved())
-    file = out or kept_at(machine["id"], models_of(bench), setup)
-    overwrite = overwrite or out is None  # specbench owns the cache
+    file = options.out or kept_at(machine["id"], models_of(bench), setup)
+    overwrite = options.overwrite or options.out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
-    wanted = rounds or ROUNDS
-    with count_rounds(wanted, json=json) as progress:
+    found = _measured(bench, plan, options)
+    costs = costs_of(found, bench, plan, machine)
+    costs.save(file, overwrite=overwrite, listed=True)
+    if options.as_json:
+        facts = costs.model_dump(mode="json", by_alias=True)
+        output.json_line({"event": "done", "file": file, "costs": facts})
+    else:
+        print_costs(costs)
+        output.note(f"in {file}")
+    return ExitCode.OK
+
+
+def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
+    """Return the times of all rounds.
+
+    Raises:
+        EnvironmentFault: the machine was too busy.
+    """
+    from specbench_cli.measure.method_costs import sessions, sizes, together
+    from specbench_cli.measure.probe import ROUNDS, Probe
+    from specbench_cli.measure.quiet import QuietMeter
+    from specbench_cli.measure.window import Windows
+
+    wanted, asked = options.rounds or ROUNDS, plan.config
+    with count_rounds(wanted, json=options.as_json) as progress:
         probe = Probe(
             bench.workspace,
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
             {name: each for arm in plan.arms for name, each in sessions(arm).items()},
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions],
-            batches=sizes(batch),
+            batches=sizes(options.batch),
             together=together("draft" in bench.workspace.decoders),
             seed=asked.seed,
         )
@@ -86,15 +98,7 @@ def probe(
             " no costs were kept",
             "end them and probe again, or keep such times: specbench predict --probe --allow-noise",
         )
-    costs = costs_of(found, bench, plan, machine)
-    costs.save(file, overwrite=overwrite, listed=True)
-    if json:
-        facts = costs.model_dump(mode="json", by_alias=True)
-        output.json_line({"event": "done", "file": file, "costs": facts})
-    else:
-        print_costs(costs)
-        output.note(f"in {file}")
-    return ExitCode.OK
+    return found
 
 
 def _asked(
@@ -111,8 +115,7 @@ def _asked(
 
     def ask(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
         return load(
-            {**fixed, **given, "methods": names},
-            sets,
+            from_command_line({**fixed, **given, "methods": names}, sets),
             None,
             methods=registry,
             env=os.environ,

@@ -11,6 +11,7 @@ from specbench_cli import output
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from specbench_cli.config.predict import PredictOptions
     from specbench_cli.measure.costs import Costs
     from specbench_cli.measure.hardware.roofline import Roofline
     from specbench_cli.store.run_dir import RunDir
@@ -18,28 +19,20 @@ if TYPE_CHECKING:
 DTYPE = "bfloat16"
 
 
-def asked(
-    hardware: str | None,
-    shape: str | None,
-    *,
-    dtype: str | None,
-    context: int | None,
-    overhead: float | None,
-    batch: int | None,
-) -> Roofline | None:
-    """The roofline that is asked for; None where none is.
+def asked_for(options: PredictOptions) -> Roofline | None:
+    """Return the roofline that the options name, or None.
 
     Raises:
         UsageError: half of one, or what `Roofline.of` does not know.
     """
     from specbench_cli.measure.hardware.roofline import Roofline
 
-    if hardware is None or shape is None:
+    if options.hardware is None or options.shape is None:
         given = {
-            "--hardware": hardware,
-            "--shape": shape,
-            "--context": context,
-            "--overhead": overhead,
+            "--hardware": options.hardware,
+            "--shape": options.shape,
+            "--context": options.context,
+            "--overhead": options.overhead,
         }
         if wrong := [name for name, value in given.items() if value is not None]:
             raise UsageError(
@@ -48,12 +41,12 @@ def asked(
             )
         return None
     return Roofline.of(
-        hardware,
-        shape,
-        dtype=dtype or DTYPE,
-        batch=batch or 1,
-        context=context,
-        overhead=1e3 * (overhead or 0.0),
+        options.hardware,
+        options.shape,
+        dtype=options.dtype or DTYPE,
+        batch=options.batch or 1,
+        context=options.context,
+        overhead=1e3 * (options.overhead or 0.0),
     )
 
 

@@ -3,101 +3,148 @@ load, or at other settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench_cli import output
 from specbench_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from specbench_cli.config.arrivals import Arrivals
+    from specbench_cli.config.predict import PredictOptions
     from specbench_cli.measure.hardware.roofline import Roofline
+    from specbench_cli.predict.costs import BatchCosts
+    from specbench_cli.store.run_dir import RunDir
+    from specbench_cli.summary.load import LoadRow
+
+
+class LoadPrediction(NamedTuple):
+    """Latency and throughput of a run's methods under load, simulated and measured.
+
+    Attributes:
+        run: the run whose outputs are decoded again.
+        probes: costs of each probe, the first one counts.
+        roofline: modelled hardware, or None for costs that were measured.
+        size: maximum number of sequences in a step.
+        modelled: simulated rows.
+        measured: rows of the run that were measured under the same load.
+        missing: reason for each method that was not simulated.
+    """
+
+    run: RunDir
+    probes: list[BatchCosts]
+    roofline: Roofline | None
+    size: int
+    modelled: list[LoadRow]
+    measured: list[LoadRow]
+    missing: Mapping[str, str]
+
+    def total(self, counter: str) -> int:
+        """Return the sum of a counter over the probes: "forwards" or "extrapolated"."""
+        return sum(getattr(each, counter) for each in self.probes)
 
 
 def under_load(
-    name: str,
-    files: Sequence[Path],
-    load: str,
-    batch: int | None,
-    json: bool,
-    roofline: Roofline | None,
+    name: str, load: str, options: PredictOptions, roofline: Roofline | None
 ) -> ExitCode:
-    """What a run's rows would meet under load."""
-    from specbench_cli.commands.predicting import roofline as elsewhere
+    """Predict and print what the methods of a run do under load."""
     from specbench_cli.config.arrivals import Arrivals
-    from specbench_cli.measure.costs import Costs
-    from specbench_cli.predict.costs import BatchCosts
-    from specbench_cli.predict.load import simulate_load
-    from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.store.run_dir import RunDir, folder
-    from specbench_cli.summary import load as table
 
     try:
         loads = Arrivals.sweep(load)
     except ValueError as error:
         raise UsageError(f"--load {error}", "specbench predict --help") from error
-    run = RunDir.open(folder(name))
+    found = _predict_load(RunDir.open(folder(name)), loads, options, roofline)
+    if options.as_json:
+        output.json_line(_as_dict(found))
+    else:
+        output.data("\n".join(_lines(found)))
+    return ExitCode.OK
+
+
+def _predict_load(
+    run: RunDir, loads: Sequence[Arrivals], options: PredictOptions, roofline: Roofline | None
+) -> LoadPrediction:
+    """Simulate the methods of a run under each load."""
+    from specbench_cli.commands.predicting import roofline as elsewhere
+    from specbench_cli.measure.costs import Costs
+    from specbench_cli.predict.costs import BatchCosts
+    from specbench_cli.predict.load import simulate_load
+    from specbench_cli.predict.run_costs import fitting, own
+    from specbench_cli.summary import load as table
+
     config = run.manifest.get("config", {}).get("effective", {})
-    size, chunk = batch or config.get("batch") or 1, config.get("prefill_chunk")
+    size, chunk = options.batch or config.get("batch") or 1, config.get("prefill_chunk")
     if roofline is not None:
         roofline = replace(roofline, batch=size)
         probes = [BatchCosts(elsewhere.under_load(run, roofline))]
     else:
-        given = [fitting(Costs.load(file), run) for file in files]
+        given = [fitting(Costs.load(file), run) for file in options.costs]
         probes = [BatchCosts(each) for each in given or own(run)]
-    costs = probes[0].costs
     simulated, missing = simulate_load(
         *(run.records(), run.prompts(), run.manifest, probes, loads, size, chunk)
     )
     rows = [table.LoadRow.of(each.label, each.load, each.passes) for each in simulated]
-    forwards, beyond = (
-        sum(getattr(each, of) for each in probes) for of in ("forwards", "extrapolated")
-    )
     typed = {each.typed for each in loads}
     measured = [row for row in table.load_rows(list(run.records())) if row.load in typed]
-    off = table.errors(rows, measured)
-    if json:
-        output.json_line(
-            {
-                "event": "done",
-                "run": run.path,
-                "costs": costs.brief | {"modelled_for": foreign_to(costs, run)},
-                "also": [each.costs.brief for each in probes[1:]],
-                "roofline": None if roofline is None else elsewhere.facts(roofline),
-                "batch": size,
-                "modelled": [table.as_dict(row) for row in rows],
-                "saturation_modelled": table.saturation(rows),
-                "measured": [table.as_dict(row) for row in measured],
-                "errors": off,
-                "missing": missing,
-                "forwards": forwards,
-                "extrapolated": beyond,
-            }
-        )
-        return ExitCode.OK
-    if roofline is not None:
-        from specbench_cli.report.terminal.roofline import head
+    return LoadPrediction(run, probes, roofline, size, rows, measured, missing)
 
-        first = head(roofline, run.manifest.get("models", {}))
-    else:
-        when = " and ".join(each.costs.created_utc for each in probes)
-        share = f"{beyond / max(1, forwards):.0%} of them beyond its points"
-        first = [f"modelled: batch {size}, {costs.label}, probed {when}, {share}"]
-    lines = [
-        *first,
-        *([_apart(size)] if size > 1 and not probes[0].batches_probed else ()),
-        *(table.row_lines(rows, "modelled under load") if rows else ()),
+
+def _as_dict(found: LoadPrediction) -> dict[str, Any]:
+    """Return a prediction under load for JSON."""
+    from specbench_cli.commands.predicting import roofline as elsewhere
+    from specbench_cli.predict.run_costs import foreign_to
+    from specbench_cli.summary import load as table
+
+    costs, roofline = found.probes[0].costs, found.roofline
+    return {
+        "event": "done",
+        "run": found.run.path,
+        "costs": costs.brief | {"modelled_for": foreign_to(costs, found.run)},
+        "also": [each.costs.brief for each in found.probes[1:]],
+        "roofline": None if roofline is None else elsewhere.facts(roofline),
+        "batch": found.size,
+        "modelled": [table.as_dict(row) for row in found.modelled],
+        "saturation_modelled": table.saturation(found.modelled),
+        "measured": [table.as_dict(row) for row in found.measured],
+        "errors": table.errors(found.modelled, found.measured),
+        "missing": found.missing,
+        "forwards": found.total("forwards"),
+        "extrapolated": found.total("extrapolated"),
+    }
+
+
+def _lines(found: LoadPrediction) -> list[str]:
+    """Return a prediction under load as lines of text."""
+    from specbench_cli.summary import load as table
+
+    modelled, measured, size = found.modelled, found.measured, found.size
+    return [
+        *_head(found),
+        *([_apart(size)] if size > 1 and not found.probes[0].batches_probed else ()),
+        *(table.row_lines(modelled, "modelled under load") if modelled else ()),
         *(table.row_lines(measured, "measured under the same load") if measured else ()),
         *(
             f"modelled / measured, {each['method']} at {each['load']}: latency p50"
             f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
-            for each in off
+            for each in table.errors(modelled, measured)
         ),
-        *(f"not modelled: {label}: {why}" for label, why in missing.items()),
+        *(f"not modelled: {label}: {why}" for label, why in found.missing.items()),
     ]
-    output.data("\n".join(lines))
-    return ExitCode.OK
+
+
+def _head(found: LoadPrediction) -> list[str]:
+    """Return the first lines: where the costs are from."""
+    if found.roofline is not None:
+        from specbench_cli.report.terminal.roofline import head
+
+        return head(found.roofline, found.run.manifest.get("models", {}))
+    when = " and ".join(each.costs.created_utc for each in found.probes)
+    beyond = found.total("extrapolated") / max(1, found.total("forwards"))
+    costs = f"{found.probes[0].costs.label}, probed {when}, {beyond:.0%} of them beyond its points"
+    return [f"modelled: batch {found.size}, {costs}"]
 
 
 def _apart(size: int) -> str:
@@ -107,9 +154,7 @@ def _apart(size: int) -> str:
     )
 
 
-def resettled(
-    name: str, files: Sequence[Path], asked: Sequence[str], row: str | None, json: bool
-) -> ExitCode:
+def resettled(name: str, options: PredictOptions) -> ExitCode:
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
@@ -119,14 +164,14 @@ def resettled(
     from specbench_cli.store.run_dir import RunDir, folder
 
     swept: dict[str, dict[str, Sequence[object]]] = {}
-    for (method, param), values in from_sweeps(asked).swept.items():
+    for (method, param), values in from_sweeps(options.sweep).swept.items():
         swept.setdefault(method, {})[param] = values.value
     run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in files] or own(run)
+    probes = [fitting(Costs.load(file), run) for file in options.costs] or own(run)
     costs, also = probes[0], probes[1:]
     by_probe, prices = zip(
         *(
-            simulate_settings(run.records(), run.prompts(), run.manifest, each, swept, row)
+            simulate_settings(run.records(), run.prompts(), run.manifest, each, swept, options.row)
             for each in probes
         ),
         strict=True,
@@ -136,7 +181,7 @@ def resettled(
         sum(getattr(each, of) for each in prices) for of in ("forwards", "extrapolated")
     )
     foreign = foreign_to(costs, run)
-    if json:
+    if options.as_json:
         worked_out = ("speedup", "break_even", "error")
         rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]
         more = {"forwards": forwards, "extrapolated": extrapolated}

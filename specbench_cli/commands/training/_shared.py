@@ -1,15 +1,12 @@
-"""What the commands of `specbench train` share: options, recipes, progress bars and curves."""
+"""Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,21 +17,17 @@ from rich.progress import (
 )
 
 from specbench_cli import files, output
-from specbench_cli.commands import OUTPUT
 from specbench_cli.errors import EnvironmentFault, UsageError
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
+    from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.mat import Estimate
     from specbench_cli.training.loop import Point, Result
 
     Plan = TypeVar("Plan", bound=Schedule)
-
-WHAT, TRAINING = "What to train", "Training"
-"""Panels of the help."""
 
 CURVE_POINTS = 100
 CURVES = "training_curve"
@@ -49,97 +42,6 @@ MODEL_FILES = {
     "tokenizer_config.json",
 }
 """Files of a trained model or head, which training writes into one folder."""
-
-
-class Device(StrEnum):
-    """Where to train."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-Out = Annotated[
-    Path,
-    typer.Option(
-        metavar="DIR",
-        help="Folder for the models and the work in progress.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", help="Seed of weights and data.", min=0, rich_help_panel=TRAINING),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume/--fresh",
-        help="Continue what OUT holds, or start this model over.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Scale = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        help="Factor on the steps of the recipe; 1 made the shipped models.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens",
-        help="Tokens to train on, in place of --steps-scale: as many for several heads are an"
-        " equal budget.",
-        metavar="N",
-        min=1,
-        rich_help_panel=TRAINING,
-    ),
-]
-Sequences = Annotated[
-    int | None,
-    typer.Option(
-        "--sequences",
-        help="Texts of 512 tokens an update; the learning rate is for 4. More of them fill a GPU:"
-        " there are as many updates less.",
-        metavar="N",
-        min=1,
-        show_default="the recipe's",
-        rich_help_panel=TRAINING,
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        "--lr",
-        help="Peak learning rate.",
-        metavar="X",
-        min=0.0,
-        show_default="the recipe's",
-        rich_help_panel=TRAINING,
-    ),
-]
-Smoke = Annotated[
-    bool,
-    typer.Option(
-        "--smoke",
-        help="A few steps on generated text: does it run at all?",
-        rich_help_panel=TRAINING,
-    ),
-]
-Where = Annotated[Device, typer.Option(help="Where to train.", rich_help_panel=TRAINING)]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with gsm8k_train.jsonl.",
-        envvar="SPECBENCH_DATA",
-        show_default="downloaded",
-        rich_help_panel=TRAINING,
-    ),
-]
 
 
 def recipes(
@@ -210,13 +112,6 @@ def check_outputs(folder: Path, *names: str) -> None:
         files.check_listed(folder / name)
 
 
-def write_figure(figure: "Figure", path: Path, **options: Any) -> None:
-    """Draw a figure in the format of the path's suffix, and write it as `files.write_listed`."""
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."), **options)
-    files.write_listed(path, content.getvalue())
-
-
 def forget_work(out: Path, name: str) -> None:
     """Remove the checkpoints of an earlier training.
 
@@ -243,13 +138,25 @@ def _is_curves(content: bytes) -> bool:
     return all(isinstance(each, dict) and "curve" in each for each in found.values())
 
 
-def device(wanted: Device) -> "torch.device":
+def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
+    """Return the target and its draft. Raise UsageError if none is named and none is customary."""
+    from specbench_cli.models import resolve
+
+    found = resolve(target)
+    drafting = draft or found.draft
+    if drafting is None:
+        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
+    return found, resolve(drafting)
+
+
+def device(wanted: str) -> "torch.device":
+    """Return the device to train on for "auto", "cpu" or "cuda"."""
     import torch
 
     found = torch.cuda.is_available()
-    if wanted is Device.CUDA and not found:
+    if wanted == "cuda" and not found:
         raise EnvironmentFault("no CUDA device is here", "use --device cpu")
-    return torch.device("cuda" if found and wanted is not Device.CPU else "cpu")
+    return torch.device("cuda" if found and wanted != "cpu" else "cpu")
 
 
 class Bars:
@@ -330,37 +237,10 @@ def finish(
 
 
 def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
-    """The loss curves, and beside them what MAT heads came to on held-out replies."""
-    from matplotlib.figure import Figure
+    """Draw all curves of a folder. Importing matplotlib takes a second."""
+    from specbench_cli.report.figures.training import draw_curves
 
-    from specbench_cli.report.figures.drawing import style
-
-    with style.defaults():
-        heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
-        figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
-        read = "tokens read (millions)"
-        axes = figure.add_subplot(
-            1,
-            2 if heads else 1,
-            1,
-            xlabel=read,
-            ylabel="training loss (nats a token)",
-            yscale="log",
-        )
-        lines = {}
-        for name, fact in facts.items():
-            curve = fact["curve"]
-            tokens = [point["tokens"] / 1e6 for point in curve]
-            (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
-        axes.legend(fontsize="x-small")
-        if heads:
-            axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
-            for name, fact in heads.items():
-                step = fact["tokens"] / fact["steps"] / 1e6
-                colour, mat = lines[name].get_color(), fact["mat"]
-                at = [point["step"] * step for point in mat]
-                axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
-        write_figure(figure, path, dpi=100)
+    draw_curves(facts, path)
 
 
 def _thin(curve: "list[Point]") -> list[dict[str, float]]:

@@ -1,40 +1,25 @@
 """`specbench train convert`: a head's pickled weights to safetensors."""
 
-from pathlib import Path
-from typing import Annotated
+from __future__ import annotations
 
-import typer
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder with pytorch_model.bin and config.json.")
-]
-Out = Annotated[
-    Path,
-    typer.Option(
-        metavar="DIR", help="Folder for model.safetensors and config.json.", rich_help_panel=OUTPUT
-    ),
-]
-Unpickle = Annotated[
-    bool,
-    typer.Option(
-        "--unpickle",
-        help="Read the pickle; its tensors alone, running no code of it.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+if TYPE_CHECKING:
+    from specbench_cli.config.train import ConvertOptions
 
 
-def convert(folder: Folder, out: Out, unpickle: Unpickle = False) -> None:
+@options.parsed_command("specbench_cli.config.train:ConvertOptions")
+def convert(asked: ConvertOptions) -> None:
     """Convert a head that was published as a pickle; everything else here reads safetensors."""
-    if not unpickle:
+    if not asked.unpickle:
         raise UsageError(
-            f"{folder}: a pickle is only read where --unpickle says so",
-            f"specbench train convert {folder} --out {out} --unpickle",
+            f"{asked.folder}: a pickle is only read where --unpickle says so",
+            f"specbench train convert {asked.folder} --out {asked.out} --unpickle",
         )
     from specbench_cli.training.convert import convert as converted
 
-    output.data(str(converted(folder, out)))
+    output.data(str(converted(asked.folder, asked.out)))

@@ -1,135 +1,70 @@
 """`specbench train replies`, `head`, `compare` and a command a kind: draft heads for a target."""
 
-from collections.abc import Callable
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from __future__ import annotations
 
-import typer
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench_cli import files, output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.commands.training._shared import (
-    Data,
-    Out,
-    Rate,
-    Resume,
-    Scale,
-    Seed,
-    Sequences,
-    Smoke,
-    Tokens,
-    Where,
-)
+from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from specbench_cli.config.train import (
+        CompareHeadsOptions,
+        HeadOptions,
+        MethodHeadOptions,
+        RepliesOptions,
+    )
+    from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, Progress
     from specbench_cli.training.trainer import Report
+
+    HeadCommand = HeadOptions | MethodHeadOptions | CompareHeadsOptions | RepliesOptions
 
 
 SAY_EVERY = 60
 """Seconds between two words on replies in the making."""
 
 
-class Loss(StrEnum):
-    """What a head is trained towards."""
-
-    TTT = "ttt"
-    PAPER = "paper"
-
-
-class KeptFor(StrEnum):
-    """A kind of head that rows are kept for."""
-
-    EAGLE = "eagle"
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-
-
-Rows = Annotated[
-    KeptFor,
-    typer.Option(
-        "--head",
-        help="Kind of head whose rows of the target are kept meanwhile.",
-        rich_help_panel=shared.WHAT,
-    ),
-]
-Target = Annotated[
-    str,
-    typer.Option(
-        metavar="MODEL",
-        help="Model that the head drafts for: a short name, a folder or a GGUF file; one of"
-        " Llama's kind that answers chats.",
-        rich_help_panel=shared.WHAT,
-    ),
-]
-Count = Annotated[
-    int | None,
-    typer.Option(
-        "--replies",
-        help="Questions that the target answers; more of them go on from fewer.",
-        metavar="N",
-        min=8,
-        show_default="3000",
-        rich_help_panel=shared.TRAINING,
-    ),
-]
-Towards = Annotated[
-    Loss,
-    typer.Option(
-        help="ttt: the target's distribution over several tokens, drafted in training; paper: the"
-        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made.",
-        rich_help_panel=shared.TRAINING,
-    ),
-]
-
-
 def _trainer(
-    out: Path,
-    target: str,
-    data: Path | None,
-    seed: int,
-    device: shared.Device,
-    smoke: bool,
-    count: int | None,
-    report: "Report",
-    counts: "Progress",
-    keeps: str = KeptFor.EAGLE.value,
-) -> "HeadTrainer":
+    asked: HeadCommand, report: Report, counts: Progress, keeps: str = "eagle"
+) -> HeadTrainer:
+    """Return the trainer of heads for a target.
+
+    Args:
+        asked: options of the command.
+        report: called with each point of a training.
+        counts: called with the number of replies so far.
+        keeps: kind of head whose rows of the target are kept.
+    """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
     from specbench_cli.training.heads.trainer import N_REPLIES, HeadTrainer
 
-    found, place = resolve(target), shared.device(device)
+    found, place = resolve(asked.target), shared.device(asked.device)
     trainer = HeadTrainer(
-        out,
+        asked.out,
         found.path,
-        [] if smoke else load_gsm8k(data),
-        seed,
+        [] if asked.smoke else load_gsm8k(asked.data),
+        asked.seed,
         place,
-        n_replies=count or N_REPLIES,
+        n_replies=asked.replies or N_REPLIES,
         report=report,
         counts=counts,
         label=found.label,
         template=found.template,
-        source=None if Path(target).exists() else found.label,
+        source=None if Path(asked.target).exists() else found.label,
         draft=None if (draft := found.draft) is None else lambda: resolve(draft).path,
         keeps=keeps,
     )
-    return trainer.smoke() if smoke else trainer
+    return trainer.smoke() if asked.smoke else trainer
 
 
-def replies(
-    out: Out,
-    target: Target = "embedded",
-    count: Count = None,
-    head: Rows = KeptFor.EAGLE,
-    seed: Seed = 0,
-    smoke: Smoke = False,
-    device: Where = shared.Device.AUTO,
-    data: Data = None,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:RepliesOptions")
+def replies(asked: RepliesOptions) -> None:
     """Have a target answer the questions that its heads are trained on.
 
     The other commands do this themselves where replies lack. Here it can be done before, or beside
@@ -149,18 +84,7 @@ def replies(
             last = now
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
-    trainer = _trainer(
-        out,
-        target,
-        data,
-        seed,
-        device,
-        smoke,
-        count,
-        lambda _name, _point: None,
-        progress,
-        head.value,
-    )
+    trainer = _trainer(asked, lambda _name, _point: None, progress, asked.head)
     chats = trainer.replies()
     said = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {said} tokens of answers")
@@ -214,34 +138,15 @@ KINDS = {
 """What has a command of its own: what it makes, and more to say of it."""
 
 
-def _trains(name: str, what: str, more: str) -> Callable[..., None]:
-    """The command that trains heads of a kind."""
-    towards = Loss.PAPER if name == "space" else Loss.TTT
+def _trains(name: str, what: str, more: str) -> Callable[[], None]:
+    """Return the command that trains the head of a kind."""
+    model = "PaperHeadOptions" if name == "space" else "HeadOptions"
 
-    def command(
-        out: Out,
-        target: Target = "embedded",
-        loss: Towards = towards,
-        count: Count = None,
-        seed: Seed = 0,
-        resume: Resume = True,
-        steps_scale: Scale = 1.0,
-        tokens: Tokens = None,
-        sequences: Sequences = None,
-        lr: Rate = None,
-        smoke: Smoke = False,
-        device: Where = shared.Device.AUTO,
-        data: Data = None,
-    ) -> None:
+    def command(asked: HeadOptions) -> None:
         with shared.bars() as report:
-            trainer = _trainer(
-                out, target, data, seed, device, smoke, count, report, report.count, name
-            )
+            trainer = _trainer(asked, report, report.count, name)
             kind = _kind(name)
-            (schedule,) = shared.recipes(
-                (trainer.schedule(kind),), steps_scale, smoke, out, resume, tokens, sequences, lr
-            )
-            _finish(out, schedule.name, trainer.train_kind(kind, schedule, loss.value))
+            _train(trainer, kind, trainer.schedule(kind), asked)
 
     command.__name__ = name
     command.__doc__ = f"""Train {what}, for a target (embedded-{name}).
@@ -249,7 +154,27 @@ def _trains(name: str, what: str, more: str) -> Callable[..., None]:
         The target answers questions like those of training first, which OUT/training keeps;
         {more}
         """
-    return command
+    return options.parsed_command(f"specbench_cli.config.train:{model}")(command)
+
+
+def _train(
+    trainer: HeadTrainer,
+    kind: Kind,
+    schedule: Schedule,
+    asked: HeadOptions | MethodHeadOptions,
+) -> None:
+    """Train the head of a kind by a schedule, at the scale that the options ask for."""
+    (scaled,) = shared.recipes(
+        (schedule,),
+        asked.steps_scale,
+        asked.smoke,
+        asked.out,
+        asked.resume,
+        asked.tokens,
+        asked.sequences,
+        asked.lr,
+    )
+    _finish(asked.out, scaled.name, trainer.train_kind(kind, scaled, asked.loss))
 
 
 COMPARISON = "comparison.json"
@@ -257,7 +182,7 @@ COMPARISON = "comparison.json"
 COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
-def _kind(name: str) -> "Kind":
+def _kind(name: str) -> Kind:
     """The kind of head of that name, or the one that the method of that name drafts with.
 
     Raises:
@@ -284,7 +209,7 @@ def _kind(name: str) -> "Kind":
     return found[0]
 
 
-def _finish(out: Path, name: str, result: "HeadResult") -> None:
+def _finish(out: Path, name: str, result: HeadResult) -> None:
     """Add a head to the curves, and say what it took."""
     shared.finish({name: result}, out, {name: result.mat})
     output.note(
@@ -294,35 +219,8 @@ def _finish(out: Path, name: str, result: "HeadResult") -> None:
     )
 
 
-def stateless(
-    out: Out,
-    method: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="METHOD",
-            help="The method that drafts with it.",
-            show_default="the one of --plugin",
-        ),
-    ] = None,
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Python file with the method.", rich_help_panel=shared.WHAT
-        ),
-    ] = None,
-    target: Target = "embedded",
-    loss: Towards = Loss.TTT,
-    count: Count = None,
-    seed: Seed = 0,
-    resume: Resume = True,
-    steps_scale: Scale = 1.0,
-    tokens: Tokens = None,
-    sequences: Sequences = None,
-    lr: Rate = None,
-    smoke: Smoke = False,
-    device: Where = shared.Device.AUTO,
-    data: Data = None,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:MethodHeadOptions")
+def stateless(asked: MethodHeadOptions) -> None:
     """Train the head that a method drafts with: a plug-in's, or any registered one's.
 
     OUT gets a folder named after its kind, for --set METHOD.head=FOLDER. Each level of a head
@@ -331,52 +229,18 @@ def stateless(
     """
     from specbench_cli import registry
 
-    names = [name for file in plugin or () for name in registry.load_plugin(file)]
-    if method is None and len(names) != 1:
+    names = [name for file in asked.plugins for name in registry.load_plugin(file)]
+    if asked.method is None and len(names) != 1:
         which = f"which of {', '.join(names)}?" if names else "the head of which method?"
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
-    kind = _kind(method or names[0])
+    kind = _kind(asked.method or names[0])
     with shared.bars() as report:
-        trainer = _trainer(out, target, data, seed, device, smoke, count, report, report.count)
-        found = trainer.schedule(kind, ours=False)
-        (schedule,) = shared.recipes(
-            (found,), steps_scale, smoke, out, resume, tokens, sequences, lr
-        )
-        _finish(out, schedule.name, trainer.train_kind(kind, schedule, loss.value))
+        trainer = _trainer(asked, report, report.count)
+        _train(trainer, kind, trainer.schedule(kind, ours=False), asked)
 
 
-def compare(
-    kinds: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KIND", help="Heads or methods that draft with one: medusa hydra ..."
-        ),
-    ],
-    out: Out,
-    target: Target = "embedded",
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Python file with further methods.", rich_help_panel=shared.WHAT
-        ),
-    ] = None,
-    loss: Towards = Loss.TTT,
-    count: Count = None,
-    seed: Seed = 0,
-    resume: Resume = True,
-    tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Tokens that each head is trained on.",
-            min=1,
-            rich_help_panel=shared.TRAINING,
-        ),
-    ] = (2_048_000),
-    smoke: Smoke = False,
-    device: Where = shared.Device.AUTO,
-    data: Data = None,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:CompareHeadsOptions")
+def compare(asked: CompareHeadsOptions) -> None:
     """Train several heads one after another at an equal budget, and make the table.
 
     All learn for as many tokens, of the same replies in the same order. The table says MAT as a
@@ -387,18 +251,19 @@ def compare(
 
     from specbench_cli import registry
 
-    shared.check_outputs(out, COMPARISON)
-    for file in plugin or ():
+    shared.check_outputs(asked.out, COMPARISON)
+    for file in asked.plugins:
         registry.load_plugin(file)
-    wanted = [_kind(name) for name in dict.fromkeys(kinds)]
     records = []
-    for kind in wanted:
+    for kind in [_kind(name) for name in dict.fromkeys(asked.kinds)]:
         with shared.bars() as report:
-            trainer = _trainer(out, target, data, seed, device, smoke, count, report, report.count)
+            trainer = _trainer(asked, report, report.count)
             found = trainer.schedule(kind)
-            (schedule,) = shared.recipes((found,), 1.0, smoke, out, resume, tokens)
-            result = trainer.train_kind(kind, schedule, loss.value)
-        _finish(out, schedule.name, result)
+            (schedule,) = shared.recipes(
+                (found,), 1.0, asked.smoke, asked.out, asked.resume, asked.tokens
+            )
+            result = trainer.train_kind(kind, schedule, asked.loss)
+        _finish(asked.out, schedule.name, result)
         records.append(
             {
                 "head": schedule.name,
@@ -410,5 +275,5 @@ def compare(
             }
         )
     text = json.dumps(records, indent=1) + "\n"
-    files.write_listed(out / COMPARISON, text)
+    files.write_listed(asked.out / COMPARISON, text)
     output.rows(records)

@@ -1,43 +1,27 @@
 """`specbench train judge`: the head that lets harmless deviations of a draft pass."""
 
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from __future__ import annotations
 
-import typer
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.commands.training._shared import Out, Seed, Smoke
-from specbench_cli.commands.training.acceptance import Draft, Target
+from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from methods.judge.training import Judged, Mined
+    from specbench_cli.config.train import JudgeOptions
+    from specbench_cli.models.resolve import Checkpoint
     from specbench_cli.tasks import Family
     from specbench_cli.training.heads.judge import Asked
 
-Count = Annotated[
-    int | None,
-    typer.Option(
-        "--questions",
-        metavar="N",
-        help="Questions that are mined for labels.",
-        show_default="1500",
-        min=10,
-        rich_help_panel=shared.TRAINING,
-    ),
-]
 
-
-def judge(
-    out: Out,
-    target: Target = "embedded",
-    draft: Draft = None,
-    questions: Count = None,
-    seed: Seed = 0,
-    smoke: Smoke = False,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:JudgeOptions")
+def judge(asked: JudgeOptions) -> None:
     """Train the judge of Judge Decoding for a target and its draft (embedded-judge).
 
     Labels are mined: the draft's token takes the place of the target's in the target's own greedy
@@ -46,30 +30,50 @@ def judge(
     """
     from methods.judge.training import fit
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
-    from specbench_cli.engine.models.load import load_decoder
-    from specbench_cli.models import resolve
-    from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.judge import N_QUESTIONS, export, mine
+    from specbench_cli.training.heads.judge import N_QUESTIONS, export
 
-    shared.check_model(out, "judge")
-    models = resolve(target)
-    drafting = draft or models.draft
-    if drafting is None:
-        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
-    other = resolve(drafting)
+    shared.check_model(asked.out, "judge")
+    models, other = shared.target_and_draft(asked.target, asked.draft)
     tokenizer = read_tokenizer(models.path, models.label)
-    asked = _asked(tokenizer, seed, 40 if smoke else questions or N_QUESTIONS)
+    questions = _questions(
+        tokenizer, asked.seed, 40 if asked.smoke else asked.questions or N_QUESTIONS
+    )
+    mined = _mined(models, other, tokenizer, questions)
+    weight, bias, judged = fit(mined)
+    facts = {
+        "target": models.label,
+        "target_sha256": Weights(models.path).sha256(),
+        "draft": other.label,
+        "questions": len(questions),
+        "mined": len(mined.harmless),
+        "seed": asked.seed,
+    }
+    export(asked.out / "judge", weight, bias, judged, facts)
+    _show(judged, len(mined.harmless))
+    output.note(f"specbench run -m judge --set judge.head={asked.out / 'judge'}")
+
+
+def _mined(
+    models: Checkpoint,
+    other: Checkpoint,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: list[Asked],
+) -> Mined:
+    """Mine labels from questions. Raise UsageError if all labels are equal."""
+    from specbench_cli.engine.models.load import load_decoder
+    from specbench_cli.training.corpus import Encoder
+    from specbench_cli.training.heads.judge import mine
 
     def told(done: int) -> None:
-        if done % 50 == 0 or done == len(asked):
-            output.note(f"{done} of {len(asked)} questions mined")
+        if done % 50 == 0 or done == len(questions):
+            output.note(f"{done} of {len(questions)} questions mined")
 
     mined = mine(
         load_decoder(models.path, name="target"),
         load_decoder(other.path, name="draft"),
-        asked,
+        questions,
         Encoder(tokenizer).ends,
-        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         told,
     )
     if len(set(mined.harmless.tolist())) < 2:
@@ -77,28 +81,24 @@ def judge(
             f"{len(mined.harmless)} tokens were mined, all of one kind: nothing to learn",
             "more --questions, or a --draft that is worse than the target",
         )
-    weight, bias, judged = fit(mined)
-    facts = {
-        "target": models.label,
-        "target_sha256": Weights(models.path).sha256(),
-        "draft": other.label,
-        "questions": len(asked),
-        "mined": len(mined.harmless),
-        "seed": seed,
-    }
-    export(out / "judge", weight, bias, judged, facts)
+    return mined
+
+
+def _show(judged: Judged, mined: int) -> None:
+    """Print what the head is worth on questions held out."""
     output.data(
-        f"{len(mined.harmless)} tokens mined, {judged.harmless:.0%} of {judged.tokens} held out"
+        f"{mined} tokens mined, {judged.harmless:.0%} of {judged.tokens} held out"
         f" harmless; AUC there {judged.auc:.3f}"
     )
     for threshold, caught in judged.caught.items():
         passed = judged.passed[threshold]
-        output.data(f"threshold {threshold}: stops {caught:.0%} of what harms, lets {passed:.0%}"
-                    " of the harmless pass")  # fmt: skip
-    output.note(f"specbench run -m judge --set judge.head={out / 'judge'}")
+        output.data(
+            f"threshold {threshold}: stops {caught:.0%} of what harms, lets {passed:.0%}"
+            " of the harmless pass"
+        )
 
 
-def _asked(tokenizer: "PreTrainedTokenizerFast", seed: int, n: int) -> "list[Asked]":
+def _questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[Asked]:
     """First questions of the generated training rows, scored as the task `mini` scores them."""
     from specbench_cli.tasks import Question, load_task
     from specbench_cli.training import generated

@@ -1,15 +1,18 @@
 """`specbench train quality`: what the embedded models can do, measured by the harness itself."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench_cli import files, output
-from specbench_cli.commands import OUTPUT
+from specbench_cli.config import options
+
+if TYPE_CHECKING:
+    from specbench_cli.config.train import QualityOptions
 
 TASK = "mini"
 K = 5
@@ -36,38 +39,14 @@ MEASUREMENTS = (
 )
 
 
-def quality(
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for quality.json and the runs behind it.",
-            rich_help_panel=OUTPUT,
-        ),
-    ],
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Questions, spread over the families.",
-            show_default="all",
-            rich_help_panel="Measuring",
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Seed of sampling and of the choice of questions.",
-            rich_help_panel="Measuring",
-        ),
-    ] = 0,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:QualityOptions")
+def quality(asked: QualityOptions) -> None:
     """Measure the shipped models on the task mini: accuracy, MAT, endings, repetition.
 
     Every figure comes from records of ordinary runs, which are kept in OUT; times are not used,
     so a busy machine does no harm. A measurement whose run is complete is not repeated.
     """
+    out, limit, seed = asked.out, asked.limit, asked.seed
     files.check_listed(out / FILE)
     facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
     facts["models"] = {

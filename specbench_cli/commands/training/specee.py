@@ -1,37 +1,23 @@
 """`specbench train specee`: the predictors that tell when a layer says what the target would."""
 
-from itertools import islice
-from typing import Annotated
+from __future__ import annotations
 
-import typer
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
-from specbench_cli.commands.training._shared import Out, Seed, Smoke, check_model
-from specbench_cli.commands.training.acceptance import Draft, Target
+from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
-Count = Annotated[
-    int | None,
-    typer.Option(
-        "--questions",
-        metavar="N",
-        help="Questions whose answers are read.",
-        show_default="1500",
-        min=10,
-        rich_help_panel=shared.TRAINING,
-    ),
-]
+if TYPE_CHECKING:
+    from methods.specee.training import Read, Worth
+    from specbench_cli.config.train import ExitsOptions
+    from specbench_cli.models.resolve import Checkpoint
 
 
-def specee(
-    out: Out,
-    target: Target = "embedded",
-    draft: Draft = None,
-    questions: Count = None,
-    seed: Seed = 0,
-    smoke: Smoke = False,
-) -> None:
+@options.parsed_command("specbench_cli.config.train:ExitsOptions")
+def specee(asked: ExitsOptions) -> None:
     """Train the predictors of SpecEE for a target and its draft (embedded-exits).
 
     They learn from the target's own greedy answers: behind each layer, whether its likeliest token
@@ -39,35 +25,15 @@ def specee(
     questions held out.
     """
     from methods.specee.training import fit
-    from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer
-    from specbench_cli.engine.models.load import load_decoder
-    from specbench_cli.models import resolve
-    from specbench_cli.training import generated
-    from specbench_cli.training.corpus import Encoder
-    from specbench_cli.training.heads.exits import N_QUESTIONS, export, read
+    from specbench_cli.engine.models.checkpoint import Weights
+    from specbench_cli.training.heads.exits import N_QUESTIONS, export
 
-    check_model(out, "exits")
-    models = resolve(target)
-    drafting = draft or models.draft
-    if drafting is None:
-        raise UsageError(f"{target} has no customary draft", "--draft MODEL")
-    other, encode = resolve(drafting), Encoder(read_tokenizer(models.path, models.label))
-    n = 40 if smoke else questions or N_QUESTIONS
-    prompts = [encode.prompt(row["turns"][0]) for row in islice(generated.stream(seed, "train"), n)]
-
-    def told(done: int) -> None:
-        if done % 100 == 0 or done == n:
-            output.note(f"{done} of {n} answers read")
-
-    had = read(
-        load_decoder(models.path, name="target"),
-        load_decoder(other.path, name="draft"),
-        prompts,
-        encode.ends,
-        told,
-    )
+    shared.check_model(asked.out, "exits")
+    models, other = shared.target_and_draft(asked.target, asked.draft)
+    n = 40 if asked.smoke else asked.questions or N_QUESTIONS
+    had = _read(models, other, n, asked.seed)
     try:
-        made, named, worth = fit(had, seed)
+        made, named, worth = fit(had, asked.seed)
     except ValueError as none:
         raise UsageError(str(none), "a --target with more layers, or that learnt to exit") from None
     facts = {
@@ -76,13 +42,43 @@ def specee(
         "draft": other.label,
         "questions": n,
         "tokens": len(had.question),
-        "seed": seed,
+        "seed": asked.seed,
     }
-    export(out / "exits", made, named, worth, facts)
+    export(asked.out / "exits", made, named, worth, facts)
     output.data(
         f"{len(had.question)} tokens read, {worth.tokens} of them held out; always looked at:"
         f" layers {', '.join(map(str, made.layers))} of {len(named['down']) + 1}"
     )
+    _show(worth)
+    output.note(f"specbench run -m specee --set specee.head={asked.out / 'exits'}")
+
+
+def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
+    """Return what the layers of the target say of its own greedy answers to questions."""
+    from specbench_cli.engine.models.checkpoint import read_tokenizer
+    from specbench_cli.engine.models.load import load_decoder
+    from specbench_cli.training import generated
+    from specbench_cli.training.corpus import Encoder
+    from specbench_cli.training.heads.exits import read
+
+    encode = Encoder(read_tokenizer(models.path, models.label))
+    prompts = [encode.prompt(row["turns"][0]) for row in islice(generated.stream(seed, "train"), n)]
+
+    def told(done: int) -> None:
+        if done % 100 == 0 or done == n:
+            output.note(f"{done} of {n} answers read")
+
+    return read(
+        load_decoder(models.path, name="target"),
+        load_decoder(other.path, name="draft"),
+        prompts,
+        encode.ends,
+        told,
+    )
+
+
+def _show(worth: Worth) -> None:
+    """Print what the predictors are worth on questions held out."""
     for layer, auc in worth.auc.items():
         output.data(f"layer {layer}: right in {worth.right[layer]:.0%} of looks; AUC {auc:.3f}")
     for threshold, exits in worth.exits.items():
@@ -91,4 +87,3 @@ def specee(
             f" {worth.agree[threshold]:.1%} of these are the target's own;"
             f" {worth.layers[threshold]:.2f} layers in the mean"
         )
-    output.note(f"specbench run -m specee --set specee.head={out / 'exits'}")

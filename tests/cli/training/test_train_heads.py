@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specbench_cli.commands.training.app import app
+from specbench_cli.app import with_all_options
+from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import UsageError
+
+app = with_all_options(train)
+
 
 HEADS = ("eagle", "eagle3", "mtp")
 

@@ -286,6 +286,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 """Config keys that affect the output of some model family."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: next(iter(setting)))
 @pytest.mark.parametrize("family", [*OURS, "gemma2", "phi3", "gpt2", "olmo2"])
 def test_every_config_key_is_computed_as_transformers_does_or_refused(

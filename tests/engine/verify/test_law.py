@@ -245,6 +245,7 @@ def test_the_first_two_tokens_follow_it_without_a_cut(law_of_method, pair, name)
 ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("make", "ending"), [*dealt(CASES, ENDINGS)])
 def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, ending):
     (eos, budget), tables, sampling = ending, pair("near"), narrowed(make, PLAIN)
@@ -260,6 +261,7 @@ def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
     assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("make", "kind"), [*dealt(CHAINS, ("peaked", "near", "disjoint"))])
 def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
@@ -431,6 +433,7 @@ def processed_law(table, sampling, length=3):
 
 
 # Of swift the share with more to draw takes as long as all the others.
+@pytest.mark.full
 @pytest.mark.parametrize("make", [case for case in CASES if case.id != "swift-1-2-0.45"])
 def test_under_a_grammar_the_law_is_the_processed_targets(law_of_method, pair, make):
     tables, sampling = pair("near"), narrowed(make, PLAIN)
@@ -446,6 +449,7 @@ def test_block_verification_has_the_processed_law_as_well(law_of_method, pair, n
     assert distance(law, processed_law(tables[0], sampling)) < 1e-9
 
 
+@pytest.mark.full
 @METHODS
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, make, rule):

@@ -10,6 +10,7 @@ import pytest
 from specbench_cli import registry
 from specbench_cli.config.load import load
 from specbench_cli.config.run import RunConfig
+from specbench_cli.config.sources import from_command_line
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.predict.recommend import advice, journal, search
 from specbench_cli.predict.recommend.halving import Candidates, Measured, Pace, halve
@@ -251,15 +252,10 @@ def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(change
 
 
 def asked(*methods, **more):
-    config, sources = load(
-        {"methods": list(methods) or registry.lossless(), "allow_noise": True, **more},
-        [],
-        None,
-        methods=registry,
-        env={},
-        folder=Path("/nonexistent"),
+    given = {"methods": list(methods) or registry.lossless(), "allow_noise": True, **more}
+    return load(
+        from_command_line(given), None, methods=registry, env={}, folder=Path("/nonexistent")
     )
-    return config, sources
 
 
 @pytest.mark.usefixtures("small_pair")

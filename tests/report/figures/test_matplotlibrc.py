@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import pytest
 
-from specbench_cli.commands.training import _shared, acceptance, draft
+from specbench_cli.report.figures import training
 from specbench_cli.report.figures.drawing import style
 
 
@@ -22,17 +22,16 @@ def _styled(path: Path) -> None:
 def _curves(path: Path) -> None:
     curve = [{"tokens": n, "loss": 1.0 / n} for n in (1, 2)]
     mat = [{"step": 1, "mat": 1.5}]
-    _shared._draw({"head": {"curve": curve, "mat": mat, "tokens": 2, "steps": 2}}, path)
+    training.draw_curves({"head": {"curve": curve, "mat": mat, "tokens": 2, "steps": 2}}, path)
 
 
 def _calibration(path: Path) -> None:
-    result = SimpleNamespace(bins=[SimpleNamespace(predicted=0.5, labelled=0.4)])
-    acceptance._draw(result, 6.0, path)
+    training.draw_calibration([SimpleNamespace(predicted=0.5, labelled=0.4)], 6.0, path)
 
 
 def _alignment(path: Path) -> None:
     ends = [(SimpleNamespace(alpha=n, mat=n, mbsu=n),) * 2 for n in (1.0, 2.0)]
-    draft._draw({"kl": ends, "tv": ends}, path)
+    training.draw_alignment({"kl": ends, "tv": ends}, path)
 
 
 DRAWINGS = [_styled, _curves, _calibration, _alignment]

@@ -10,6 +10,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.commands.report import report
+from specbench_cli.config.commands import ReportOptions
 from specbench_cli.errors import UsageError
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.spec_bench import table as spec_bench_table
@@ -166,7 +167,7 @@ def test_a_failed_answer_of_theirs_counts_as_failed(files):
 
 
 def test_report_of_answer_files_prints_their_formulas_figures(files, capsys):
-    assert report([str(file) for file in files], form="tsv") == 0
+    assert report(ReportOptions(runs=[str(file) for file in files], form="tsv")) == 0
     out, err = capsys.readouterr()
     theirs = next(
         row.split("\t") for row in out.splitlines() if row.startswith("imported:eagle\tall")
@@ -179,14 +180,21 @@ def test_answer_files_stand_beside_a_run_by_force_only(files, make_run, capsys):
     run = make_run()
     words = [str(run.path), *map(str, files)]
     with pytest.raises(UsageError, match=r"target: embedded-7m .* against imported"):
-        report(words)
-    assert report(words, force=True) == 0
+        report(ReportOptions(runs=words))
+    assert report(ReportOptions(runs=words, force=True)) == 0
     assert "imported:eagle @" in capsys.readouterr().out
 
 
 def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(make_run, tmp_path):
     run = make_run(edit=_other_category)
-    assert report([str(run.path)], to="md,csv,latex", also="spec-bench", out=tmp_path / "out") == 0
+    assert (
+        report(
+            ReportOptions(
+                runs=[str(run.path)], to="md,csv,latex", also="spec-bench", out=tmp_path / "out"
+            )
+        )
+        == 0
+    )
     out = tmp_path / "out"
     assert (out / "spec_bench.csv").read_text().startswith("label,family,tokens_per_s")
     page = (out / "report.md").read_text()
