@@ -155,11 +155,11 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     whole = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
-    manifest["config"]["effective"]["seed"] = 2
+    manifest["config"]["effective"]["max_new_tokens"] = 25
     (other / "manifest.json").write_text(json.dumps(manifest))
     code, _, err = report(str(other))
     assert code == 2
-    assert "seed: 1 (here) against 2 (there)" in err
+    assert "max_new_tokens: 24 (here) against 25 (there)" in err
     assert f"specbench report last {other} --force" in err
     code, out, err = report(str(other), "--force", "--format", "tsv")
     assert code == 0
