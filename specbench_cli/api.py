@@ -18,7 +18,8 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
 # All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
-from specbench_cli.engine.session import PeerSession, Session
+from specbench_cli.engine.session import Session
+from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
@@ -26,7 +27,7 @@ from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
 from specbench_cli.engine.models.meter import Metered
-from specbench_cli.engine.scoring import Partial
+from specbench_cli.engine.partial import Partial
 
 # What is proposed, how its tokens were chosen, what became of it.
 from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step

@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import methods
@@ -66,7 +67,7 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
 def test_no_transformers_where_a_shipped_model_is_loaded_nor_scipy_before():
     """What a plug-in's or a drafter's process starts with; their import takes seconds."""
     heavy = "{'transformers', 'scipy'} & {*sys.modules}"
-    starts = "specbench_cli.api, specbench_cli.measure.isolation.inside"
+    starts = "specbench_cli.api, specbench_cli.measure.isolation.plugin_methods"
     modules = "{'transformers', 'torch._dynamo'} & {*sys.modules}"
     check = (
         f"import sys, {starts}; found = {heavy};"
@@ -79,12 +80,12 @@ def test_no_transformers_where_a_shipped_model_is_loaded_nor_scipy_before():
 
 
 def test_a_session_shows_authors_what_they_need_and_the_harness_in_one_place():
-    members = {name for name in vars(Session) if not name.startswith("_")}
+    members = {name for name in dir(Session) if not name.startswith("_")}
     members |= {"requests", "target", "device", "sampling", "memory", "harness"}
     taken = {
         name
         for kind in (Session, PeerSession)
-        for member in vars(kind).values()
+        for member in map(partial(getattr, kind), dir(kind))
         if inspect.isfunction(member)
         for name in inspect.signature(member).parameters
     }

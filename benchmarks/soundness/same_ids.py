@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
 from specbench_cli.plan.plan import make_plan

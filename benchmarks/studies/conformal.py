@@ -27,8 +27,8 @@ from specbench_cli.api import Draft, Session, Spans, Step, mean_log_prob
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve

@@ -109,8 +109,9 @@ def record(task: str, limit: int, budget: int) -> list[int]:
     from methods.suffix.method import Suffix, SuffixParams
     from specbench_cli.engine.learning import Memory
     from specbench_cli.engine.models.load import load_decoder
+    from specbench_cli.engine.request import Request
     from specbench_cli.engine.sequence import StopRule
-    from specbench_cli.engine.session import Request, Session
+    from specbench_cli.engine.session import Session
     from specbench_cli.engine.verify.sampling import Sampling
     from specbench_cli.engine.workspace import Workspace
     from specbench_cli.models.resolve import resolve

@@ -42,13 +42,13 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.by_load import emitted
 from specbench_cli.engine.drafting.synergy import best_length
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.step_costs import StepCosts, quick
-from specbench_cli.measure.window import Windows
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import make_plan
 

@@ -28,8 +28,9 @@ from transformers import AutoTokenizer
 from methods.pearl import Pearl, PearlParams
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Forward, Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.place import halves

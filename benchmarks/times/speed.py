@@ -30,8 +30,8 @@ from methods.vanilla import Vanilla
 from specbench_cli.api import Method, Session, Step
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve

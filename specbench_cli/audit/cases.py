@@ -27,8 +27,9 @@ from specbench_cli.audit.models.watched import Watched, nominal_costs
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.workspace import Workspace
 

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
 from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.quiet import VOID
 from specbench_cli.measure.repeat_process import TUNING
-from specbench_cli.measure.window import VOID
 
 if TYPE_CHECKING:
     from specbench_cli.measure.view import Progress as HowFar

@@ -14,7 +14,8 @@ import typer
 from specbench_cli import output, registry
 from specbench_cli.commands._trust import permission_check
 from specbench_cli.config import options, permission
-from specbench_cli.config.sources import BLOCKS, option
+from specbench_cli.config.options import option_name
+from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,10 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             )
     asked = None
     if how.resume is not None:
-        wrong = [*map(option, given), *(option(key) for key in ("out", "config") if call.get(key))]
+        wrong = [
+            *map(option_name, given),
+            *(option_name(key) for key in ("out", "config") if call.get(key)),
+        ]
         if wrong:
             raise UsageError(
                 f"--resume takes all settings from the recommendation; drop {', '.join(wrong)}",

@@ -16,8 +16,9 @@ from specbench_cli.commands._trust import permission_check
 from specbench_cli.commands.running.matrix import begin, carry_out
 from specbench_cli.commands.running.one import NOISE, measured, told_how_to_go_on, written
 from specbench_cli.config import options
+from specbench_cli.config.options import option_name
 from specbench_cli.config.profile import PROFILES
-from specbench_cli.config.sources import BLOCKS, option
+from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.measure import repeat_process
 from specbench_cli.store.recorded import chance
@@ -70,9 +71,11 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     how = options.validate(RunInvocation, call, "specbench run --help")
     settings = None if how.resume is not None else _compose(given, how)
     if how.resume is not None:
-        _refuse([*map(option, given), *(option(key) for key in _NEW_RUN if call.get(key))])
+        _refuse(
+            [*map(option_name, given), *(option_name(key) for key in _NEW_RUN if call.get(key))]
+        )
     if how.parent is not None:
-        repeat_process.begin_apart(how.parent)
+        repeat_process.begin_repeat(how.parent)
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 
 import typer
 
-from specbench_cli.config.sources import option as option_name
-
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
@@ -27,6 +25,12 @@ ARGUMENTS = "Arguments"
 WHAT, DECODING, MEASURING, OUTPUT = "What to run", "Decoding", "Measuring", "Output"
 PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
 """Headings of the help of `specbench run`, in order."""
+
+
+def option_name(name: str) -> str:
+    """Return the command-line option of a field: `--max-new-tokens`."""
+    singular = {"methods": "method", "tasks": "task", "plugins": "plugin", "prompts": "prompt"}
+    return "--" + singular.get(name, name).replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specbench_cli.config import document, sweep
+from specbench_cli.config.options import option_name
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 
@@ -61,15 +62,9 @@ class Given:
         return Given(self.fields | over.fields, self.params | over.params, self.swept | over.swept)
 
 
-def option(name: str) -> str:
-    """The command-line option of a field: `--max-new-tokens`."""
-    singular = {"methods": "method", "tasks": "task", "plugins": "plugin", "prompts": "prompt"}
-    return "--" + singular.get(name, name).replace("_", "-")
-
-
 def variable(name: str) -> str:
     """The environment variable of a field: `SPECBENCH_MAX_NEW_TOKENS`."""
-    return "SPECBENCH_" + option(name)[2:].replace("-", "_").upper()
+    return "SPECBENCH_" + option_name(name)[2:].replace("-", "_").upper()
 
 
 def from_command_line(
@@ -87,7 +82,7 @@ def from_command_line(
 
 def from_flags(flags: Mapping[str, Any]) -> Given:
     """The options that were given."""
-    return Given(fields={name: Sourced(value, option(name)) for name, value in flags.items()})
+    return Given(fields={name: Sourced(value, option_name(name)) for name, value in flags.items()})
 
 
 def from_sets(sets: Sequence[str]) -> Given:
@@ -125,7 +120,7 @@ def _parted(text: str, where: str, values: str, example: str) -> tuple[str, str,
         from specbench_cli.config.run import RunConfig
 
         name = key.strip().replace("-", "_")
-        instead = f"{option(name)} VALUE" if name in RunConfig.model_fields else None
+        instead = f"{option_name(name)} VALUE" if name in RunConfig.model_fields else None
         raise UsageError(
             f"{where} must be METHOD.PARAM={values}, got {text!r}",
             instead or f"{where} sps.length={example}",

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock, Meter, Metered
-from specbench_cli.engine.session import Request, Session, Shared
+from specbench_cli.engine.request import Request, Shared
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Loans, Workspace
@@ -193,7 +194,7 @@ class Batch:
         first."""
         found = []
         for session in self._seat:
-            n = 0 if _begun(session) else session.harness.unread
+            n = 0 if _begun(session) else session.harness.scoring.unread
             if most is not None:
                 n = min(n, most)
                 most -= n
@@ -204,16 +205,18 @@ class Batch:
     def _forward(
         self, drafts: Sequence[tuple[Session, Draft]], prompts: Sequence[tuple[Session, int]]
     ) -> list[Tensor]:
-        parts = {session: session.harness.brings(draft) for session, draft in drafts}
-        parts |= {session: session.harness.reads(n) for session, n in prompts}
+        parts = {session: session.harness.scoring.score_part(draft) for session, draft in drafts}
+        parts |= {session: session.harness.scoring.prompt_part(n) for session, n in prompts}
         order = sorted(parts, key=self._seat.__getitem__)
         outs = self._target.forward_batch(
-            [parts[session] for session in order], taps=order[0].harness.taps
+            [parts[session] for session in order], taps=order[0].harness.scoring.layers
         )
         of = dict(zip(order, outs, strict=True))
         for session, n in prompts:
-            session.harness.read(of[session], n)
-        return [session.harness.takes(of[session]) for session, _ in drafts]
+            logits = session.harness.scoring.take_prompt(of[session], n)
+            if logits is not None:
+                session.harness.begun(logits)
+        return [session.harness.scoring.take(of[session]) for session, _ in drafts]
 
 
 def _begun(session: Session) -> bool:

@@ -1,402 +1,155 @@
-"""The drafts of a session: made of tokens that were chosen or drawn, checked, and remembered."""
+"""Building drafts: of tokens that were chosen or drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from operator import is_
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.sequence import Text
-from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
-from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.draft_checks import DraftChecks, check_ids, check_shape
+from specbench_cli.engine.session_view import SessionView
+from specbench_cli.engine.types import Draft, Law, Out
+from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.processor import Processing
-from specbench_cli.engine.verify.sampling import Rule
-from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
-from specbench_cli.errors import MethodFault
-
-# ---- what a draft must hold before anything is computed from it ---------------------------------
-
-TOLERANCE = 1e-4
-"""How far from 1 a law's sum may be; float32 rounding over 100,000 tokens stays well below."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What limits a draft: ids in the vocabulary, levels of use, nodes that there is memory for."""
+class DraftBuilder(SessionView):
+    """The part of a session that builds drafts."""
 
-    vocab: int
-    levels: int
-    nodes: int
-    device: torch.device
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        processor = self.sampling.processor
+        self._processing: Processing | None = None if processor is None else processor.begin()
+        self._checks = DraftChecks(self._text, self._chooser)
+        self._nothing = host.ids((), self._text.device)
 
-
-def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
-    """Raise MethodFault unless a draft can be scored and verified under a rule.
-
-    Waits for the device. Laws matter only where tokens are drawn.
-    """
-    tokens = draft.tokens
-    if (
-        not _is_tensor(tokens)
-        or tokens.dim() != 1
-        or tokens.dtype != torch.int64
-        or tokens.device != bounds.device
-    ):
-        raise fault(
-            "tokens",
-            f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
-            "flatten trees level by level; ids are the target's",
-        )
-    ids = host.numbers(tokens)
-    check_ids(ids, bounds.vocab)
-    tree = check_form(draft, bounds, rule)
-    if rule in ("rejection", "block"):
-        if draft.q is not None:
-            _check_q(draft.q, draft, bounds)
-        if tree is not None and draft.law == "wor":
-            _check_distinct(tree, ids)
-
-
-def check_draft(draft: object) -> None:
-    """Raise MethodFault unless the value is a `Draft`."""
-    if not isinstance(draft, Draft):
-        raise MethodFault(
-            f"expected a Draft to score, got a {type(draft).__name__}",
-            "create it with `session.chain(ids)` or `session.tree(...)`",
-        )
-
-
-def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
-    """Raise MethodFault for what is wrong with a draft whatever its ids and laws are; no wait."""
-    tree = None if draft.parents is None else _tree(draft)
-    check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
-    if draft.nodes > bounds.nodes:
-        raise fault(
-            "tokens",
-            f"{draft.nodes} nodes where the target's state has room for {bounds.nodes}",
-            "call `session.reserve(nodes)` with the largest tree's size in `start`",
-        )
-    if rule in ("rejection", "block"):
-        _check_rule(draft, rule)
-    return tree
-
-
-def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """Raise MethodFault unless all ids are in the vocabulary."""
-    if ids and (min(ids) < 0 or max(ids) >= vocab):
-        node = next(at for at, token in enumerate(ids) if not 0 <= token < vocab)
-        raise fault("tokens", f"id {ids[node]} at node {node}; the target's are 0..{vocab - 1}")
-
-
-def check_levels(levels: int, allowed: int) -> None:
-    """Raise MethodFault if a draft is deeper than the rest of the budget can use."""
-    if levels > allowed:
-        raise fault(
-            "tokens",
-            f"{levels} levels proposed where at most {allowed} may be: `limit`",
-            "propose at most `limit` levels (`session.room()`), and an empty draft if it is 0",
-        )
-
-
-def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
-    """Raise MethodFault unless q has a law for each node."""
-    if not _is_probs(q, whole):
-        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
-
-
-def check_rows(draft: Draft, rows: int) -> None:
-    """Raise MethodFault unless there is a row for each node; only a chain can do without that of
-    its last."""
-    if rows != draft.nodes or draft.parents is not None or not rows:
-        raise fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
-
-
-def fault(field: str, what: str, hint: str | None = None) -> MethodFault:
-    """A fault in a field of a draft."""
-    return MethodFault(f"draft.{field}: {what}", hint)
-
-
-def _tree(draft: Draft) -> Tree:
-    parents, order = draft.parents, draft.order
-    assert parents is not None
-    if type(parents) is not tuple or len(parents) != draft.nodes:
-        raise fault("parents", f"{_listed(parents)}; must be a tuple of {draft.nodes}, one a node")
-    for node, parent in enumerate(parents):
-        if type(parent) is not int or not ROOT <= parent < node:
-            raise fault(
-                "parents",
-                f"{parent!r} at node {node}; allowed are {ROOT}, the root, and lower nodes",
-                "number parents before their children",
-            )
-    if order is not None and (
-        type(order) is not tuple
-        or any(type(node) is not int for node in order)
-        or sorted(order) != list(range(draft.nodes))
-    ):
-        raise fault("order", f"{_listed(order)}; must be a tuple of all nodes, each once")
-    return tree_of(parents, order)
-
-
-def _check_rule(draft: Draft, rule: Rule) -> None:
-    if rule == "block" and draft.parents is not None:
-        raise fault(
-            "parents",
-            "a tree was proposed; block verification takes chains",
-            "choose --verify rejection",
-        )
-    drawn = ("iid",) if draft.parents is None else ("iid", "wor")
-    if (draft.law in drawn) if draft.q is not None else (draft.law == "point"):
-        return
-    held = "without q" if draft.q is None else "with q"
-    raise fault(
-        "law",
-        f"{draft.law!r} {held}; allowed are 'point' without q and {' and '.join(map(repr, drawn))}"
-        " with the q that the tokens were drawn from",
-        "take each drawn token and its q from `session.pick` or `session.branch`",
-    )
-
-
-def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
-    whole = (draft.nodes, bounds.vocab)
-    if not _is_probs(q, whole) or q.device != bounds.device:
-        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
-    if draft.nodes == 0:
-        return
-    own = q.gather(1, draft.tokens[:, None])[:, 0]
-    wrong = torch.stack(
-        (
-            ~q.isfinite().all(-1),
-            (q < 0).any(-1),
-            (q.sum(-1) - 1).abs() > TOLERANCE,
-            # Without replacement, children beyond q's support are allowed: see `siblings`.
-            (own <= 0) & (draft.law == "iid"),
-        )
-    )
-    for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
-        if True in rows:
-            node = rows.index(True)
-            (mass,), (chance,) = host.lists(q[node].sum()[None], own[node][None])
-            raise fault("q", what.format(node=node, sum=mass, own=chance))
-
-
-_WRONG = (
-    "the law of node {node} is not finite",
-    "the law of node {node} has negative entries",
-    "the law of node {node} sums to {sum:.6g}, not 1",
-    "the law of node {node} gives its own token probability {own:g}: it was not drawn from it",
-)
-
-
-def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
-    for children in tree.children:
-        if len({ids[child] for child in children}) < len(children):
-            raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _is_probs(q: object, shape: tuple[int, int]) -> bool:
-    return isinstance(q, Tensor) and tuple(q.shape) == shape and q.is_floating_point()
-
-
-def _kind(tensor: object) -> str:
-    if not isinstance(tensor, Tensor):
-        return f"{type(tensor).__name__} {_listed(tensor)}, no tensor"
-    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-
-
-def _listed(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ---- what a session saw -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A draft without its laws, which are large: `tokens` [m] on the device, `parents` as in
-    `Draft`."""
-
-    tokens: Tensor
-    parents: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, draft: Draft, nodes: int | None = None) -> Shape:
-        """The shape of a draft, or of its first nodes."""
-        if nodes is None or nodes == draft.nodes:
-            return cls(draft.tokens, draft.parents)
-        parents = draft.parents
-        return cls(draft.tokens[:nodes], None if parents is None else parents[:nodes])
-
-
-@dataclass(slots=True)
-class Seen:
-    """All that a session saw of one step, whatever its method tells of it.
-
-    Attributes:
-        scored: what was proposed of the drafts that the target scored.
-        verified: the drafts that `verify` decided.
-        committed: what became of them; None while nothing did.
-    """
-
-    scored: list[Shape] = field(default_factory=list)
-    verified: list[Shape] = field(default_factory=list)
-    committed: Outcome | None = None
-
-
-# ---- the drafts of a session --------------------------------------------------------------------
-
-
-class Drafts:
-    """Makes the drafts that a method asks for, and checks those that it makes itself.
-
-    A draft made here is `sound`: its ids and laws need no inspection, which would be a wait for the
-    device.
-
-    Args:
-        text: what is drafted for.
-        chooser: how tokens are chosen.
-        processing: what the target's logits are processed by; None: nothing.
-
-    Attributes:
-        slack: nodes that the target's state has room for beyond the longest text.
-        seen: what was scored, verified and committed, step by step.
-    """
-
-    def __init__(self, text: Text, chooser: Chooser, processing: Processing | None = None) -> None:
-        self.slack = 0
-        self.seen: list[Seen] = []
-        self._text, self._chooser, self._processing = text, chooser, processing
-        self._nothing = host.ids((), text.device)
-        self._picks: list[Pick] = []
-        self._sound: Draft | None = None
-        self._line: tuple[int, Tensor, Tensor] | None = None  # see `_rooted`
+    # ---- drafts ---------------------------------------------------------------------------------
 
     def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
-        """See `Session.chain`."""
-        draft = Draft(self._tokens(ids))
-        if q is not None and self._chooser.sampling.draws:
-            self.checked(check_shape, q, (draft.nodes, self._chooser.vocab_size))
-            draft = Draft(draft.tokens, law="iid", q=q)
-        self._sound = draft
-        return draft
-
-    def tree(
-        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor]
-    ) -> Draft:
-        """See `Session.tree`."""
-        self._sound = draft = Draft(self._tokens(ids), parents)
-        return Draft(draft.tokens, parents, "wor", torch.stack([*laws])) if laws else draft
-
-    def pick(self, out: Out, ahead: int) -> Pick:
-        """See `Session.pick`."""
-        rows = self._processed(cast(Tensor, out.logits)[:, -1], ahead)
-        pick = self._chooser.pick(rows, self._text.position + ahead)
-        self._picks.append(pick)
-        return pick
-
-    def drawn(self, picks: Sequence[Pick]) -> Draft:
-        """See `Session.drawn`."""
-        if not picks:
-            return self.chain(())
-        tokens = self._rooted(torch.cat([self._text.end, *[token for token, _ in picks]]))
-        laws = [q for _, q in picks if q is not None]
-        draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
-        own = self._picks[-len(picks) :]
-        if len(own) == len(picks) and all(map(is_, own, picks)):
-            self._sound = draft
-        return draft
-
-    def rows(self, draft: Draft, length: int, proposed: int | None = None) -> Tokens:
-        """The last committed token and a draft, once it is checked, for the target's forward.
+        """A chain of tokens that are known.
 
         Args:
-            length: tokens that the target's state has read.
-            proposed: see `Session.score`.
+            ids: as of `tree`.
+            q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
+                where they were chosen without a draw.
         Raises:
-            MethodFault: the draft is malformed; says the step, the field and what is allowed.
+            MethodFault: an id outside the target's vocabulary, or q of another shape.
         """
-        self.checked(check_draft, draft)
-        if not self._holds(draft):
-            self.inspected(draft)
-        elif draft.nodes:
-            self.checked(check_form, draft, self._bounds(), self._chooser.sampling.rule)
-        self._picks.clear()
-        self._open().scored.append(Shape.of(draft, proposed))
-        text = self._text
-        written, tokens, line = self._line or (0, None, draft.tokens)
-        if tokens is draft.tokens and written == len(text.tokens) == length + 1:
-            return Tokens(line[None])
-        root = text.since(length)
-        return Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
+        draft = Draft(self._tokens(ids))
+        if q is not None and self._chooser.sampling.draws:
+            self._checks.run(check_shape, q, (draft.nodes, self._chooser.vocab_size))
+            draft = Draft(draft.tokens, law="iid", q=q)
+        return self._checks.trust(draft)
 
-    def verified(self, draft: Draft) -> None:
-        """Remember that a draft was verified."""
-        self._open().verified.append(Shape.of(draft))
+    def tree(
+        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor] = ()
+    ) -> Draft:
+        """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
-    def committed(self, outcome: Outcome) -> None:
-        """Remember what was committed: the step is over."""
-        self._open().committed = outcome
+        Args:
+            ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
+                `candidates`: they are looked at only where that takes no wait.
+            laws: of nodes that were drawn without replacement, for each [V], that of the first draw
+                among its siblings; none where nodes were chosen.
+        Raises:
+            MethodFault: an id outside the target's vocabulary.
+        """
+        draft = self._checks.trust(Draft(self._tokens(ids), parents))
+        return Draft(draft.tokens, parents, "wor", torch.stack([*laws])) if laws else draft
 
-    def inspected(self, draft: Draft) -> None:
-        """Raise MethodFault unless a draft is well formed, its ids and laws too; waits."""
-        self.checked(inspect, draft, self._bounds(), self._chooser.sampling.rule)
+    def drawn(self, picks: Sequence[Pick]) -> Draft:
+        """The chain that consecutive `pick`s make."""
+        if not picks:
+            return self.chain(())
+        checks = self._checks
+        tokens = checks.root(torch.cat([self._text.end, *[token for token, _ in picks]]))
+        laws = [q for _, q in picks if q is not None]
+        draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
+        own = checks.picks[-len(picks) :]
+        if len(own) == len(picks) and all(map(is_, own, picks)):
+            checks.trust(draft)
+        return draft
 
-    def checked(self, check: Callable[..., object], *args: object) -> None:
-        """Run a check of a draft; its fault gets the number of the step."""
-        try:
-            check(*args)
-        except MethodFault as fault:
-            raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+    # ---- the tokens of drafts -------------------------------------------------------------------
+
+    def pick(self, out: Out, ahead: int = 0) -> Pick:
+        """Draw a draft token from the last row of a draft model's logits, as the rule asks.
+
+        Args:
+            out: a forward's result; its vocabulary agrees with the target's where they overlap.
+            ahead: how many draft tokens stand between the last committed token and this one.
+        Returns:
+            (token [1] int64, q [1, V] or None): q where verification needs the law drawn from.
+        """
+        rows = self._processed(cast(Tensor, out.logits)[:, -1], ahead)
+        pick = self._chooser.pick(rows, self._text.position + ahead)
+        self._checks.picks.append(pick)
+        return pick
+
+    def branch(
+        self, rows: Tensor, width: int, *, how: Law = "iid", ahead: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Choose the children of draft nodes of one level, as the rule asks.
+
+        Where tokens are drawn, `how` says how: "iid" and "wor" draw from the draft's law, "point"
+        takes the likeliest tokens. Greedy and coupled decoding take those of the best scores.
+
+        Args:
+            rows: [r, V'] logits of a draft model at the r nodes.
+            width: children of each node; best first.
+            ahead: how many draft tokens stand between the last committed token and the children.
+        Returns:
+            (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
+        """
+        return self._chooser.branch(rows, width, self._text.position + ahead, how)
+
+    def candidates(
+        self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The best children of draft nodes, without a draw, and how good they are.
+
+        Args:
+            rows: [r, V'] logits of a draft model at the r nodes.
+            width: children of each node; best first.
+            ahead: how many draft tokens stand between the last committed token and the children;
+                for each node, or the same for all.
+        Returns:
+            (tokens, values), [r, width] each: int64, and the log-softmax of the scores that the
+            session decides by.
+        """
+        depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
+        return self._chooser.candidates(rows, width, self._text.position, depths)
+
+    def ranked(
+        self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """As `candidates`, on the host; waits for the device."""
+        depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
+        return self._chooser.ranked(rows, width, self._text.position, depths)
+
+    # ---- inside ---------------------------------------------------------------------------------
 
     def _processed(self, rows: Tensor, ahead: int) -> Tensor:
         """Logits [1, V] behind the last `ahead` picks."""
-        if self._processing is None or ahead > len(self._picks):
+        picks = self._checks.picks
+        if self._processing is None or ahead > len(picks):
             return rows
-        own = self._picks[len(self._picks) - ahead :]
+        own = picks[len(picks) - ahead :]
         path = host.numbers(torch.cat([token for token, _ in own])) if own else []
         return self._processing.drafted(self._chooser.align(rows), self._text.output, path)
-
-    def _open(self) -> Seen:
-        """The step of which nothing is committed yet."""
-        if not self.seen or self.seen[-1].committed is not None:
-            self.seen.append(Seen())
-        return self.seen[-1]
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Ids [m] on the device, looked at if that takes no wait."""
         text = self._text
         if isinstance(ids, Tensor):
             if not host.near(ids.device):
-                return self._rooted(torch.cat((text.end, ids)))
+                return self._checks.root(torch.cat((text.end, ids)))
             ids = host.numbers(ids)
-        self.checked(check_ids, ids, self._chooser.vocab_size)
+        self._checks.run(check_ids, ids, self._chooser.vocab_size)
         if not ids:
             return self._nothing
-        return self._rooted(host.ids([text.tokens[-1], *ids], text.device))
-
-    def _holds(self, draft: Draft) -> bool:
-        """Whether ids and laws of a draft are known to be sound; ids are in any form."""
-        sound = self._sound
-        return draft is sound or (
-            sound is not None and draft.tokens is sound.tokens and draft.q is None
-        )
-
-    def _rooted(self, line: Tensor) -> Tensor:
-        """Draft tokens behind the last committed one, kept as they go into the target's forward."""
-        tokens = line[1:]
-        self._line = len(self._text.tokens), tokens, line
-        return tokens
-
-    def _bounds(self) -> Bounds:
-        room = self._text.room
-        nodes = room + self.slack
-        return Bounds(self._chooser.vocab_size, room, nodes, self._text.device)
+        return self._checks.root(host.ids([text.tokens[-1], *ids], text.device))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
-from specbench_cli.engine.types import Input, Out, Skip, Tokens
+from specbench_cli.engine.models.decoder import Decoder, ModelInput
+from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.errors import MethodFault
 
 SLOTS = 8
@@ -29,50 +29,31 @@ class _Imposed(Decoder):
     imposed: tuple[float, int]
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: Skip = frozenset(),
-        logits_at: LogitsAt = "last",
-        **how: Any,
-    ) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`."""
-        b, n = (x.ids if isinstance(x, Tokens) else x.rows).shape[:2]
-        begin = [state.position(seq) for seq in (range(b) if seqs is None else seqs)]
-        out = super().forward(  # type: ignore[safe-super]
-            *(x, state),
-            seqs=seqs,
-            positions=positions,
-            layers=layers,
-            skip=skip,
-            logits_at=logits_at,
-            **how,
-        )
+        (b, n), seqs = model_input.shape, model_input.seqs
+        begin = [model_input.state.position(seq) for seq in (range(b) if seqs is None else seqs)]
+        out = super().execute(model_input)
         if out.logits is None:
             return out
-        rows = torch.arange(n, device=self.device)
+        rows, positions = torch.arange(n, device=self.device), model_input.positions
         if positions is None:
             positions = torch.tensor(begin, device=self.device)[:, None] + rows
-        if isinstance(logits_at, Tensor):
-            rows = logits_at
-        elif logits_at == "last":
+        if isinstance(model_input.logits_at, Tensor):
+            rows = model_input.logits_at
+        elif model_input.logits_at == "last":
             rows = rows[-1:]
-        self._say(out.logits, x, positions, rows, whole=layers is None and not skip)
+        self._say(out.logits, model_input.x, positions, rows, whole=model_input.whole)
         return out
 
     @torch.inference_mode()
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """See `Decoder`."""
         begin = [part.state.position() for part in parts]
         outs = super().forward_batch(parts, taps=taps)
         for part, at, out in zip(parts, begin, outs, strict=True):
             if out.logits is not None:
-                rows = torch.arange(part.x.ids.shape[1], device=self.device)
+                rows = torch.arange(part.shape[1], device=self.device)
                 positions = (at + rows)[None] if part.positions is None else part.positions
                 rows = rows[-out.logits.shape[1] :]
                 self._say(out.logits, part.x, positions, rows, whole=True)

@@ -17,11 +17,11 @@ import torch
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.forward_cost import CostFunction, ForwardWork, Rows
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.meter import HostClock
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
-from specbench_cli.engine.types import Input, Out, Tokens
+from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
@@ -68,23 +68,18 @@ class Priced(Decoder):
         """See `Decoder`."""
         return self._decoder.new_state(capacity, n_seqs)
 
-    def forward(self, x: Input, state: State, **how: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`."""
-        self._spend([(x, state, not state.length())])
-        return self._decoder.forward(x, state, **how)
+        self._spend([(model_input, not model_input.state.length())])
+        return self._decoder.run(model_input)
 
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """See `Decoder`."""
-        self._spend(
-            [(part.x, part.state, part.prompt or not part.state.length()) for part in parts]
-        )
+        self._spend([(part, part.prompt or not part.state.length()) for part in parts])
         return self._decoder.forward_batch(parts, taps=taps)
 
-    def _spend(self, parts: Sequence[tuple[Input, State, bool]]) -> None:
-        rows = [
-            Rows((x.ids if isinstance(x, Tokens) else x.rows).shape[1], state.length(), prompt)
-            for x, state, prompt in parts
-        ]
+    def _spend(self, parts: Sequence[tuple[ModelInput, bool]]) -> None:
+        rows = [Rows(part.shape[1], part.state.length(), prompt) for part, prompt in parts]
         warm = self.name == self._clock.model == "target"
         self._clock.model = self.name
         self._clock.sleep(round(self._cost(ForwardWork(self.name, rows, warm=warm))))
@@ -184,14 +179,14 @@ class Scripted(Decoder):
         """See `Decoder`."""
         return ScriptState(capacity, self._row_bytes)
 
-    def forward(self, x: Input, state: State, **how: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`; chains through the whole model alone.
 
         Raises:
             MethodFault: anything else.
         """
-        at = how.pop("logits_at", "last")
-        if not isinstance(x, Tokens) or any(value not in (None, ()) for value in how.values()):
+        x, state, at = model_input.x, model_input.state, model_input.logits_at
+        if not isinstance(x, Tokens) or model_input.options.keys() - {"logits_at"}:
             raise MethodFault(
                 "a simulation knows chains of a draft model and of lookups: no trees, no heads, no"
                 " parts of the target"

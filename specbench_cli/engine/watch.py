@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench_cli.engine.drafts import Seen, Shape
 from specbench_cli.engine.learning import Memory, calls_of
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter
+from specbench_cli.engine.seen import Seen, Shape
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Forward, Outcome, Step
 from specbench_cli.engine.verify.tree import ROOT

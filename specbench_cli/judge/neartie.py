@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.engine.verify.tree import rows_of

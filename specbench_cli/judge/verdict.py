@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Guarantee, Tokens
 from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains

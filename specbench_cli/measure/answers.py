@@ -37,7 +37,7 @@ class Answers:
             self.vanilla[prompt_id, turn, pass_] = output_ids
 
     def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
-        """Whether a cell of rows on a question is missing in a pass."""
+        """Return True if an output of some methods on a question is missing in a repeat."""
         return any(key not in self.done for arm in arms for key in keys_of(question, arm, number))
 
     def of(self, names: Collection[str]) -> Answers:

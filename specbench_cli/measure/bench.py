@@ -30,8 +30,8 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
@@ -81,12 +81,7 @@ class Bench:
         config = plan.config
         self._plan = plan
         self.device = choose_device(config.home)
-        self._graphs = config.graphs != "off" and self.device.type == "cuda"
-        if config.graphs == "on" and not self._graphs:
-            raise EnvironmentFault(
-                f"--graphs on: what is recorded is CUDA graphs, and this run is on {self.device}",
-                hint="--device cuda, or leave --graphs out",
-            )
+        self._graphs = self._records_graphs()
         self.energy = Energy.of(self.device)
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
@@ -106,29 +101,8 @@ class Bench:
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         ids = min(facts.vocab_size for facts in self.facts.values())
         imposed = None if config.acceptance is None else (config.acceptance, ids)
-        decoders = {
-            role: readable(
-                partial(
-                    loaded,
-                    name=role if role in ("target", "draft") else checkpoint.label,
-                    device=self.device,
-                    dtype=dtype,
-                    imposed=imposed,
-                    graphs=self._graphs,
-                ),
-                checkpoint,
-            )
-            for role, checkpoint in checkpoints.items()
-        }
-        for role, decoder in decoders.items():
-            decoder.translation = words[role]
-        _encoding(decoders, checkpoints)
-        if config.contrast is not None and decoders["target"].parted(())[1] is not None:
-            raise UsageError(
-                f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
-                " its prompts beside it",
-                hint="choose a --target that reads text alone, or drop --contrast",
-            )
+        load = partial(loaded, dtype=dtype, imposed=imposed, graphs=self._graphs)
+        decoders = self._load_decoders(load, words)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(
@@ -142,27 +116,79 @@ class Bench:
         if self._beside:
             self.workspace.recipes = {
                 "draft": partial(
-                    loaded,
+                    load,
                     checkpoints["draft"].path,
                     name="draft",
                     device=self._beside,
-                    dtype=dtype,
-                    imposed=imposed,
-                    graphs=self._graphs,
                     input_vocab_size=self.facts["target"].vocab_size,
                 )
             }
-        self.unfit: dict[str, SpecbenchError] = {}
-        for arm in plan.arms:
-            if arm.label not in plan.apart:
+        self.unfit = self._load_artifacts(lenient)
+        self.peak("loading")
+
+    def _records_graphs(self) -> bool:
+        """Return True if forwards are recorded as CUDA graphs.
+
+        Raises:
+            EnvironmentFault: the run asks for them on another device.
+        """
+        config, on_gpu = self._plan.config, self.device.type == "cuda"
+        if config.graphs == "on" and not on_gpu:
+            raise EnvironmentFault(
+                f"--graphs on: what is recorded is CUDA graphs, and this run is on {self.device}",
+                hint="--device cuda, or leave --graphs out",
+            )
+        return config.graphs != "off" and on_gpu
+
+    def _load_decoders(
+        self, load: Callable[..., Decoder], words: Mapping[str, Translation | None]
+    ) -> dict[str, Decoder]:
+        """Load the decoder of each role.
+
+        Args:
+            load: loads one; see `loaded`.
+            words: translation of each role's vocabulary.
+        """
+        plan, checkpoints = self._plan, self._plan.checkpoints
+        decoders = {
+            role: readable(
+                partial(
+                    load,
+                    name=role if role in ("target", "draft") else checkpoint.label,
+                    device=self.device,
+                ),
+                checkpoint,
+            )
+            for role, checkpoint in checkpoints.items()
+        }
+        for role, decoder in decoders.items():
+            decoder.translation = words[role]
+        _encoding(decoders, checkpoints)
+        if plan.config.contrast is not None and decoders["target"].parted(())[1] is not None:
+            raise UsageError(
+                f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
+                " its prompts beside it",
+                hint="choose a --target that reads text alone, or drop --contrast",
+            )
+        return decoders
+
+    def _load_artifacts(self, lenient: bool) -> dict[str, SpecbenchError]:
+        """Load the trained modules of the methods before any timing. Return the errors by method.
+
+        Args:
+            lenient: see `Bench`.
+        """
+        unfit: dict[str, SpecbenchError] = {}
+        for arm in self._plan.arms:
+            if arm.label not in self._plan.apart:
                 try:
-                    for wanted in arm.method.artifacts():  # what is wrong shows before any timing
+                    for wanted in arm.method.artifacts():
                         self.workspace.artifact(wanted)
                 except (UsageError, EnvironmentFault) as fault:
                     if not lenient:
                         raise
-                    self.unfit[arm.label] = fault
-        self.peak("loading")
+                    unfit[arm.label] = fault
+        return unfit
 
     def _held(self) -> Processor | None:
         grammar = self._plan.grammar

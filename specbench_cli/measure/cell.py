@@ -12,7 +12,9 @@ import torch
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, Saved, learn
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
@@ -305,7 +307,7 @@ class Cell:
         return self.recording is not None
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
+        """See `quiet.Measurable`."""
         self.settled, self.other_cpu, self.void = True, other_cpu, void
         self.delay.void = void and self.delay.ns > 0
         self._memory_before = None

@@ -45,8 +45,8 @@ class Dropped:
         return {*self.left_out, *self.dropped}
 
     def leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:
-        """Give a row up for the rest of the pass: it is no fault of the method's, and the others
-        go on."""
+        """Leave a method out of the rest of the repeat. This is no fault of the method, and the
+        others go on."""
         if arm.label not in self.left_out:
             self.left_out[arm.label] = why
             self._on_drop(arm.label)

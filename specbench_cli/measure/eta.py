@@ -25,7 +25,7 @@ class Work:
     """Work on a row of the result, in units that its cells are thought to differ by (tokens that
     may be made).
 
-    due, done: units, of the pass. later: units of the passes after it. spent: seconds on `done`.
+    due, done: units, of the repeat. later: units of the repeats after it. spent: seconds on `done`.
     faded_done, faded_spent: the same sums, with more weight on recent outputs.
     """
 
@@ -74,7 +74,7 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
 
 
 class Pace:
-    """Watches a pass: which row took how long for what.
+    """Times of a repeat: which method took how long for what.
 
     Args:
         rows: what there is to do.

@@ -30,7 +30,17 @@ def measure_repeat(
     force: bool,
     part: str = "",
 ) -> None:
-    # Reading weights takes torch and seconds: nothing above needs it.
+    """Measure what a repeat of a run lacks, in this process.
+
+    Args:
+        number: of the repeat, from 1.
+        in_turn, force: see `run.run`.
+        part: name of the part of the run that this is, if it is not a repeat of the result.
+
+    Raises:
+        WorkerLost: a method could not be measured to the end.
+    """
+    # Loading models imports torch, which takes seconds: nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
     from specbench_cli.measure.answers import Answers
     from specbench_cli.measure.bench import Bench
@@ -71,7 +81,7 @@ def measure_repeat(
         if between is not None:
             _keep_costs(between, run_dir, view, number)
         run_dir.update(
-            # The first pass that needed a tolerance measured it; one that did not knows nothing.
+            # The first repeat that needed a tolerance measured it; others know nothing.
             near_ties=run_dir.manifest.get("near_ties") or repeat.near_ties(),
             tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory(),
@@ -86,7 +96,7 @@ def measure_repeat(
 
 
 def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -> None:
-    """Keep what was probed between a pass's prompts; say so if it is worth nothing."""
+    """Store the costs that were probed between prompts, or note why there are none."""
     costs = between.costs()
     if costs is not None:
         try:

@@ -15,10 +15,9 @@ from specbench_cli.measure.costs import Costs, Setup
 from specbench_cli.measure.kept import find
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.probe import Measured, Probe
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.rounds import Decoding, Together
 from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
-from specbench_cli.measure.window import Windows
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.request import Request
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError, UsageError
 from specbench_cli.measure.answers import Answers

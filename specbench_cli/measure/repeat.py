@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.errors import PromptError, WorkerLost
 from specbench_cli.judge.verdict import Judge
 from specbench_cli.measure import warm_up
@@ -19,22 +19,43 @@ from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.cell import Cell, Delay, Measured
 from specbench_cli.measure.dropped import Dropped
-from specbench_cli.measure.evidence import has_near_tie, near_ties, pictured, texts
 from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
-from specbench_cli.measure.judging import REPLAY, Group, Judging
+from specbench_cli.measure.judging import (
+    REPLAY,
+    Group,
+    Judging,
+    has_near_tie,
+    near_ties,
+    pictured,
+    texts,
+)
 from specbench_cli.measure.machine_lock import Turns
 from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.method_costs import Between
 from specbench_cli.measure.prompts import Known, Prompts
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import Measurable, QuietMeter, Windows
 from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
 from specbench_cli.measure.together import measurable
 from specbench_cli.measure.view import RunView
-from specbench_cli.measure.window import Measurable, Windows
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import REFERENCE, Plan, wave
 from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import Key
 from specbench_cli.tasks.schema import Question
+
+
+class _Turn(NamedTuple):
+    """A prompt that all methods decode, and what was measured on it."""
+
+    question: Question
+    prompt: Prompt
+    request: Request
+    known: Known
+    cells: list[Cell]
+
+    def key(self, arm: Arm, number: int) -> Key:
+        """Return the key of a method's record."""
+        return self.prompt.prompt_id, self.prompt.turn, arm.label, number
 
 
 class Repeat:
@@ -187,7 +208,7 @@ class Repeat:
                 self._between.round()
 
     def look_back(self) -> None:
-        """Decode the pass's first prompt once more, without a clock, by every method that says it
+        """Decode the first prompt once more, without a clock, by every method that says it
         keeps nothing from prompt to prompt: it must come to the same."""
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():
@@ -234,7 +255,7 @@ class Repeat:
             turn += 1
 
     def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """See `evidence.near_ties`.
+        """See `judging.near_ties`.
 
         Args:
             needed: True if an output of the run is a near-tie. None reads it from the records.
@@ -307,73 +328,66 @@ class Repeat:
         number: int,
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
-        """Run the missing cells of prompts that are decoded together; returns vanilla's answers."""
+        """Measure what prompts that are decoded together lack. Return vanilla's answers."""
         requests = [self._prompts.request(question, prompt) for question, prompt in asked]
-        known = [self._prompts.known(request, number) for request in requests]
-        groups = [Group(question, [], None) for question, _ in asked]
+        turns = [
+            _Turn(question, prompt, request, self._prompts.known(request, number), [])
+            for (question, prompt), request in zip(asked, requests, strict=True)
+        ]
         for arm in arms:
-            if arm.label in self._dropped:
-                continue
-            cells: list[Cell] = []
-            kept: list[Group | None] = []
-            own: list[Question] = []
-            keys = [(prompt.prompt_id, prompt.turn, arm.label, number) for _, prompt in asked]
-            there = [key in self._answers.done for key in keys]
-            whole = arm.learns_from_prompts or (self._whole(arm) and not all(there))
-            for (question, prompt), request, told, group, done in zip(
-                asked, requests, known, groups, there, strict=True
-            ):
-                if not done or whole:
-                    cells.append(self._cell(arm, question, prompt, request, told, number, memory))
-                    kept.append(None if done else group)
-                    own.append(question)
-            if not cells:
-                continue
-            cell = self._measurable(arm, cells)
-            with self._progress.spent(arm, own):
-                if any(kept):
-                    self._windows.run(cell)
-                else:
-                    cell.measure()
-            if not self._windows.open:
-                self._progress.report_if_due()
-            self._dropped.count_failures(arm, cells)
-            if arm.is_reproducible:
-                self._opening.setdefault(arm.label, cells)
-            lost = next((each.lost for each in cells if each.lost is not None), None)
-            if lost is not None:
-                self._dropped.leave_out(arm, number, lost)
-                continue
-            for made, keeper in zip(cells, kept, strict=True):
-                if keeper is not None:
-                    keeper.cells.append(made)
-        for (_, prompt), group in zip(asked, groups, strict=True):
-            group.reference = self._reference(prompt, number, group.cells)
+            if arm.label not in self._dropped:
+                self._measure_method(arm, turns, number, memory[arm.label])
+        groups = [
+            Group(turn.question, turn.cells, self._reference(turn.prompt, number, turn.cells))
+            for turn in turns
+        ]
         self._pending.extend(groups)
         self._write()
         return [group.reference for group in groups]
 
-    def _cell(
-        self,
-        arm: Arm,
-        question: Question,
-        prompt: Prompt,
-        request: Request,
-        known: Known,
-        number: int,
-        memory: Mapping[str, Memory],
-    ) -> Cell:
+    def _measure_method(
+        self, arm: Arm, turns: Sequence[_Turn], number: int, memory: Memory
+    ) -> None:
+        """Measure what one method lacks of prompts that are decoded together."""
+        done = [turn.key(arm, number) in self._answers.done for turn in turns]
+        whole = arm.learns_from_prompts or (self._whole(arm) and not all(done))
+        due = [
+            (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
+        ]
+        if not due:
+            return
+        cells = [self._cell(arm, turn, number, memory) for turn, _ in due]
+        measurable = self._measurable(arm, cells)
+        with self._progress.spent(arm, [turn.question for turn, _ in due]):
+            if any(new for _, new in due):
+                self._windows.run(measurable)
+            else:
+                measurable.measure()
+        if not self._windows.open:
+            self._progress.report_if_due()
+        self._dropped.count_failures(arm, cells)
+        if arm.is_reproducible:
+            self._opening.setdefault(arm.label, cells)
+        lost = next((each.lost for each in cells if each.lost is not None), None)
+        if lost is not None:
+            self._dropped.leave_out(arm, number, lost)
+            return
+        for cell, (turn, new) in zip(cells, due, strict=True):
+            if new:
+                turn.cells.append(cell)
+
+    def _cell(self, arm: Arm, turn: _Turn, number: int, memory: Memory) -> Cell:
         cell = Cell(
             arm,
-            prompt,
-            request,
+            turn.prompt,
+            turn.request,
             self._bench.workspace,
             self._sampling,
             number,
-            memory[arm.label],
-            None if arm.method.peer else known.recording,
-            known.reference if arm.method.upper_bound else None,
-            pictured=number == 1 and question.prompt_id in self._pictured,
+            memory,
+            None if arm.method.peer else turn.known.recording,
+            turn.known.reference if arm.method.upper_bound else None,
+            pictured=number == 1 and turn.question.prompt_id in self._pictured,
             delayed_by=self._delays.get(arm.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),

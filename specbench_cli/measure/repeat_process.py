@@ -1,4 +1,4 @@
-"""A pass in a process of its own, and what became of it."""
+"""A repeat in a process of its own: its command, its exit code, and its errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ TUNING = "tuning"
 """What the part of a run is called that chooses parameters."""
 
 DONE = 100
-"""What a pass that was finished adds to its exit code: those of a process that ended otherwise, be
-it with 0, do not say so."""
+"""A finished repeat adds this to its exit code. A process that ended early does not, not even one
+that ended with 0."""
 
 _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
-"""Exit codes of a pass that did not say why it ended."""
+"""Exit codes of a repeat that printed no error."""
 
 
 class Unfinished(SpecbenchError):
-    """A pass that its process did not finish.
+    """A repeat that its process did not finish.
 
     Attributes:
-        told: whether the process has said itself what was wrong.
+        told: True if the process itself printed what was wrong.
     """
 
     def __init__(self, message: str, hint: str | None, code: ExitCode, *, told: bool) -> None:
@@ -40,17 +40,19 @@ class Unfinished(SpecbenchError):
         self.told = told
 
 
-def run_apart(run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, kept: bool) -> None:
-    """Run pass `number` of a run in a fresh process, to its end.
+def run_repeat(
+    run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, kept: bool
+) -> None:
+    """Measure repeat `number` of a run in a fresh process.
 
     Args:
-        run_dir: the run's folder, which that process holds with this one.
-        what: the pass's name in messages.
-        flags: options that make it show itself as this process would.
-        kept: whether the run holds what a resumption would go on from, whatever this pass does.
+        run_dir: folder of the run, whose lock the process shares.
+        what: name of the repeat in messages.
+        flags: options that have the process show its progress as this one would.
+        kept: True if the run can be resumed, whatever this repeat does.
 
     Raises:
-        Unfinished: it failed, was killed, or was interrupted.
+        Unfinished: the process failed, was killed, or was interrupted.
     """
     path, lock = run_dir.path, run_dir.lock
     code = finished([*_command(path, number), *flags], () if lock is None else (lock.fd,))
@@ -75,22 +77,22 @@ def run_apart(run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, 
 
 
 def _meant(code: int) -> ExitCode:
-    """The exit code of a run whose pass ended so; 0 was none of ours."""
+    """Return the exit code of a run whose repeat ended so. An exit code of 0 was not ours."""
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT
     return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
 def resumption(path: Path) -> str:
-    """The command that makes what a run lacks."""
+    """Return the command that measures what a run lacks."""
     return f"specbench run --resume {shlex.quote(str(path))}"
 
 
-def begin_apart(parent: int) -> None:
-    """In such a process, first of all: do not outlive the run, whose folder another may take.
+def begin_repeat(parent: int) -> None:
+    """Have the process of a repeat end with the process of the run, whose folder another may take.
 
     Raises:
-        UsageError: another process started this one, or that one is gone.
+        UsageError: another process started this one, or that process is gone.
     """
     if os.getppid() != parent:
         raise UsageError(

@@ -28,8 +28,9 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Head, SequentialHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, rows_of

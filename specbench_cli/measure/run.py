@@ -16,7 +16,8 @@ from specbench_cli.measure.isolation.plugin_process import check_plugins, end_pl
 from specbench_cli.measure.local import left_out_notes, measure_repeat
 from specbench_cli.measure.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.measure.memory import free_memory
-from specbench_cli.measure.repeat_process import TUNING, run_apart
+from specbench_cli.measure.quiet import noisy
+from specbench_cli.measure.repeat_process import TUNING, run_repeat
 from specbench_cli.measure.result import Result, result_of
 from specbench_cli.measure.run_checks import (
     check_complete,
@@ -29,13 +30,13 @@ from specbench_cli.measure.run_checks import (
 )
 from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
-from specbench_cli.measure.window import noisy
 from specbench_cli.plan import tune
 from specbench_cli.plan.controls import controlled
 from specbench_cli.plan.plan import Plan, fitting, make_plan
 from specbench_cli.plan.tune import Tuning
 from specbench_cli.store import matrix
-from specbench_cli.store.run_dir import ORDER, RunDir, new_path
+from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.run_dir import RunDir, new_path
 
 _TUNING = 0
 """The number of the repeat that chooses parameters."""
@@ -272,7 +273,7 @@ def _measure_in_processes(
     for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
         what = TUNING if number == _TUNING else f"pass {number}"
         view.handed_over()
-        run_apart(run_dir, number, what, flags, kept=_measured(run_dir))
+        run_repeat(run_dir, number, what, flags, kept=_measured(run_dir))
         run_dir.read()
         if plan.is_over(run_dir.manifest.get("dropped") or {}):
             break

@@ -13,7 +13,8 @@ from specbench_cli.errors import ConcurrentWriteError, UsageError
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.run_dir import MOST_BYTES, ORDER, RunDir
+from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.run_dir import MOST_BYTES, RunDir
 from specbench_cli.store.schema import Key
 
 NEW_RUN = "begin a new run: specbench run"

@@ -98,7 +98,7 @@ class Together:
             )
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
+        """See `quiet.Measurable`."""
         for cell in self._cells:
             cell.settle(other_cpu, void)
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, learn
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.bench import Bench

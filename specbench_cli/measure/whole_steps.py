@@ -15,8 +15,9 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.chains import draft_chains
 from specbench_cli.engine.drafting.lengths import Fixed
 from specbench_cli.engine.loop import draft_and_verify_batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -6,8 +6,7 @@ the methods is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from specbench_cli import registry
 from specbench_cli.config.problems import listed
@@ -16,12 +15,10 @@ from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.grammar import Grammar
 from specbench_cli.scoring.code import check_containment, compiles
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.tasks import Question, Task
-
-if TYPE_CHECKING:
-    from specbench_cli.plan.plan import Plan
 
 Arms = Sequence[Arm]
 
@@ -237,12 +234,16 @@ def check_programs(config: RunConfig, questions: Sequence[Question]) -> None:
             )
 
 
-def check_imposed(plan: Plan) -> None:
+def check_imposed(
+    config: RunConfig,
+    arms: Sequence[Arm],
+    checkpoints: Iterable[Checkpoint],
+    grammar: Grammar | None,
+) -> None:
     """Check that acceptance is imposed only on models and methods that can take it."""
-    config = plan.config
     if config.acceptance is None:
         return
-    if real := [each.label for each in plan.checkpoints.values() if not each.shape]:
+    if real := [each.label for each in checkpoints if not each.shape]:
         raise UsageError(
             f"--acceptance is imposed on shapes alone, and {' and '.join(real)} has weights that"
             " say what is accepted",
@@ -254,8 +255,8 @@ def check_imposed(plan: Plan) -> None:
             "--acceptance is imposed at temperature 0: an imposed law has one token",
             hint="leave --temperature out",
         )
-    peers = [arm.label for arm in plan.arms if arm.method.peer]
-    if peers or plan.grammar is not None:
+    peers = [arm.label for arm in arms if arm.method.peer]
+    if peers or grammar is not None:
         why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
         raise UsageError(
             f"--acceptance: {why} what the weights say, and these are drawn",

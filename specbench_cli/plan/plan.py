@@ -323,7 +323,7 @@ def make_plan(config: RunConfig) -> Plan:
         others={name: resolve(name) for arm in arms for name in arm.models},
         grammar=grammar,
     )
-    check_imposed(plan)
+    check_imposed(config, arms, plan.checkpoints.values(), grammar)
     return plan
 
 

@@ -24,6 +24,9 @@ _OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 _Positive = Annotated[Finite, Field(gt=0)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
 
+ORDER = ".resume.json"
+"""Name of the file with the configuration that a run needs to be resumed."""
+
 
 def _instant(text: str) -> str:
     try:

@@ -108,7 +108,7 @@ def no_record(file: Path, number: int, why: object) -> UsageError:
 
 def mend(file: Path, number: int) -> str:
     """What to do about a damaged line: what it held can be made again."""
-    from specbench_cli.store.run_dir import ORDER  # which imports this module
+    from specbench_cli.store.manifest import ORDER
 
     delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"
     if not (file.parent / ORDER).exists():

@@ -52,7 +52,7 @@ def no_output(path: Path) -> UsageError:
     Args:
         path: folder of the run.
     """
-    from specbench_cli.store.run_dir import ORDER
+    from specbench_cli.store.manifest import ORDER
 
     if (path / ORDER).exists():
         hint = f"specbench run --resume {shlex.quote(str(path))}"

@@ -28,7 +28,7 @@ from specbench_cli.store import jsonl, matrix, pieces
 from specbench_cli.store.digests import NOT_OURS, Seal, seal, short_digest
 from specbench_cli.store.invariants import Known, Said, agree, said, validate
 from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
-from specbench_cli.store.manifest import damaged, parse
+from specbench_cli.store.manifest import ORDER, damaged, parse
 from specbench_cli.store.pieces import Reader, check_line, mend, no_record
 from specbench_cli.store.schema import STRICT, Count, Family, Key, Name, Record, from_json, to_json
 
@@ -49,7 +49,6 @@ MOST_BYTES = 256 * files.MB
 _HALF_OBJECT = re.compile(rb'\{\s*"(?!.*\}\s*\Z)', re.DOTALL)
 """The beginning of a JSON object without its end, as a kill may leave it."""
 
-ORDER = ".resume.json"
 COSTS = "costs-{}.json"
 """What was probed between the prompts of a pass, by its number."""
 """What was ordered, word for word: it may name folders of this machine, so it is not part of the

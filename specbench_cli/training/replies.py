@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specbench_cli import files
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Out, Tokens
@@ -406,7 +406,7 @@ def _replies(
         starts = [line.state.position() for line in lines]
         fed = host.ids(list(chain.from_iterable(line.fed for line in lines)), target.device)
         parts = [
-            Part(Tokens(ids), line.state)
+            ModelInput(Tokens(ids), line.state)
             for ids, line in zip(fed[None].split(ns, 1), lines, strict=True)
         ]
         outs = target.forward_batch(parts, taps=taps or ())

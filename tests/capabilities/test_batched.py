@@ -9,8 +9,8 @@ from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).parent / "plugins" / "batched.py"

@@ -21,9 +21,10 @@ from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Hidden, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -8,7 +8,8 @@ from specbench_cli.comparison.baselines.from_run import cell_of, read_run
 from specbench_cli.comparison.cell import Counters, Key, Times
 from specbench_cli.comparison.scope import scope
 from specbench_cli.errors import UsageError
-from specbench_cli.store.run_dir import ORDER, RunDir
+from specbench_cli.store.manifest import ORDER
+from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Trace
 
 

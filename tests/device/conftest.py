@@ -42,8 +42,9 @@ from specbench_cli.engine.models import meter
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.fused import FusedStack
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Forward, Step
 from specbench_cli.engine.verify import tree
 from specbench_cli.engine.verify.random import SeededRandom

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.engine import session
+from specbench_cli.engine import session_view
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -357,7 +357,7 @@ def test_a_batch_waits_as_often_as_its_sequences(far, monkeypatch, name, params,
     def chance(*key, **rest):
         return SeededRandom(*key[:-1], CPU, **rest)
 
-    monkeypatch.setattr(session, "SeededRandom", chance)
+    monkeypatch.setattr(session_view, "SeededRandom", chance)
     requests = [
         Request(f"far/{at}", 0, far.prompt[at:], StopRule(frozenset(), 4 + at)) for at in range(3)
     ]

@@ -15,8 +15,9 @@ from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import TableDecoder, exits_of
 from specbench_cli.engine.drafting.vocabulary import Translation
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.workspace import Workspace

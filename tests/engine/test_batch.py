@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.plan import WASTE
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
@@ -63,7 +64,7 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
             depths = torch.tensor([[0, 1, 1, 2]]) + n
             how = {"positions": depths, "mask": TREE}
         x = Tokens(ids(new or 4, 50 + at))
-        parts.append(Part(x, together[at], logits_at="all" if at % 2 else "last", **how))
+        parts.append(ModelInput(x, together[at], logits_at="all" if at % 2 else "last", **how))
     outs = target.forward_batch(parts, taps=(0,))
     for part, out, state in zip(parts, outs, alone, strict=True):
         due = target.forward(
@@ -92,7 +93,7 @@ def test_no_sequence_pays_for_the_longest(shapes):
     parts = []
     for at, (n, new) in enumerate(shapes):
         target.forward(Tokens(ids(n, n)), line := pool.line(at))
-        parts.append(Part(Tokens(ids(new, 50 + at)), line))
+        parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
     plan = target._planner.together(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]
     # Rows that go through the products, and rows that attention reads of each layer.

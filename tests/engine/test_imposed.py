@@ -8,8 +8,9 @@ from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.imposed import SLOTS, impose
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.load import FusedCopy
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -18,8 +18,9 @@ from specbench_cli.engine.learning import Memory, Topics, learn, trainable
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import module_of
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

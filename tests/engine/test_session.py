@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench_cli.engine import drafts, host
+from specbench_cli.engine import draft_checks, host
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import PeerSession, Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace
@@ -448,7 +450,7 @@ def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
     session = opened()
     tokens = session.tree((2, 3), (-1, 0)).tokens
     asked = []
-    monkeypatch.setattr(drafts, "inspect", lambda draft, *_: asked.append(draft))
+    monkeypatch.setattr(draft_checks, "inspect", lambda draft, *_: asked.append(draft))
     session.score(Draft(tokens))
     assert not asked
     session.state.rollback(0, len(session.tokens()) - 1)

@@ -10,8 +10,9 @@ import pytest
 
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import nominal_costs, tiny_models
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.simulation import Clock, Priced, Script, driven, simulate
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains

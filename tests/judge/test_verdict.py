@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.processor import Processing, Processor
 from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
 from specbench_cli.judge.tolerance import CEILING, measure_tolerance

@@ -8,8 +8,8 @@ from methods.sps import Sps, SpsParams
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.cell import Cell

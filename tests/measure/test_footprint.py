@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.session import Request
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.bench import Bench

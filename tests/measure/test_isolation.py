@@ -17,7 +17,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.cell import Measured
-from specbench_cli.measure.isolation import answers, orders, plugin_process, state
+from specbench_cli.measure.isolation import answers, plugin_process, state
 from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
@@ -157,7 +157,7 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
             plan, RunDir.open(run_dir.path), specbench.log(), number, None, False
         )
 
-    monkeypatch.setattr(execute, "run_apart", run_here)
+    monkeypatch.setattr(execute, "run_repeat", run_here)
     settings = {"limit": 6, "category": ["qa"], "max_new_tokens": 2, "isolation": "none"}
     config = RunConfig.model_validate(
         {"methods": [{"name": "vanilla"}, {"name": "failing"}], "plugins": [path], **settings}
@@ -234,7 +234,7 @@ def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
         def __reduce__(self):
             return os.abort, ()
 
-    found = orders.MeasureAnswer(Measured.failed("why"), 3, None)
+    found = answers.MeasureAnswer(Measured.failed("why"), 3, None)
     sent = ("done", [found, Ns(total=3), {"a": (None, 1.5, b"x")}])
     assert answers.load(answers.dump(sent)) == sent
     with pytest.raises(pickle.UnpicklingError, match="abort"):

@@ -153,7 +153,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
         part.share_lock_of(run_dir)
         execute.measure_repeat(plan, part, log, number, file, False)
 
-    monkeypatch.setattr(execute, "run_apart", run_here)
+    monkeypatch.setattr(execute, "run_repeat", run_here)
     config = {"methods": [{"name": "vanilla"}], "limit": 3, "max_new_tokens": 8, "repeats": 3}
     log = specbench.log()
     checked = RunConfig.model_validate({**config, "allow_noise": True})

@@ -25,8 +25,8 @@ from specbench_cli.errors import UsageError
 from specbench_cli.measure import rounds as module
 from specbench_cli.measure.costs import HostPoint
 from specbench_cli.measure.probe import FULL, Chain, Probe, _beyond, _typical
+from specbench_cli.measure.quiet import Windows
 from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
-from specbench_cli.measure.window import Windows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""

@@ -25,7 +25,7 @@ def run(monkeypatch, run_dir, code, *, kept=False):
     monkeypatch.setattr(
         repeat_process, "_command", lambda path, number: [sys.executable, "-c", code]
     )
-    repeat_process.run_apart(run_dir, 1, "pass 1", [], kept=kept)
+    repeat_process.run_repeat(run_dir, 1, "pass 1", [], kept=kept)
 
 
 @pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
@@ -35,7 +35,7 @@ def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run
 
 def test_a_pass_that_another_process_started_is_refused_with_a_word():
     with pytest.raises(UsageError, match="--parent 1: that process did not start this one"):
-        repeat_process.begin_apart(1)
+        repeat_process.begin_repeat(1)
 
 
 def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(

@@ -8,9 +8,9 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import step_costs as module
 from specbench_cli.measure.costs import Curve
+from specbench_cli.measure.quiet import Windows
 from specbench_cli.measure.step_costs import StepCosts, quick
 from specbench_cli.measure.whole_steps import StepSample
-from specbench_cli.measure.window import Windows
 
 SURE = [-0.05 * n for n in range(63)]
 """Logarithms of path probabilities, best first."""

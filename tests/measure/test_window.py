@@ -1,6 +1,6 @@
 """Quiet windows, with a clock and a noise meter made of numbers."""
 
-from specbench_cli.measure.window import Windows
+from specbench_cli.measure.quiet import Windows
 
 
 class World:

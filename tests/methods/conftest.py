@@ -24,8 +24,9 @@ from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
 

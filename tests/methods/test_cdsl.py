@@ -6,8 +6,9 @@ import torch
 from methods.cdsl import Cdsl, CdslParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.store.schema import LOSSLESS

@@ -10,8 +10,9 @@ from torch.nn.functional import silu
 from methods.chimera.head import LEVELS, Chimera, ChimeraHead
 from methods.chimera.method import Chimera as Method
 from specbench_cli.engine.models.head import features
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -9,8 +9,9 @@ from methods.dynamic_exit import Del, DelParams, best_exit
 from methods.vanilla import Vanilla
 from specbench_cli.audit.models.table import TableDecoder, exits_of, random_table
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.workspace import Workspace

@@ -16,8 +16,8 @@ from methods.mtp.method import Mtp, MtpParams
 from methods.sam.method import Sam
 from specbench_cli.api import Session
 from specbench_cli.engine.models.head import NORMED, Head, features
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Features, Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from methods.engine_http.method import Http, HttpParams, HttpVanilla
 from specbench_cli import registry
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import PeerSession, Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError

@@ -10,8 +10,8 @@ from methods.eqspec import EqSpec, EqSpecParams
 from methods.exspec import ExSpec, ExSpecParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 

@@ -13,8 +13,9 @@ from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.models.head import features
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -26,8 +26,9 @@ from methods.sps import Sps, SpsParams
 from methods.vanilla import Vanilla
 from specbench_cli.api import Session, Step
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import PeerSession, Request
 from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

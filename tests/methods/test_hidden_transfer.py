@@ -11,10 +11,11 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring
+from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
@@ -123,7 +124,7 @@ def test_maps_are_k_square_matrices_that_begin_as_the_identity(family):
 
 @pytest.mark.parametrize("fault", ["sight", "place"])
 def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
-    right = scoring.branches
+    right = look_ahead.branches
 
     def wrong(mask, positions, k):
         sight, places = right(mask, positions, k)
@@ -133,7 +134,7 @@ def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
             sight[len(mask) :, 0] = False
         return sight, places
 
-    monkeypatch.setattr(scoring, "branches", wrong)
+    monkeypatch.setattr(look_ahead, "branches", wrong)
     subject = Subject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
     twin, *_ = check_bounds(subject)
     assert not twin.passed

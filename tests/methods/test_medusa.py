@@ -23,8 +23,9 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.reference import Reference
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault

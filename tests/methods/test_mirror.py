@@ -12,11 +12,12 @@ import torch
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import random_cases, sampling_of
+from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
-from specbench_cli.engine.scoring import Halted
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

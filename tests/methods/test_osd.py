@@ -13,8 +13,9 @@ from methods.osd import DRAFT, Osd, OsdParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.models.load import cut, load_decoder, module_in
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 

@@ -18,8 +18,9 @@ from methods.hydra_plus.head import HydraPlusHead
 from methods.hydra_plus.method import HydraPlus
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import NORMED, features
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

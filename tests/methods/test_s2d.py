@@ -10,8 +10,9 @@ from methods.s2d import S2d, S2dParams
 from methods.sps import Sps, SpsParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -14,8 +14,9 @@ from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.table import TableDecoder
 from specbench_cli.engine.drafting.template import tree_of_choices
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of

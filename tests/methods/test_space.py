@@ -16,10 +16,11 @@ from specbench_cli.audit.models import table
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring
-from specbench_cli.engine.scoring import branches
+from specbench_cli.engine import look_ahead
+from specbench_cli.engine.look_ahead import branches
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
@@ -82,7 +83,7 @@ def test_two_masks_behind_each_of_three_tokens_stand_and_see_as_in_the_paper():
 
 @pytest.mark.parametrize("fault", ["place", "seen"])
 def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
-    right = scoring.branches
+    right = look_ahead.branches
 
     def wrong(mask, positions, k):
         sight, places = right(mask, positions, k)
@@ -93,7 +94,7 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
             sight[1:n, n] = True  # draft tokens see the first mask
         return sight, places
 
-    monkeypatch.setattr(scoring, "branches", wrong)
+    monkeypatch.setattr(look_ahead, "branches", wrong)
     twin, *_ = check_bounds(Subject("space", Space, (Space.Params(),)))
     assert not twin.passed
 

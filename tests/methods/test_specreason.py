@@ -14,8 +14,9 @@ from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.spans.ledger import Ledger, open_tokens
 from specbench_cli.engine.spans.spans import Spans
 from specbench_cli.engine.verify.sampling import Sampling

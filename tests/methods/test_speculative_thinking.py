@@ -7,8 +7,9 @@ import pytest
 from methods.speculative_thinking import SpeculativeThinking, SpeculativeThinkingParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.spans.ledger import open_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

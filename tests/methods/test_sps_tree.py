@@ -10,8 +10,9 @@ from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.table import TableDecoder, rows_out_of_place
 from specbench_cli.audit.reference import Reference
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workspace import Workspace

@@ -12,8 +12,9 @@ from specbench_cli import registry
 from specbench_cli.audit.choice import distance, law_of, outcomes, walk
 from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.audit.reference import Reference
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, tree_of

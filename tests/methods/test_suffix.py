@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from methods.suffix.method import Suffix, SuffixParams
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling
 

@@ -10,8 +10,9 @@ from methods.swift.method import Swift, SwiftParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens, skipped
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

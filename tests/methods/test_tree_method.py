@@ -22,8 +22,9 @@ from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.workspace import Workspace

@@ -18,8 +18,9 @@ from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.learning import learn
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.registry import build, load, ours

@@ -22,8 +22,9 @@ from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import DraftLoss
 from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError

@@ -18,7 +18,7 @@ from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Partial
+from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.spans.judge import SpanRule
 from specbench_cli.engine.spans.ledger import open_tokens
 from specbench_cli.engine.types import Step

@@ -20,7 +20,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.scoring import Partial
+from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.types import Features, Input, Tokens
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 

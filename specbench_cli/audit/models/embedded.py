@@ -14,8 +14,8 @@ from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState, way_of
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.models.head import (
     NORMED,
     Artifact,
@@ -22,7 +22,7 @@ from specbench_cli.engine.models.head import (
     SequentialHead,
     Trained,
 )
-from specbench_cli.engine.types import Features, Input, Out
+from specbench_cli.engine.types import Features, Out
 
 
 class TableHead(TableDecoder, Head):
@@ -73,11 +73,13 @@ class TableBlockHead(TableHead):
         super().__init__(table, target)
         self.mask = self.vocab_size
 
-    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`; logits are of the last token's row and of the masks'."""
+        x, logits_at = model_input.x, model_input.logits_at
         assert isinstance(x, Features)
-        n, held = x.rows.shape[1], cast(TableState, state)
-        out = super().forward(Features(x.ids[:, :n], x.rows), state, logits_at=None, **how)
+        n, held = x.rows.shape[1], cast(TableState, model_input.state)
+        read = Features(x.ids[:, :n], x.rows)
+        out = super().execute(model_input._replace(x=read, logits_at=None))
         row = len(held.rows) - 1
         before, last = self.before(held, row), self.read(held, row)
         said = [out.hidden[0, -1]]
@@ -191,10 +193,11 @@ class TableParallel(TableDecoder):
         super().__init__("head", table)
         self.mask = self.vocab_size
 
-    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`."""
-        out = super().forward(x, state, logits_at=None, **how)
-        rows, held = out.hidden[0].clone(), cast(TableState, state)
+        logits_at = model_input.logits_at
+        out = super().execute(model_input._replace(logits_at=None))
+        rows, held = out.hidden[0].clone(), cast(TableState, model_input.state)
         start, way = len(held.rows) - len(rows), (0, 0)
         for at, row in enumerate(range(start, len(held.rows))):
             if held.rows[row].id != self.mask:

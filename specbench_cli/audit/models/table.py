@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, State, no_trees
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, no_trees
 from specbench_cli.engine.models.state import RecurrentState
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Tokens, skipped
+from specbench_cli.engine.types import Features, Hidden, Out, Tokens, skipped
 
 
 class Row(NamedTuple):
@@ -175,20 +175,11 @@ class TableDecoder(Decoder):
         """See `Decoder`."""
         return TableState(capacity, self.n_layers)
 
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: Skip = frozenset(),
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-    ) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`; one sequence of ids at a time."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
+        positions, mask, layers = model_input.positions, model_input.mask, model_input.layers
+        skip, taps = model_input.skip, model_input.taps
         low, high = layers or (0, self.n_layers)
         if isinstance(x, Hidden) and not low and high == self.n_layers and positions is not None:
             return self._embedded(x.rows[0], state, positions[0], mask, taps)
@@ -272,8 +263,13 @@ class TableDecoder(Decoder):
             ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
             state.misread += int(ahead.sum())
             ids = (rows[:n].argmax(-1) + ahead) % self.vocab_size
-            how: dict[str, Any] = {"positions": positions[None, :n], "mask": mask[:n, :n]}
-            out = self.forward(Tokens(ids[None]), state, taps=taps, **how)
+            out = self.forward(
+                Tokens(ids[None]),
+                state,
+                positions=positions[None, :n],
+                mask=mask[:n, :n],
+                taps=taps,
+            )
             hidden, tapped = out.hidden[0], dict(out.taps)
         nodes = range(len(state.rows) - max(1, n), len(state.rows))
         each = (len(rows) - n) // len(nodes)
@@ -364,14 +360,15 @@ class RecurrentTable(TableDecoder):
         """See `Decoder`."""
         return RecurrentTableState(n_seqs, capacity)
 
-    def forward(self, x: Input, state: State, **how: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See `Decoder`; whole forwards over chains."""
-        if how.get("mask") is not None or how.get("layers") not in (None, (0, self.n_layers)):
+        state, layers = model_input.state, model_input.layers
+        if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
             raise no_trees(self)
         assert isinstance(state, RecurrentTableState)
         read = TableState(state.capacity, self.n_layers)
         read.append(state.rows)
-        out = super().forward(x, read, **how)
+        out = super().execute(model_input._replace(state=read))
         state.write(0, len(read.rows) - len(state.rows), tuple(read.rows))
         return out
 

@@ -13,8 +13,9 @@ from specbench_cli.audit.models.head import (
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead, Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
-from specbench_cli.engine.scoring import Partial
-from specbench_cli.engine.session import PeerSession, Session
+from specbench_cli.engine.partial import Partial
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.watch import Watch

@@ -72,8 +72,7 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
     """
     from specbench_cli.measure.method_costs import sessions, sizes, together
     from specbench_cli.measure.probe import ROUNDS, Probe
-    from specbench_cli.measure.quiet import QuietMeter
-    from specbench_cli.measure.window import Windows
+    from specbench_cli.measure.quiet import QuietMeter, Windows
 
     wanted, asked = options.rounds or ROUNDS, plan.config
     with count_rounds(wanted, json=options.as_json) as progress:

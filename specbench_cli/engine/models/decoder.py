@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Translation
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Skip, Source, Tokens, skipped
+from specbench_cli.engine.types import Hidden, Input, Out, Skip, Source, Tokens, skipped
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -57,25 +57,68 @@ class State(Protocol):
         """Bytes preallocated."""
 
 
-class Part(NamedTuple):
-    """What one sequence brings to a forward that several share; see `Decoder.forward`.
+class ModelInput(NamedTuple):
+    """The input of one forward, or one sequence's share of a forward over several.
 
-    x: [1, n], its new rows. state: its own. positions: [1, n]; mask: [n, n], or with more columns.
-    place: of the sequence among those that are decoded together. prompt: whether x is of its
-    prompt.
+    Attributes:
+        x: Token ids [b, n], or rows [b, n, hidden] that leave a layer, or both for a head. One line
+            per sequence of `seqs`.
+        state: State that the rows are appended to, after each sequence's written rows.
+        positions: Position of each row, [b, n]. None means the next ones.
+        mask: Which new row attends to which new row, [n, n] bool: a tree's ancestors, the row
+            itself included. Rows written before are always attended to. None means causal. With
+            more columns, [n, w + n], the first w are the last w rows written before, for a tree
+            that is drafted level by level.
+        logits_at: Rows that get logits. Ignored unless the last layer runs.
+        place: Index of the sequence among those that are decoded together.
+        prompt: True if `x` is part of a prompt.
+        seqs: Sequences of `state` that the lines belong to. None means 0..b-1.
+        layers: Half-open range of layers to run. None means all.
+        skip: Layers and sublayers that are skipped.
+        taps: Layers whose outgoing rows are captured.
     """
 
-    x: Tokens | Features
+    x: Input
     state: State
     positions: Tensor | None = None
     mask: Tensor | None = None
     logits_at: LogitsAt = "last"
     place: int = 0
     prompt: bool = False
+    seqs: Sequence[int] | None = None
+    layers: tuple[int, int] | None = None
+    skip: Skip = frozenset()
+    taps: Sequence[int] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of sequences, and of new rows in each."""
+        rows = self.x.ids if isinstance(self.x, Tokens) else self.x.rows
+        return rows.shape[0], rows.shape[1]
+
+    @property
+    def whole(self) -> bool:
+        """True if all layers run."""
+        return self.layers is None and not self.skip
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `Decoder.forward` that are not left at their defaults."""
+        names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "taps")
+        defaults = self._field_defaults
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not defaults[name]}
+
+
+Part = ModelInput
+"""The name of `ModelInput` in `specbench_cli.api`, where a session makes the only ones."""
 
 
 class Decoder(ABC):
-    """A causal language model whose every forward goes through one method.
+    """A causal language model.
+
+    Everybody calls `forward`. A subclass implements `execute`, which takes its arguments as one
+    object; a plug-in may override `forward` instead. The engine calls both through `run`.
 
     Attributes:
         name: a short name for traces and messages ("target", "draft").
@@ -125,7 +168,6 @@ class Decoder(ABC):
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
         """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
 
-    @abstractmethod
     def forward(
         self,
         x: Input,
@@ -139,27 +181,35 @@ class Decoder(ABC):
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
     ) -> Out:
-        """Append the rows of `x` to `state` and run them through the layers; adds 1 to `ran`.
-
-        Args:
-            x: [b, n] ids, or [b, n, hidden] rows that leave a layer; one line per sequence of
-                `seqs`.
-            state: where the rows are appended, after each sequence's written rows.
-            seqs: which sequences of `state` the lines belong to; default: 0..b-1.
-            positions: [b, n] position of each row; default: the next ones.
-            mask: [n, n] bool, which new row sees which new row (a tree's ancestors, the row itself
-                included); rows written before are always seen. Default: causal. With more columns,
-                [n, w + n], the first w are the last w rows written before (a tree that is drafted
-                level by level).
-            layers: half-open range of layers to run; default: all.
-            skip: layers and sublayers that are passed over.
-            logits_at: rows that get logits; ignored (None) unless the last layer runs.
-            taps: layers whose outgoing rows are wanted.
+        """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
 
         Raises:
             ValueError: more rows than the state has room for.
             ChainsOnly: a tree, or a part of the layers, where the model takes neither.
         """
+        return self.execute(
+            ModelInput(
+                x,
+                state,
+                positions=positions,
+                mask=mask,
+                logits_at=logits_at,
+                seqs=seqs,
+                layers=layers,
+                skip=skip,
+                taps=taps,
+            )
+        )
+
+    def execute(self, model_input: ModelInput) -> Out:
+        """Run a forward; adds 1 to `ran`. Raises as `forward`."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither `execute` nor `forward`")
+
+    def run(self, model_input: ModelInput) -> Out:
+        """Run a forward by `forward` where that is overridden, by `execute` otherwise."""
+        if getattr(self.forward, "__func__", None) is Decoder.forward:
+            return self.execute(model_input)
+        return self.forward(model_input.x, model_input.state, **model_input.options)
 
     # What a request holds beside its text; a model of text alone does without.
 
@@ -176,7 +226,7 @@ class Decoder(ABC):
         """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
         return 0
 
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """One forward over new rows of several sequences, as many of each as it brings.
 
         Each has a state, a length, positions and a mask of its own. By default they go one after
@@ -186,17 +236,7 @@ class Decoder(ABC):
             what `forward` gives for each part.
         """
         ran = self.ran + 1
-        outs = [
-            self.forward(
-                part.x,
-                part.state,
-                positions=part.positions,
-                mask=part.mask,
-                logits_at=part.logits_at,
-                taps=taps,
-            )
-            for part in parts
-        ]
+        outs = [self.run(part._replace(taps=taps) if taps else part) for part in parts]
         self.ran = ran
         return outs
 
@@ -248,8 +288,8 @@ class Decoder(ABC):
         """
         ran = self.ran + 1
         for at in layers:
-            self.forward(
-                Hidden(rows), state, layers=(at, at + 1), positions=positions, logits_at=None
+            self.run(
+                ModelInput(Hidden(rows), state, positions, logits_at=None, layers=(at, at + 1))
             )
         self.ran = ran
 

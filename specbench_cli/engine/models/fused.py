@@ -25,7 +25,7 @@ from specbench_cli.engine.models.attention import Rotary, Table
 from specbench_cli.engine.models.checkpoint import said_ids
 from specbench_cli.engine.models.cuda import kernels_of
 from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, Recorder, Shape
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
 from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, own_kernels
 from specbench_cli.engine.models.plan import Plan, Planner, Scratch, Sizes, View
@@ -193,24 +193,15 @@ class FusedStack(Decoder):
         )
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: Skip = frozenset(),
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-    ) -> Out:
-        """See `Decoder.forward`."""
+    def execute(self, model_input: ModelInput) -> Out:
+        """See `Decoder.execute`."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
+        positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
+        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
         assert isinstance(state, KVState)
         self.ran += 1
         if self._recorder is not None and not layers and not skip and not seqs:
-            replayed = self._replayed(x, state, positions, mask, logits_at, taps)
+            replayed = self._replayed(self._recorder, model_input, state)
             if replayed is not None:
                 return replayed
         h, b, n = self._enter(x, layers)
@@ -234,27 +225,17 @@ class FusedStack(Decoder):
             logits = self._logits(h, b, logits_at, plan.scratch)
         return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
 
-    def _replayed(
-        self,
-        x: Input,
-        state: KVState,
-        positions: Tensor | None,
-        mask: Tensor | None,
-        logits_at: LogitsAt,
-        taps: Sequence[int],
-    ) -> Out | None:
-        """A forward by its recording; None where it is none that is recorded."""
-        shape, lengths = Shape.of(x, mask, positions, logits_at, taps), state.lengths[0]
+    def _replayed(self, recorder: Recorder, model_input: ModelInput, state: KVState) -> Out | None:
+        """Replay a recorded forward. Return None if this one is not recorded."""
+        shape, lengths = Shape.of(model_input), state.lengths[0]
         if (
             shape is None
-            or self._recorder is None
-            or isinstance(x, Hidden)
             or state.n_seqs > 1
             or lengths.count(lengths[0]) < len(lengths)
             or (self._windowed and (shape.masked or shape.placed))
         ):
             return None
-        out = self._recorder.run(shape, x, state, positions, mask, logits_at)
+        out = recorder.run(shape, model_input, state)
         state.extend(0, self._all, shape.n)
         return out
 
@@ -280,12 +261,12 @@ class FusedStack(Decoder):
         return body
 
     @torch.inference_mode()
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """See `Decoder.forward_batch`: weights are read once for all rows."""
         if len(parts) == 1:
             return super().forward_batch(parts, taps=taps)
         self.ran += 1
-        ns = [part.x.ids.shape[1] for part in parts]
+        ns = [part.shape[1] for part in parts]
         x = _joined([part.x for part in parts])
         plan = self._planner.together(parts, self._all)
         h, tapped = self._follow(plan, self._all, self._enter(x, None)[0], taps)
@@ -541,9 +522,9 @@ class FusedDecoder(FusedStack):
         return self.weights.logits(rows, self._product).view(b, -1, self.vocab_size)
 
 
-def _joined(xs: Sequence[Tokens | Features]) -> Tokens | Features:
+def _joined(xs: Sequence[Input]) -> Tokens | Features:
     """The inputs of several sequences as those of one."""
-    ids = torch.cat([x.ids for x in xs], 1)
+    ids = torch.cat([x.ids for x in xs if not isinstance(x, Hidden)], 1)
     if isinstance(xs[0], Features):
         return Features(ids, torch.cat([x.rows for x in xs if isinstance(x, Features)], 1))
     return Tokens(ids)

@@ -26,13 +26,19 @@ from specbench_cli.engine.models.checkpoint import (
     rotary_limit,
     text_config,
 )
-from specbench_cli.engine.models.decoder import ChainsOnly, Decoder, LogitsAt, State, no_trees
+from specbench_cli.engine.models.decoder import (
+    ChainsOnly,
+    Decoder,
+    LogitsAt,
+    ModelInput,
+    State,
+    no_trees,
+)
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
     SUBLAYERS,
     Features,
     Hidden,
-    Input,
     Out,
     Skip,
     Source,
@@ -164,24 +170,15 @@ class ChainDecoder(ModuleDecoder):
     trees = False
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: Skip = frozenset(),
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-    ) -> Out:
-        """See `Decoder.forward`.
+    def execute(self, model_input: ModelInput) -> Out:
+        """See `Decoder.execute`.
 
         Raises:
             ChainsOnly: for rows at positions of their own, and for a part of the layers.
         """
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
+        positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
+        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
         self.ran += 1
         if not isinstance(x, Tokens):
             raise ValueError(f"{self.name} reads tokens alone, not {type(x).__name__}")
@@ -268,26 +265,17 @@ class HostedDecoder(ModuleDecoder):
         return True
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        seqs: Sequence[int] | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        layers: tuple[int, int] | None = None,
-        skip: Skip = frozenset(),
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-    ) -> Out:
-        """See `Decoder.forward`; layers outside a range or passed over are called too, and hand on
+    def execute(self, model_input: ModelInput) -> Out:
+        """See `Decoder.execute`; layers outside a range or passed over are called too, and hand on
         what they get.
 
         Raises:
             ValueError: also for single sublayers that are passed over, and where the layers that
                 run hold different numbers of rows.
         """
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
+        positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
+        layers, skip, taps = model_input.layers, model_input.skip, model_input.taps
         assert isinstance(state, HostedState)
         self.ran += 1
         if isinstance(x, Features):

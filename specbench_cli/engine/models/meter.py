@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, Said
-from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip, Tokens
+from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip
 
 
 class HostClock:
@@ -229,18 +229,29 @@ class Metered:
         *,
         role: Role | None = None,
         early: bool = False,
-        **kwargs: Any,
+        **options: Any,
     ) -> Out:
-        """`Decoder.forward`, recorded; `early`: with the logits that `logits_at` asks for, whatever
-        layer it ends at, as if that were the last."""
-        rows = x.ids if isinstance(x, Tokens) else x.rows
+        """Run `Decoder.forward` and record it; arguments as of `execute`."""
+        return self.execute(ModelInput(x, state, **options), role=role, early=early)
+
+    def execute(
+        self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
+    ) -> Out:
+        """Run a forward and record it.
+
+        Args:
+            role: What the forward is for. None means a prefill or the role of these forwards.
+            early: Return the logits that `logits_at` asks for whatever layer the forward ends at,
+                as if that were the last.
+        """
+        state, (batch, n) = model_input.state, model_input.shape
         if role is None:
             role = self._role if state.length() or self.decoder.first else "prefill"
         beside = self.decoder.beside(state) if role == "prefill" else 0
         t0 = self._mark()
-        out = self.decoder.forward(x, state, **kwargs)
+        out = self.decoder.run(model_input)
         if early:
-            out = replace(out, logits=self._early(out.hidden, kwargs.get("logits_at", "last")))
+            out = replace(out, logits=self._early(out.hidden, model_input.logits_at))
         t1 = self._mark()
         if self._role == "draft" and out.logits is not None:
             self._meter.said(self.decoder.name, self._place, out.logits)
@@ -249,15 +260,13 @@ class Metered:
                 model=self.decoder.name,
                 role=role,
                 worker=self._worker,
-                batch=rows.shape[0],
-                n_tokens=rows.shape[1] + beside,
-                layers=kwargs.get("layers") or (0, self.decoder.n_layers),
+                batch=batch,
+                n_tokens=n + beside,
+                layers=model_input.layers or (0, self.decoder.n_layers),
                 t0_ns=t0,
                 t1_ns=t1,
-                share=self._share(
-                    kwargs.get("layers"), kwargs.get("skip", frozenset()), out.logits is not None
-                ),
-                rows=None if self._place is None else {self._place: rows.shape[1]},
+                share=self._share(model_input.layers, model_input.skip, out.logits is not None),
+                rows=None if self._place is None else {self._place: n},
             )
         )
         return out
@@ -317,11 +326,11 @@ class Metered:
             self._shares[kind] = self.decoder.share(*kind)
         return self._shares[kind]
 
-    def forward_batch(self, parts: Sequence[Part], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
         """`Decoder.forward_batch`, recorded as one forward: a prefill if all parts are of prompts,
         or begin their texts."""
         begun = [self.decoder.first or part.state.length() for part in parts]
-        rows = {part.place: part.x.ids.shape[1] for part in parts}
+        rows = {part.place: part.shape[1] for part in parts}
         for part, before in zip(parts, begun, strict=True):
             if not before:
                 rows[part.place] += self.decoder.beside(part.state)

@@ -28,7 +28,7 @@ from specbench_cli.engine.models.attention import (
     visible,
 )
 from specbench_cli.engine.models.cuda.graphs import Buffers
-from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
 
 MAX_PLANS = 512
@@ -213,14 +213,14 @@ class Planner:
             self._keep(state, key, plan)
         return plan
 
-    def together(self, parts: Sequence[Part], run: range, *, careful: bool = False) -> Plan:
+    def together(self, parts: Sequence[ModelInput], run: range, *, careful: bool = False) -> Plan:
         """The plan of a forward that several sequences share, each with a state of its own.
 
         Made of the plans that they would follow alone; where neighbours of one pool have as many
         rows each, and see the usual ones, attention takes them at once. On an accelerator they may
         be some places apart.
         """
-        ns = [part.x.ids.shape[1] for part in parts]
+        ns = [part.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
         views: list[Sequence[tuple[View, ...]]] = []
         tables: list[Table] = []
@@ -256,7 +256,7 @@ class Planner:
             hopeful=hopeful,
         )
 
-    def _neighbours(self, parts: Sequence[Part], ns: Sequence[int], at: int) -> int:
+    def _neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
         """How many parts from `at` on attention can take at once: neighbours about as long as each
         other, since all are read up to the longest one's end."""
         first, b = cast(KVState, parts[at].state), 1
@@ -579,6 +579,6 @@ class Planner:
         return scratch
 
 
-def _alone(part: Part) -> bool:
+def _alone(part: ModelInput) -> bool:
     """Whether a sequence's new rows see other rows, or stand elsewhere, than is usual."""
     return part.mask is not None or part.positions is not None

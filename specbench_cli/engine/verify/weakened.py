@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.decoder import State
+from specbench_cli.engine.models.decoder import ModelInput, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule, Text
@@ -76,7 +76,7 @@ class Weakened:
         unread = text.since(scoring.ready()).ids
         if unread.shape[1] > 1 and scoring.state.by_row:  # what was committed without a draft
             read = Tokens(unread[:, :-1])
-            scoring.read(scoring.target.forward(read, scoring.state, logits_at=None))
+            scoring.read(scoring.target.execute(ModelInput(read, scoring.state, logits_at=None)))
             unread, self._kept = unread[:, -1:], scoring.state.position()
         if draft.nodes >= n:
             draft = Draft(draft.tokens[: n - 1])

@@ -17,7 +17,7 @@ from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
 from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
-from specbench_cli.measure.evidence import has_near_tie
+from specbench_cli.measure.judging import has_near_tie
 from specbench_cli.measure.manifest import is_placed
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import Progress, RunView
@@ -101,7 +101,7 @@ class Scheduler:
         return bool(self._finished) and self._where.keys() <= self._finished
 
     def run(self) -> None:
-        """Have the pass's missing questions measured, and keep them.
+        """Have the missing questions of the repeat measured, and store their records.
 
         Raises:
             EnvironmentFault: no device, or a worker that is not as the driver and the others are.

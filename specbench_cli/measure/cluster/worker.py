@@ -128,7 +128,7 @@ class ClusterWorker:
         )
 
     def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
-        """Measure questions of a pass.
+        """Measure questions of a repeat.
 
         Args:
             known: what the run holds of them.
@@ -157,7 +157,7 @@ class ClusterWorker:
         )
 
     def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
-        """See `evidence.near_ties`.
+        """See `judging.near_ties`.
 
         Args:
             known: what the run holds of all questions.

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specbench_cli.measure.cell import Measured
+
+
+@dataclass(frozen=True)
+class MeasureAnswer:
+    """What became of a cell; lost: what is said of a worker of its own that was lost."""
+
+    measured: Measured | None
+    delay_ns: int
+    lost: str | None
 
 
 def dump(answer: object) -> bytes:
@@ -34,7 +46,6 @@ def _classes() -> dict[str, type[Any]]:
     """Return the classes of which an answer may hold instances, by name."""
     # Imported when a measurement is read or written: these modules take torch.
     from specbench_cli.measure.cell import Measured
-    from specbench_cli.measure.isolation.orders import MeasureAnswer
     from specbench_cli.store import schema
 
     of_records = (

@@ -24,8 +24,9 @@ from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay, Measured
+from specbench_cli.measure.cell import Cell, Delay
 from specbench_cli.measure.isolation import answers, state
+from specbench_cli.measure.isolation.answers import MeasureAnswer
 from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.measure.together import measurable
@@ -70,15 +71,6 @@ class MeasureOrder:
     def key(self) -> tuple[str, int, int]:
         """What tells it from the row's others."""
         return self.prompt.prompt_id, self.prompt.turn, self.pass_
-
-
-@dataclass(frozen=True)
-class MeasureAnswer:
-    """What became of a cell; lost: what is said of a worker of its own that was lost."""
-
-    measured: Measured | None
-    delay_ns: int
-    lost: str | None
 
 
 @dataclass

@@ -14,7 +14,8 @@ from specbench_cli.errors import (
     WorkerLost,
 )
 from specbench_cli.measure.cell import Cell, Measured
-from specbench_cli.measure.isolation.orders import LoadOrder, MeasureAnswer, MeasureOrder
+from specbench_cli.measure.isolation.answers import MeasureAnswer
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasureOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
 from specbench_cli.measure.together import Together
 from specbench_cli.plan.arm import Arm
@@ -137,7 +138,7 @@ class PluginMethods:
 
 
 class PluginCells(Together):
-    """Cells of one row that are measured in its plug-in's process; see `window.Measurable`."""
+    """Cells of one row that are measured in its plug-in's process; see `quiet.Measurable`."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class PluginCells(Together):
                 cell.lost = WorkerLost(each.lost)
 
     def settle(self, other_cpu: float | None, void: bool) -> None:
-        """See `window.Measurable`."""
+        """See `quiet.Measurable`."""
         super().settle(other_cpu, void)
         self._methods.settle(self._cells[0].arm, self._cells)
 

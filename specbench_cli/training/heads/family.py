@@ -21,7 +21,7 @@ from methods._heads.layouts import stored
 from methods._heads.module import DraftHead, ParallelHead, heads
 from methods._heads.recipe import HeadRecipe, Taught
 from specbench_cli import files
-from specbench_cli.engine.models.decoder import Decoder, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
@@ -192,7 +192,7 @@ class TorchTarget(Decoder):
         """There is none."""
         raise MethodFault("in training a head's target has no states")
 
-    def forward(self, *_: Any, **__: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """There is none."""
         raise MethodFault("in training a head's target has no forward: it gives features alone")
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from methods.judge.training import Judged, Mined
 from specbench_cli import files, registry
 from specbench_cli.engine.models.decoder import Decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

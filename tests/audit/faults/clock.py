@@ -11,7 +11,7 @@ import torch
 
 from methods.mtp.method import Mtp
 from methods.sps import Sps
-from specbench_cli.engine.models.decoder import Part
+from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
 from tests.audit.faults.learning import Learning
@@ -94,7 +94,7 @@ class DraftsInABatchPastTheMeter(Sps):
         """See `Sps`."""
         if not limit:
             return session.chain(())
-        part = Part(session.since(self.state.length()), self.state)
+        part = ModelInput(session.since(self.state.length()), self.state)
         (out,) = session.draft().decoder.forward_batch([part])
         return session.drawn([session.pick(out)])
 

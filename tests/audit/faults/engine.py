@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.models.decoder import Decoder, Part, State
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Harness, Session
@@ -21,11 +21,12 @@ from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
 from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.tree import Tree
 
-# ---- in place of `Session.warp`, `verify.rejection` and `verify.residual` -----------------------
+# ---- in place of `Chooser.warp`, `verify.rejection` and `verify.residual` -----------------------
 
 
 def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
@@ -33,12 +34,12 @@ def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
     return p
 
 
-_warp = Session.warp
+_warp = Chooser.warp
 _rejection = verify.rejection
 _apart = Scoring._apart
 
 
-def unwarped_bonus(self: Session, rows: Tensor) -> Tensor:
+def unwarped_bonus(self: Chooser, rows: Tensor) -> Tensor:
     """The last of a step's rows without temperature and cuts."""
     p = _warp(self, rows).clone()
     if rows.shape[0] > 1:
@@ -129,7 +130,7 @@ def chance_of_who_left(self: Harness, lend: Callable[[Decoder, int], State]) -> 
         chooser._noise = state.__dict__.setdefault("noise", chooser._noise)
 
 
-# ---- in place of `decide._origins`, and of `passing` as sessions call it -------------------------
+# ---- in place of `decide._origins`, and of `passing` as the verifier calls it --------------------
 
 
 _masked = Masking.__call__
@@ -211,7 +212,7 @@ def returns_nowhere(self: Any, seq: int, n: int, firm: int) -> None:
     del self._stops[seq][:-1]
 
 
-def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
+def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> ModelInput:
     """Of the committed tokens that a recurrent target lacks, reads the last one only."""
     return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
@@ -219,6 +220,6 @@ def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> Part:
 def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
     """Keeps the target's rows of all tested tokens, the rejected one too."""
     committed = self._text.append(outcome)
-    self._drafts.committed(committed)
+    self._seen.committed(committed)
     self.state.commit(0, range(committed.tested + 1))
     return committed

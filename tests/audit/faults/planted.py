@@ -22,7 +22,7 @@ from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.stand import StandParams
 from specbench_cli.audit.subject import Subject
-from specbench_cli.engine import scoring, session
+from specbench_cli.engine import scoring
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
@@ -32,8 +32,9 @@ from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify import decide, sampling
+from specbench_cli.engine.verify import decide, sampling, verifier
 from specbench_cli.engine.verify import siblings as verify_tree
+from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
@@ -118,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("softmax q with a greedy draft", "law", _sps(methods.GreedyDraft)),
     Fault("q without the temperature", "law", _sps(methods.UnwarpedLaw)),
     Fault("unlikely draft tokens taken back", "law", _sps(methods.DropsTheUnlikely)),
-    _engine_fault("bonus from the unwarped law", "law", Session, "warp", engine.unwarped_bonus),
+    _engine_fault("bonus from the unwarped law", "law", Chooser, "warp", engine.unwarped_bonus),
     _engine_fault("bonus from a residual", "law", verify, "rejection", engine.residual_bonus),
     _engine_fault("one uniform for two tests", "law", verify, "rejection", engine.one_uniform),
     _engine_fault("accepted where p exceeds q", "law", verify, "rejection", engine.likelier_stands),
@@ -251,7 +252,7 @@ FAULTS: tuple[Fault, ...] = (
     _engine_fault(
         "an accept rule asked at the token's own row",
         "counters",
-        session,
+        verifier,
         "passing",
         engine.asked_a_row_late,
         _lossy(),

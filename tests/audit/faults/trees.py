@@ -187,7 +187,7 @@ def by_number(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, T
 def first_rows(self: Session, outcome: Outcome) -> Outcome:
     """Keeps as many rows as stand, from the front: not those that stand."""
     committed = self._text.append(outcome)
-    self._drafts.committed(committed)
+    self._seen.committed(committed)
     self.state.commit(0, range(len(committed.path[: len(committed.committed) - 1]) + 1))
     return committed
 

@@ -18,9 +18,9 @@ from specbench_cli.commands._progress import (
     make_progress,
 )
 from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.quiet import VOID
 from specbench_cli.measure.repeat_process import TUNING
 from specbench_cli.measure.view import Progress
-from specbench_cli.measure.window import VOID
 from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
 PLAN = {

@@ -12,8 +12,9 @@ from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.peer_session import PeerSession
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import PeerSession, Request
 from specbench_cli.engine.types import Draft, Features, Out, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of

@@ -13,8 +13,9 @@ from specbench_cli.engine.models.chains import EncodedDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.hosted import HostedState
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Source, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.models.tiny import VOCAB, tiny_models
+from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.models.meter import Meter, Metered
-from specbench_cli.engine.scoring import Halted
 from specbench_cli.engine.types import Draft, Hidden, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import rows_of

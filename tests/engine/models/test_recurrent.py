@@ -295,8 +295,9 @@ def test_a_tree_is_refused_by_name_and_one_branch_is_a_chain() -> None:
 
 def test_a_batch_of_recurrent_sequences_says_what_each_says_alone(tiny_checkpoint: Maker) -> None:
     from methods.sps import Sps
+    from specbench_cli.engine.request import Request
     from specbench_cli.engine.sequence import StopRule
-    from specbench_cli.engine.session import Request, Session
+    from specbench_cli.engine.session import Session
     from specbench_cli.engine.workspace import Workspace
 
     decoders = {

@@ -16,8 +16,9 @@ from specbench_cli import registry
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, exits_of, pair
 from specbench_cli.engine.batch import Batch
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.uscd import Contrast, spread
@@ -241,7 +242,7 @@ def test_sequences_beside_each_other_are_contrasted_as_alone():
 def test_the_second_state_holds_the_weakened_prompt_and_what_was_committed(open_session, name):
     _, session = opened(open_session, Sampling(contrast=CONTRAST))
     for _ in build(name).generate(session):
-        second = session._weakened._scoring.state
+        second = session._verifier.weakened._scoring.state
         text = [*WEAK, *session.output()]
         assert second.ids == text[: len(second.ids)]
         assert second.positions == list(range(len(second.ids)))

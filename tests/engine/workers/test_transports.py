@@ -24,8 +24,9 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Request, Session
+from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.block import SLOTS, Block
 from specbench_cli.engine.workers.message import Message

@@ -124,7 +124,7 @@ def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
         plan, again = execute.reopen(run_dir.path, specbench.log(), part=True)
         execute.run(plan, again, specbench.log(), only_pass=number)
 
-    monkeypatch.setattr(execute, "run_apart", here)
+    monkeypatch.setattr(execute, "run_repeat", here)
     outcome = specbench("pld", limit=1, probe=1, repeats=2, threads=1)
     assert len(own(RunDir.open(outcome.path))) == 2
 

@@ -10,7 +10,7 @@ are not there yet are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.decoder import LogitsAt
+from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
-from specbench_cli.engine.types import Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, Out, Tokens
 
 WIDEST = 64
 """Most rows of a forward that is recorded: wider ones keep the device busy for as long as their
@@ -46,24 +46,18 @@ class Shape(NamedTuple):
     placed: bool
 
     @classmethod
-    def of(
-        cls,
-        x: Input,
-        mask: Tensor | None,
-        positions: Tensor | None,
-        logits_at: LogitsAt,
-        taps: Sequence[int],
-    ) -> Shape | None:
+    def of(cls, model_input: ModelInput) -> Shape | None:
         """That of a forward; None where it is none that is recorded."""
+        x, logits_at, mask = model_input.x, model_input.logits_at, model_input.mask
         if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > WIDEST:
             return None
         return cls(
             n=x.ids.shape[1],
             width=x.rows.shape[-1] if isinstance(x, Features) else 0,
             logits=len(logits_at) if isinstance(logits_at, Tensor) else logits_at,
-            taps=tuple(taps),
+            taps=tuple(model_input.taps),
             masked=0 if mask is None else mask.shape[1],
-            placed=positions is not None,
+            placed=model_input.positions is not None,
         )
 
 
@@ -91,15 +85,11 @@ class Buffers:
         )
         self.index = whole(shape.logits) if isinstance(shape.logits, int) else None
 
-    def fill(
-        self,
-        x: Tokens | Features,
-        state: KVState,
-        positions: Tensor | None,
-        mask: Tensor | None,
-        logits_at: LogitsAt,
-    ) -> None:
-        """Hold what a forward is asked with."""
+    def fill(self, model_input: ModelInput, state: KVState) -> None:
+        """Copy the input of a forward into the buffers."""
+        x, positions, mask = model_input.x, model_input.positions, model_input.mask
+        logits_at = model_input.logits_at
+        assert not isinstance(x, Hidden)
         start = (state.lengths[0][0], state.position())
         self.start.copy_(host.places(start, self.start.device))
         self.x.ids.copy_(x.ids)
@@ -163,15 +153,7 @@ class Recorder:
             WeakKeyDictionary()
         )
 
-    def run(
-        self,
-        shape: Shape,
-        x: Tokens | Features,
-        state: KVState,
-        positions: Tensor | None,
-        mask: Tensor | None,
-        logits_at: LogitsAt,
-    ) -> Out:
+    def run(self, shape: Shape, model_input: ModelInput, state: KVState) -> Out:
         """A forward of that shape, recorded where it is the first one on a state that sees as many
         times `SEEN` rows.
 
@@ -185,7 +167,7 @@ class Recorder:
             like = state.buffers[0]
             kept[shape] = Buffers(shape, like.device, like.dtype), {}
         buffers, bodies = kept[shape]
-        buffers.fill(x, state, positions, mask, logits_at)
+        buffers.fill(model_input, state)
         end = min(-(-(start + shape.n) // SEEN) * SEEN, state.capacity)
         if end not in bodies:
             bodies[end] = self._capture(self._build(state, buffers, shape, end))

@@ -11,7 +11,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.judge import verdict
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import POSITIONS, Tolerance
-from specbench_cli.measure import evidence, warm_up
+from specbench_cli.measure import judging, warm_up
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Verdict
@@ -41,7 +41,7 @@ class Judge:
 def near_ties(judge, *names, of):
     """Of prompts that hold two ids each, and vanilla's outputs."""
     prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
-    return evidence.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
+    return judging.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
 
 
 def test_chances_are_kept_of_outputs_that_have_ties():

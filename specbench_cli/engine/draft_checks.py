@@ -1,0 +1,290 @@
+"""Checks of a draft, before anything is computed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import host
+from specbench_cli.engine.sequence import Text
+from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.verify.choosing import Chooser, Pick
+from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
+from specbench_cli.errors import MethodFault
+
+
+class DraftChecks:
+    """Checks the drafts of a session before the target scores them.
+
+    The session's own drafts are trusted: the ids and distributions of another need an inspection,
+    which waits for the device.
+
+    Args:
+        text: The text that is drafted for.
+        chooser: The decoding rule and the target's vocabulary.
+
+    Attributes:
+        slack: Nodes that the target's state has room for beyond the longest text.
+        picks: Draft tokens that were picked since the last check.
+    """
+
+    def __init__(self, text: Text, chooser: Chooser) -> None:
+        self.slack = 0
+        self.picks: list[Pick] = []
+        self._text, self._chooser = text, chooser
+        self._trusted: Draft | None = None
+        self._line: tuple[int, Tensor, Tensor] | None = None  # text length, draft tokens, line
+
+    def trust(self, draft: Draft) -> Draft:
+        """Note that the ids and distributions of a draft are sound, and return it."""
+        self._trusted = draft
+        return draft
+
+    def root(self, line: Tensor) -> Tensor:
+        """Return the draft tokens of a line that begins with the last committed token.
+
+        `rooted` takes the line as it is.
+        """
+        tokens = line[1:]
+        self._line = len(self._text.tokens), tokens, line
+        return tokens
+
+    def check(self, draft: Draft) -> None:
+        """Raise MethodFault if a draft is malformed: the step, the field and what is allowed."""
+        self.run(check_draft, draft)
+        if not self._trusts(draft):
+            self.inspect(draft)
+        elif draft.nodes:
+            self.run(check_form, draft, self._bounds(), self._chooser.sampling.rule)
+        self.picks.clear()
+
+    def rooted(self, draft: Draft, length: int) -> Tokens:
+        """Return the tokens that a state of `length` rows lacks, the draft's at the end."""
+        written, tokens, line = self._line or (0, None, draft.tokens)
+        if tokens is draft.tokens and written == len(self._text.tokens) == length + 1:
+            return Tokens(line[None])
+        root = self._text.since(length)
+        return Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
+
+    def inspect(self, draft: Draft) -> None:
+        """Raise MethodFault unless a draft is well formed, its ids and distributions too; waits."""
+        self.run(inspect, draft, self._bounds(), self._chooser.sampling.rule)
+
+    def run(self, check: Callable[..., object], *args: object) -> None:
+        """Run a check of a draft; its fault gets the number of the step."""
+        try:
+            check(*args)
+        except MethodFault as fault:
+            raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
+
+    def _trusts(self, draft: Draft) -> bool:
+        trusted = self._trusted
+        return draft is trusted or (
+            trusted is not None and draft.tokens is trusted.tokens and draft.q is None
+        )
+
+    def _bounds(self) -> Bounds:
+        room = self._text.room
+        return Bounds(self._chooser.vocab_size, room, room + self.slack, self._text.device)
+
+
+# ---- the checks ---------------------------------------------------------------------------------
+
+TOLERANCE = 1e-4
+"""How far from 1 a law's sum may be; float32 rounding over 100,000 tokens stays well below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What limits a draft: ids in the vocabulary, levels of use, nodes that there is memory for."""
+
+    vocab: int
+    levels: int
+    nodes: int
+    device: torch.device
+
+
+def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
+    """Raise MethodFault unless a draft can be scored and verified under a rule.
+
+    Waits for the device. Laws matter only where tokens are drawn.
+    """
+    tokens = draft.tokens
+    if (
+        not _is_tensor(tokens)
+        or tokens.dim() != 1
+        or tokens.dtype != torch.int64
+        or tokens.device != bounds.device
+    ):
+        raise fault(
+            "tokens",
+            f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
+            "flatten trees level by level; ids are the target's",
+        )
+    ids = host.numbers(tokens)
+    check_ids(ids, bounds.vocab)
+    tree = check_form(draft, bounds, rule)
+    if rule in ("rejection", "block"):
+        if draft.q is not None:
+            _check_q(draft.q, draft, bounds)
+        if tree is not None and draft.law == "wor":
+            _check_distinct(tree, ids)
+
+
+def check_draft(draft: object) -> None:
+    """Raise MethodFault unless the value is a `Draft`."""
+    if not isinstance(draft, Draft):
+        raise MethodFault(
+            f"expected a Draft to score, got a {type(draft).__name__}",
+            "create it with `session.chain(ids)` or `session.tree(...)`",
+        )
+
+
+def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
+    """Raise MethodFault for what is wrong with a draft whatever its ids and laws are; no wait."""
+    tree = None if draft.parents is None else _tree(draft)
+    check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
+    if draft.nodes > bounds.nodes:
+        raise fault(
+            "tokens",
+            f"{draft.nodes} nodes where the target's state has room for {bounds.nodes}",
+            "call `session.reserve(nodes)` with the largest tree's size in `start`",
+        )
+    if rule in ("rejection", "block"):
+        _check_rule(draft, rule)
+    return tree
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise MethodFault unless all ids are in the vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab):
+        node = next(at for at, token in enumerate(ids) if not 0 <= token < vocab)
+        raise fault("tokens", f"id {ids[node]} at node {node}; the target's are 0..{vocab - 1}")
+
+
+def check_levels(levels: int, allowed: int) -> None:
+    """Raise MethodFault if a draft is deeper than the rest of the budget can use."""
+    if levels > allowed:
+        raise fault(
+            "tokens",
+            f"{levels} levels proposed where at most {allowed} may be: `limit`",
+            "propose at most `limit` levels (`session.room()`), and an empty draft if it is 0",
+        )
+
+
+def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
+    """Raise MethodFault unless q has a law for each node."""
+    if not _is_probs(q, whole):
+        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
+
+
+def check_rows(draft: Draft, rows: int) -> None:
+    """Raise MethodFault unless there is a row for each node; only a chain can do without that of
+    its last."""
+    if rows != draft.nodes or draft.parents is not None or not rows:
+        raise fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
+
+
+def fault(field: str, what: str, hint: str | None = None) -> MethodFault:
+    """A fault in a field of a draft."""
+    return MethodFault(f"draft.{field}: {what}", hint)
+
+
+def _tree(draft: Draft) -> Tree:
+    parents, order = draft.parents, draft.order
+    assert parents is not None
+    if type(parents) is not tuple or len(parents) != draft.nodes:
+        raise fault("parents", f"{_listed(parents)}; must be a tuple of {draft.nodes}, one a node")
+    for node, parent in enumerate(parents):
+        if type(parent) is not int or not ROOT <= parent < node:
+            raise fault(
+                "parents",
+                f"{parent!r} at node {node}; allowed are {ROOT}, the root, and lower nodes",
+                "number parents before their children",
+            )
+    if order is not None and (
+        type(order) is not tuple
+        or any(type(node) is not int for node in order)
+        or sorted(order) != list(range(draft.nodes))
+    ):
+        raise fault("order", f"{_listed(order)}; must be a tuple of all nodes, each once")
+    return tree_of(parents, order)
+
+
+def _check_rule(draft: Draft, rule: Rule) -> None:
+    if rule == "block" and draft.parents is not None:
+        raise fault(
+            "parents",
+            "a tree was proposed; block verification takes chains",
+            "choose --verify rejection",
+        )
+    drawn = ("iid",) if draft.parents is None else ("iid", "wor")
+    if (draft.law in drawn) if draft.q is not None else (draft.law == "point"):
+        return
+    held = "without q" if draft.q is None else "with q"
+    raise fault(
+        "law",
+        f"{draft.law!r} {held}; allowed are 'point' without q and {' and '.join(map(repr, drawn))}"
+        " with the q that the tokens were drawn from",
+        "take each drawn token and its q from `session.pick` or `session.branch`",
+    )
+
+
+def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
+    whole = (draft.nodes, bounds.vocab)
+    if not _is_probs(q, whole) or q.device != bounds.device:
+        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
+    if draft.nodes == 0:
+        return
+    own = q.gather(1, draft.tokens[:, None])[:, 0]
+    wrong = torch.stack(
+        (
+            ~q.isfinite().all(-1),
+            (q < 0).any(-1),
+            (q.sum(-1) - 1).abs() > TOLERANCE,
+            # Without replacement, children beyond q's support are allowed: see `siblings`.
+            (own <= 0) & (draft.law == "iid"),
+        )
+    )
+    for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
+        if True in rows:
+            node = rows.index(True)
+            (mass,), (chance,) = host.lists(q[node].sum()[None], own[node][None])
+            raise fault("q", what.format(node=node, sum=mass, own=chance))
+
+
+_WRONG = (
+    "the law of node {node} is not finite",
+    "the law of node {node} has negative entries",
+    "the law of node {node} sums to {sum:.6g}, not 1",
+    "the law of node {node} gives its own token probability {own:g}: it was not drawn from it",
+)
+
+
+def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
+    for children in tree.children:
+        if len({ids[child] for child in children}) < len(children):
+            raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_probs(q: object, shape: tuple[int, int]) -> bool:
+    return isinstance(q, Tensor) and tuple(q.shape) == shape and q.is_floating_point()
+
+
+def _kind(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__} {_listed(tensor)}, no tensor"
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+
+
+def _listed(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,182 @@
+"""A forward of the target that halts behind a layer, and goes on or ends there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import ModelInput, State
+from specbench_cli.engine.models.meter import Metered
+from specbench_cli.engine.types import Forward, Hidden, Out, Tokens
+from specbench_cli.errors import MethodFault
+
+
+class Halted:
+    """One forward over one sequence that halts behind layers, and goes on or ends there.
+
+    Number for number what a whole forward gives, if all layers run. Rows that earlier forwards left
+    out of a layer (`leave`) are not seen there.
+
+    Args:
+        state: of the target; holds the new rows of the layers alone that have run.
+        taps: layers whose outgoing rows are wanted.
+        over: called with what a whole forward gives once it is one, with None once it is left.
+
+    Attributes:
+        layer: how many layers have run.
+
+    Raises:
+        MethodFault: the target has no such layer, or it has run (`begin`, `to`); or the forward is
+            over (`end`, `leave`).
+    """
+
+    def __init__(
+        self,
+        target: Metered,
+        state: State,
+        taps: Sequence[int] = (),
+        over: Callable[[Out | None], None] = lambda _: None,
+    ) -> None:
+        self._target, self._state, self._taps = target, state, taps
+        self.layer, self._over = 0, over
+        self._early: Tensor | None = None
+        self._last: int = target.n_layers
+        self._input: ModelInput
+        self._out: Out | None = None
+        self._looked: Forward | None = None
+
+    def begin(
+        self,
+        x: Tokens,
+        layer: int,
+        *,
+        early: bool = True,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Run the first layers over new rows [1, n].
+
+        Args:
+            early: whether early logits are wanted, as a part of this forward; there are none where
+                earlier rows were left out of these layers.
+            positions, mask: See `ModelInput`.
+        """
+        self._input = ModelInput(x, self._state, positions, mask, logits_at="all")
+        self._check(layer)
+        have = self._state.length
+        even = next((at for at in range(1, layer) if have(0, at) != have()), layer)
+        taps = [at for at in self._taps if at < even]
+        first, early = self._input._replace(taps=taps), early and even == layer
+        if even == self._last:
+            early = False  # the logits are those of the whole forward
+        else:
+            first = first._replace(layers=(0, even), logits_at="all" if early else None)
+        self._out = self._target.execute(first, early=early)
+        self.layer = even
+        self._early = None if self._out.logits is None else self._out.logits[0]
+        if even < layer:
+            self.to(layer)
+
+    def to(self, layer: int) -> None:
+        """Go on through the layers up to the `layer`th; through those that hold as many rows each
+        at once."""
+        self._check(layer)
+        low, have = self.layer, self._state.length
+        for _, same in groupby(range(low, layer), key=lambda at: have(0, at)):
+            span = list(same)
+            rest = self._target.execute(
+                self._input._replace(
+                    x=Hidden(self._ran.hidden),
+                    positions=self._positions_at(span[0]),
+                    layers=(span[0], span[-1] + 1),
+                    taps=[at for at in self._taps if at in span],
+                    logits_at="all" if span[-1] + 1 == self._last else None,
+                )
+            )
+            self._out = Out(rest.logits, rest.hidden, {**self._ran.taps, **rest.taps})
+        self.layer = layer
+
+    def end(self) -> Out:
+        """Run the layers that are left: what a whole forward gives, with logits at all rows."""
+        if self.layer < self._last:
+            self.to(self._last)
+        self._end(out := self._ran)
+        return out
+
+    @property
+    def early(self) -> Tensor:
+        """Logits [n, V] behind the first layers, where `begin` was to have them."""
+        assert self._early is not None, "ask for them in `begin`"
+        return self._early
+
+    def says(self, ids: Tensor) -> Tensor:
+        """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
+        some, which is metered then."""
+        rows = self._target.norm(self._ran.hidden[0])
+        some: Tensor | None = self._target.said(rows, ids)
+        return self.look()[:, ids] if some is None else some
+
+    def look(self) -> Tensor:
+        """Early logits [n, V], as if the layers that have run were all."""
+        rows, self._looked = self._target.exits_of(self._ran.hidden[0])
+        return rows
+
+    def leave(self, *, copy: bool) -> None:
+        """End here: what a look said is what the forward says, and the layers above do not run.
+
+        Args:
+            copy: whether these take keys and values of the rows as they are; else they never have
+                any of these places.
+        """
+        rows, above = self._ran.hidden, range(self.layer, self._last)
+        if self._looked is None:
+            raise MethodFault("a forward was left that said nothing", "`look` at what it says")
+        # The output matrix was the end of a verification, not an aside.
+        self._looked.role, self._looked.layers = "verify", (self._last, self._last)
+        if copy and above:
+            self._target.remember(rows, self._state, above, self._positions)
+        else:
+            self._state.leave_out(0, above, rows.shape[1])
+        self._end(None)
+
+    def _end(self, out: Out | None) -> None:
+        self._out = None
+        self._over(out)
+
+    @property
+    def _ran(self) -> Out:
+        if self._out is None:
+            raise MethodFault(
+                f"a forward of {self._target.name} that has ended, or was left, does not go on"
+            )
+        return self._out
+
+    @property
+    def _positions(self) -> Tensor:
+        """[1, n]."""
+        if self._input.positions is not None:
+            return self._input.positions
+        end, n = self._state.position(), self._ran.hidden.shape[1]
+        return torch.arange(end - n, end, device=self._ran.hidden.device)[None]
+
+    def _positions_at(self, layer: int) -> Tensor | None:
+        """Return the positions at a layer, which its rows do not tell if some were left out."""
+        n = self._ran.hidden.shape[1]
+        if self._state.length(0, layer) + n == self._state.length():
+            return self._input.positions
+        return self._positions
+
+    def _check(self, layer: int) -> None:
+        if not 1 <= layer <= self._last:
+            raise MethodFault(
+                f"{self._target.name} has no exit behind layer {layer}: it has {self._last} layers",
+                f"choose one of 1 to {self._last}",
+            )
+        if layer < self.layer:
+            raise MethodFault(
+                f"a forward of {self._target.name} that has run {self.layer} layers does not go"
+                f" back to layer {layer}"
+            )

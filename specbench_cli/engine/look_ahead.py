@@ -1,0 +1,127 @@
+"""Rows of a `LookAhead` head in the target's forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine.models.decoder import ModelInput
+from specbench_cli.engine.models.meter import Metered, MeteredHead
+from specbench_cli.engine.types import Hidden, Out, Tokens
+from specbench_cli.errors import MethodFault
+
+
+class Beside:
+    """A `LookAhead`'s rows in the target's forwards, and what they said behind the text.
+
+    A forward that carries them runs in two parts: the layers below without them, the others with
+    them as further branches.
+
+    Args:
+        head: behind the meter.
+    """
+
+    def __init__(self, target: Metered, head: MeteredHead) -> None:
+        self._target, self._head = target, head
+        self._levels: int = head.sizes["levels"]
+        self._layer: int = head.layer
+        self._above = (self._layer, target.n_layers)
+        self._written: Tensor | None = None  # [n, levels, V], of a prompt behind its last row alone
+        self._newest: Tensor | None = None
+
+    def room(self, nodes: int) -> int:
+        """Rows of a state that a forward over the root and so many nodes may take."""
+        return nodes + (nodes + 1) * self._levels
+
+    def prefill(self, model_input: ModelInput) -> Out:
+        """A whole forward over the prompt, and one of the head's rows behind it, which are
+        forgotten."""
+        x, state = model_input.x, model_input.state
+        assert isinstance(x, Tokens)
+        tapped = {*model_input.taps, *self._head.taps}
+        out = self._target.execute(model_input._replace(taps=sorted(tapped)))
+        last = x.ids[0, -1:]
+        rows = out.taps[self._layer - 1][0, -1:] if self._layer else self._target.embed(last)
+        position = state.position()
+        behind = torch.arange(position, position + self._levels, device=x.ids.device)
+        ahead = ModelInput(
+            Hidden(self._head(rows)), state, behind[None], logits_at="all", layers=self._above
+        )
+        said = self._target.execute(ahead, role="draft")
+        state.rollback(0, position)
+        self._written = cast(Tensor, said.logits)
+        return out
+
+    def forward(self, model_input: ModelInput) -> Out:
+        """A forward over the root and a draft, with logits of all, the head's rows behind each.
+
+        Args:
+            model_input: Its positions [1, n] and mask [n, n] are given, for chains too.
+        """
+        x, positions, mask = model_input.x, model_input.positions, model_input.mask
+        assert isinstance(x, Tokens)
+        assert positions is not None
+        assert mask is not None
+        n, layer, taps = x.ids.shape[1], self._layer, model_input.taps
+        if layer:
+            early = [at for at in taps if at < layer]
+            first = self._target.execute(
+                model_input._replace(layers=(0, layer), logits_at=None, taps=early)
+            )
+            rows, below = first.hidden, dict(first.taps)
+        else:
+            rows, below = self._target.embed(x.ids), {}
+        made = self._head(rows[0]).flatten(0, 1)
+        sight, places = branches(mask, positions[0], self._levels)
+        out = self._target.execute(
+            model_input._replace(
+                x=Hidden(torch.cat((rows, made[None]), 1)),
+                positions=places[None],
+                mask=sight,
+                logits_at="all",
+                layers=self._above,
+                taps=[at for at in taps if at >= layer],
+            )
+        )
+        logits = cast(Tensor, out.logits)
+        self._written = logits[0, n:].unflatten(0, (n, self._levels))
+        above = {at: left[:, :n] for at, left in out.taps.items()}
+        return Out(logits[:, :n], out.hidden[:, :n], below | above)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Keep what was said behind the last row of `path`."""
+        assert self._written is not None
+        self._newest = self._written[path[-1] if len(self._written) > 1 else 0]
+
+    def newest(self) -> Tensor:
+        """What the rows behind the row that chose the last committed token said: logits [levels,
+        V], of level k about the token k + 1 places behind that token.
+
+        Raises:
+            MethodFault: there was no prefill.
+        """
+        if self._newest is None:
+            raise MethodFault("nothing was foreseen before the prefill", "ask in `propose`")
+        return self._newest
+
+
+def branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Sight and positions of n rows, and of chains of k rows behind each of them.
+
+    Args:
+        mask: [n, n] bool, which row sees which.
+        positions: [n].
+    Returns:
+        (mask [n + n k, n + n k], positions [n + n k]), the chains one after another.
+    """
+    n, device = len(mask), mask.device
+    sight = mask.new_zeros(n + n * k, n + n * k)
+    sight[:n, :n] = mask
+    sight[n:, :n] = mask.repeat_interleave(k, 0)
+    chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
+    sight[n:, n:] = torch.block_diag(*[chain] * n)
+    behind = positions[:, None] + torch.arange(1, k + 1, device=device)
+    return sight, torch.cat((positions, behind.flatten()))

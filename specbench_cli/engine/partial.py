@@ -1,0 +1,132 @@
+"""Parts of the target that draft for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import host
+from specbench_cli.engine.models.decoder import ModelInput
+from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.scoring import Begun, Scoring
+from specbench_cli.engine.types import SUBLAYERS, Out, Role, Skip, Tokens, skipped
+from specbench_cli.errors import MethodFault
+
+
+class Partial(Metered):
+    """Some of the target as a draft model: its logits are read as if those layers were all.
+
+    On the target's own state (`Session.state`) it drafts behind the committed text, whose rows it
+    shares: what it writes is forgotten before the target scores. On a state of its own it is a
+    draft model like any other. One that begins behind the first layer reads `Hidden` rows.
+
+    Args:
+        scoring: the target's.
+        layers: half-open range of those that run; None for all.
+        skip: what is passed over, see `Decoder.forward`.
+        keep: whether the target goes on from what it has made of the tokens that are scored, where
+            it is a range of first layers.
+
+    Attributes:
+        attending: the layers whose attention runs, and which so hold rows.
+
+    Raises:
+        MethodFault: the target has no such layers.
+        ValueError: the target cannot pass over single sublayers.
+    """
+
+    def __init__(
+        self,
+        scoring: Scoring,
+        meter: Meter,
+        *,
+        layers: tuple[int, int] | None,
+        skip: Skip,
+        keep: bool = False,
+        place: int | None = None,
+    ) -> None:
+        decoder = scoring.target.decoder
+        super().__init__(decoder, meter, role="draft", place=place)
+        low, high = layers or (0, decoder.n_layers)
+        span, over = range(low, high), skipped(skip)
+        if not 0 <= low < high <= decoder.n_layers:
+            raise MethodFault(
+                f"{decoder.name} has no layers {low} to {high}: it has {decoder.n_layers}",
+                f"choose a range within (0, {decoder.n_layers})",
+            )
+        for at, kind in sorted(over):
+            if at not in span or kind not in SUBLAYERS:
+                raise MethodFault(
+                    f"{(at, kind)} is no sublayer of the layers {low} to {high - 1}",
+                    "pass over a layer by its number, a sublayer by (number, 'attention') or 'mlp'",
+                )
+        if keep and (low or over):
+            raise MethodFault("the target goes on only from its first layers, none passed over")
+        self._scoring = scoring
+        self._skip, self._exits_early = skip, high < decoder.n_layers
+        self._layers = None if (low, high) == (0, decoder.n_layers) else (low, high)
+        self.attending = tuple(at for at in span if (at, "attention") not in over)
+        self._begun = Begun(high) if keep and high < decoder.n_layers else None
+        self.portion = decoder.share(self._layers, skip)
+
+    def execute(
+        self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
+    ) -> Out:
+        """See `Metered.execute`; which layers run, and whether early, is settled.
+
+        Raises:
+            MethodFault: layers are given, or some to skip.
+        """
+        if not model_input.whole or early:
+            raise MethodFault(
+                "a part of the target runs the layers that it was made of",
+                "leave out `layers`, `skip` and `early`, or make another `session.partial`",
+            )
+        x, state, early = model_input.x, model_input.state, self._exits_early
+        model_input = model_input._replace(layers=self._layers, skip=self._skip)
+        if role is None:
+            read = not self.attending or state.length(0, self.attending[0])
+            role = "draft" if read else "prefill"
+        if state is not self._scoring.state:
+            return super().execute(model_input, role=role, early=early)
+        begun = self._scoring.lend(self._begun)
+        if begun is not None:
+            taps = [at for at in self._scoring.layers if at < begun.end]
+            model_input = model_input._replace(taps=taps)
+        out = super().execute(model_input, role=role, early=early)
+        usual = model_input.mask is None and model_input.positions is None
+        if begun is not None and isinstance(x, Tokens) and usual:
+            begun.ids.append(x.ids)
+            begun.outs.append(out)
+        return out
+
+    def reread(self, ids: Sequence[int], first: int) -> Tensor:
+        """Read committed tokens once more, on the target's own rows of the text before them.
+
+        What is written is forgotten at once; the forward counts as an auxiliary one.
+
+        Args:
+            ids: n of the text's, the first of them at position `first`.
+        Returns:
+            logits [n, V] after each.
+        """
+        state, n, device = self._scoring.state, len(ids), self._scoring.target.device
+        length, written = state.position(), state.length()
+        sight = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        hidden = torch.zeros(n, length - first, dtype=torch.bool, device=device)
+        positions = torch.arange(first, first + n, device=device)[None]
+        mask = torch.cat((hidden, sight), 1)
+        x = Tokens(host.ids([ids], device))
+        out = self.execute(ModelInput(x, state, positions, mask, logits_at="all"), role="aux")
+        state.rollback(0, length)
+        assert state.length() == written
+        return out.rows
+
+    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+        """None: a part of the target drafts for one sequence at a time."""
+        raise MethodFault(
+            "a part of the target drafts for one sequence at a time: each has a state of its own",
+            "call each session's own `partial`",
+        )

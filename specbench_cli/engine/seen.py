@@ -1,0 +1,70 @@
+"""What a session saw of each step, whatever its method reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from specbench_cli.engine.types import Draft, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A draft without its laws, which are large: `tokens` [m] on the device, `parents` as in
+    `Draft`."""
+
+    tokens: Tensor
+    parents: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, draft: Draft, nodes: int | None = None) -> Shape:
+        """The shape of a draft, or of its first nodes."""
+        if nodes is None or nodes == draft.nodes:
+            return cls(draft.tokens, draft.parents)
+        parents = draft.parents
+        return cls(draft.tokens[:nodes], None if parents is None else parents[:nodes])
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a session saw of one step, whatever its method tells of it.
+
+    Attributes:
+        scored: what was proposed of the drafts that the target scored.
+        verified: the drafts that `verify` decided.
+        committed: what became of them; None while nothing did.
+    """
+
+    scored: list[Shape] = field(default_factory=list)
+    verified: list[Shape] = field(default_factory=list)
+    committed: Outcome | None = None
+
+
+class SeenSteps:
+    """The record of everything that a session scored, verified and committed.
+
+    Attributes:
+        steps: One entry per step. The prefill is none.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Seen] = []
+
+    def scored(self, draft: Draft, proposed: int | None = None) -> None:
+        """Record that a draft, or its first `proposed` nodes, was scored."""
+        self._open().scored.append(Shape.of(draft, proposed))
+
+    def verified(self, draft: Draft) -> None:
+        """Record that a draft was verified."""
+        self._open().verified.append(Shape.of(draft))
+
+    def committed(self, outcome: Outcome) -> None:
+        """Record what was committed: the step is over."""
+        self._open().committed = outcome
+
+    def _open(self) -> Seen:
+        """The step of which nothing is committed yet."""
+        if not self.steps or self.steps[-1].committed is not None:
+            self.steps.append(Seen())
+        return self.steps[-1]

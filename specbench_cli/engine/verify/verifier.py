@@ -1,0 +1,157 @@
+"""The verdict on a draft: from the target's logits to an outcome."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench_cli.engine import host
+from specbench_cli.engine.draft_checks import DraftChecks, check_rows
+from specbench_cli.engine.models.meter import Meter
+from specbench_cli.engine.scoring import Scoring
+from specbench_cli.engine.seen import SeenSteps
+from specbench_cli.engine.sequence import Recording, Text
+from specbench_cli.engine.types import Draft, Outcome
+from specbench_cli.engine.verify import decide, ranking
+from specbench_cli.engine.verify.accept import AcceptRule, passing
+from specbench_cli.engine.verify.choosing import Chooser
+from specbench_cli.engine.verify.processor import Processing
+from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.weakened import Weakened
+from specbench_cli.errors import MethodFault
+
+
+class Verifier:
+    """Decides the drafts of one session.
+
+    Args:
+        prompt_id: The prompt, for messages.
+        text: The text that the drafts continue.
+        chooser: The decoding rule.
+        checks: Checks of the drafts.
+        processing: Changes the target's logits. None means that nothing does.
+        meter: Trace of the forwards that led to a draft.
+        place: Index of the sequence in its batch. None means that it is decoded alone.
+        seen: Record of what was verified.
+        recording: Tokens that decide in place of the target. None means that the target decides.
+
+    Attributes:
+        scoring: The target's forwards.
+        weakened: The target's second reading, under a contrast. None means that there is none.
+        rows: The logits that the last draft was verified by. None before the first.
+    """
+
+    scoring: Scoring
+
+    def __init__(
+        self,
+        prompt_id: str,
+        text: Text,
+        chooser: Chooser,
+        checks: DraftChecks,
+        *,
+        processing: Processing | None,
+        meter: Meter,
+        place: int | None,
+        seen: SeenSteps,
+        recording: Recording | None,
+    ) -> None:
+        self._prompt_id, self._text, self._chooser, self._checks = prompt_id, text, chooser, checks
+        self._sampling: Sampling = chooser.sampling
+        self._processing, self._meter, self._place = processing, meter, place
+        self._seen, self._recording = seen, recording
+        self.weakened: Weakened | None = None
+        self.rows: Tensor | None = None
+
+    def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
+        """Decide a draft from the target's logits; see `Session.verify`."""
+        if rows.shape[0] != draft.nodes + 1:
+            self._checks.run(check_rows, draft, rows.shape[0])
+        self.rows = rows
+        self._seen.verified(draft)
+        if accept is None or accept.off:
+            return self.decide(draft, rows)
+        self._check_rule(accept)
+        return self.decide(draft, rows, accept)
+
+    def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
+        """Decide a draft, or the first token behind the prompt, which has no draft."""
+        tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
+        random, drafters = self._chooser.random, self._meter.greatest(self._place)
+        rows = self._chooser.align(rows)
+        rows = self._processed(draft, rows)  # where tokens are replayed too: it takes its time
+        if self._recording is not None:
+            levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
+            choices = self._recording.choices(self._text.position, levels)
+            outcome, last = decide.chosen(draft, tree, choices, drafters=drafters)
+        elif self._sampling.draws:
+            p = self._chooser.warp(rows)
+            passes = passing(accept, p, draft, tree, random, features=self.scoring.read_last)
+            try:
+                outcome, last = decide.drawn(
+                    draft, tree, p, random, self._sampling.rule, passes, drafters
+                )
+            except ArithmeticError as fault:
+                self._checks.inspect(draft)
+                raise self._at_step(fault) from None
+        else:
+            depths = None if tree is None else (0, *tree.depths)
+            scores = self._chooser.scores(rows, self._text.position, depths)
+            passes = None
+            if accept is not None:
+                passes = passing(
+                    accept,
+                    self._distributions(rows),
+                    draft,
+                    tree,
+                    random,
+                    scores=scores,
+                    features=self.scoring.read_last,
+                )
+            try:
+                choices = ranking.argmax(scores)
+                outcome, last = decide.chosen(draft, tree, choices, passes, scores, drafters)
+            except ArithmeticError as fault:
+                raise self._at_step(fault) from None
+        self._text.decided = outcome.committed[-1], last
+        return outcome
+
+    def _processed(self, draft: Draft, rows: Tensor) -> Tensor:
+        """Rows as the run's contrast and its processor make them of the text that leads to each."""
+        if self.weakened is not None:
+            rows = self.weakened.contrasted(draft, rows)
+        if self._processing is None:
+            return rows
+        try:
+            return self._processing(
+                rows, self._text.output, host.numbers(draft.tokens), draft.parents
+            )
+        except ArithmeticError as fault:
+            raise self._at_step(fault) from None
+
+    def _at_step(self, fault: ArithmeticError) -> ArithmeticError:
+        """A fault in the target's numbers with its place: prefill is step 0."""
+        at = f"{self._prompt_id}, step {self._text.steps}"
+        return ArithmeticError(f"{at}: {fault}")
+
+    def _distributions(self, rows: Tensor) -> Tensor:
+        """What an accept rule is given: the warped distributions; under greedy decoding, which has
+        no temperature, softmax."""
+        if self._sampling.rule != "greedy":
+            return self._chooser.warp(rows)
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)
+
+    def _check_rule(self, accept: AcceptRule) -> None:
+        if self._recording is not None:
+            why, instead = "tokens are replayed", "leave out --verify replay"
+        elif self._sampling.rule == "block":
+            why, instead = "whole blocks are judged", "--verify rejection, or coupled"
+        elif self._processing is not None:
+            why, instead = "a grammar forbids some that it would let pass", "leave out --grammar"
+        else:
+            return
+        raise MethodFault(
+            f"accept rule {accept.name!r} decides on single tokens, and {why}",
+            f"{instead}; or leave out the accept rule",
+        )
