@@ -164,7 +164,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     code, out, err = report(str(other), "--force", "--format", "tsv")
     assert code == 0
     assert {"pld @here", "pld @there"} <= {row.split("\t")[3] for row in out.splitlines()}
-    assert "forced: differs in seed: 1 (here) against 2 (there)" in err
+    assert "forced: differs in max_new_tokens: 24 (here) against 25 (there)" in err
 
 
 @pytest.mark.parametrize(
