@@ -6,6 +6,7 @@ python -m recipes.options > docs/options.md
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -31,6 +32,8 @@ key in `specbench.yaml` (`specbench init` writes one with comments). Precedence:
 environment, `--config` file, `./specbench.yaml`, profile, default."""
 COLUMNS = ("option", "value", "default", "meaning")
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+EXAMPLE = re.compile(r"^specbench .+$|(?<=\[bold\])specbench [^\[]+", re.MULTILINE)
+"""A command in the text below the options of a help page."""
 LARGEST = 2**63
 """The bound of all whole numbers of a run, which the page leaves out."""
 
@@ -71,7 +74,14 @@ def _section(commands: list[Command]) -> str:
     abouts = [_summary(command) for command in commands]
     if len(commands) > 1:
         abouts = [f"- {name}: {about}" for name, about in zip(names, abouts, strict=True)]
-    return "\n\n".join((f"## {heading}", "\n".join(abouts), _tables(commands[0].settings)))
+    parts = (f"## {heading}", "\n".join(abouts), _examples(commands), _tables(commands[0].settings))
+    return "\n\n".join(filter(None, parts))
+
+
+def _examples(commands: list[Command]) -> str:
+    """Return the examples in the help of commands as a code block."""
+    found = [line for each in commands for line in EXAMPLE.findall(each.info.epilog or "")]
+    return "\n".join(("```bash", *dict.fromkeys(found), "```")) if found else ""
 
 
 def _summary(command: Command) -> str:

@@ -108,8 +108,13 @@ def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -
 
 
 def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:
-    """The plan without rows whose heads turned out not to load; the manifest and the view are told.
-    Raises the first one's fault where only vanilla would be left."""
+    """Return the plan without methods whose heads do not load, and note them.
+
+    The manifest keeps a method that has records.
+
+    Raises:
+        SpecbenchError: only vanilla would be left: the reason for the first method.
+    """
     rest = plan.without(unfit)
     if unfit and all(arm.label == REFERENCE for arm in rest.arms):
         raise next(iter(unfit.values()))
@@ -122,8 +127,12 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
     left_out = {label: why for label, why in before.items() if label not in able}
     left_out |= {label: without_folders(why) for label, why in found.items()}
     if left_out != before:
-        run_dir.update(left_out=left_out, rows=rows(rest))
-        view.started(rest.cells, len(run_dir.answered()), run_dir.path)
+        answered = run_dir.answered()
+        # The head of such a method loaded when the run began, so its records stay valid.
+        recorded = {label for _, _, label, _ in answered} - able
+        kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
+        run_dir.update(left_out=left_out, rows=[*rows(rest), *kept])
+        view.started(rest.cells, len(answered), run_dir.path)
     return rest
 
 

@@ -142,6 +142,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
     config = ordered_config(path)
+    run_dir.order = config.model_dump_json()
     if not part:  # the parent process has checked already
         check_programs(run_dir, config, force)
     first, tuning = planned(config)

@@ -8,9 +8,10 @@ malice. Needs a POSIX system.
 
 What the tests hand over and get back is data (numbers, texts, lists, tuples, sets, dictionaries,
 iterators, exceptions of Python's own types by name); of other objects a number, through which they
-can be called and their attributes read. An argument that the answer changes in place is not changed
-for the tests, and equality of the answer's own classes is not asked: a program that is right by
-these alone fails.
+can be called, their attributes read and their truth asked. The answer draws the values of an
+iterator that the tests pass one by one, and the rest stays with the tests. An argument that the
+answer changes in place is not changed for the tests, and equality of the answer's own classes is
+not asked: a program that is right by these alone fails.
 
 Tests that end without an error are no pass yet: each of their assertions must have held as often as
 for the task's reference solution. Without a solution that passes, each must have held once, except
@@ -35,6 +36,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, lru_cache
+from hashlib import sha256
 from heapq import heappop, heappush
 
 from specbench_cli.errors import EnvironmentFault
@@ -285,6 +287,8 @@ def _job(
       modules are never among them, unless the task's function has such a name.
     - given: the names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
     - tests: piece by piece where names are given, else as one.
+    - seed: The seed of the tests' random numbers: the same tests draw the same numbers for the
+      reference and for every answer.
     """
     own = _own(before)
     said, kept = _bound(program), _bound(own)
@@ -310,6 +314,7 @@ def _job(
         "asked": sorted(asked),
         "given": sorted(given),
         "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
+        "seed": sha256(after.encode(errors="replace")).hexdigest(),
     }
 
 

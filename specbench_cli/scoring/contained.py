@@ -5,7 +5,7 @@ keeps two rooms, each a process:
 
 - the **answer's** executes the program, then does what it is asked over a pipe: look a name up,
   call, read or set an attribute. What it replies is JSON; objects that are no data stay there, and
-  a number stands for them.
+  a number stands for them. While it does so it can draw values from an iterator that it was given.
 - the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
   values that it compares are Python's own types, and the answer never sees what is expected. A pass
   is this process's exit code: an answer can make itself fail, and can pass only by right replies.
@@ -231,7 +231,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "rseq": (334, 293),
     "exit": (60, 93),
     "exit_group": (231, 94),
-    # sockets of three families, alone in a network namespace
+    # sockets of two families, alone in a network namespace, and pairs
     "socket": (41, 198),
     "socketpair": (53, 199),
     "bind": (49, 200),
@@ -256,8 +256,13 @@ The kernel has no namespace for what the others reach: pages of libraries that o
 no limit of a process counts (`memfd_create`, `shmget`, `timer_create`, `io_setup`), keys, tracing,
 observation, processes. Python's standard library works without them: `shutil` copies in another
 way."""
-_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET and AF_INET6, which the network namespace isolates."""
+_PAIR_FLAGS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
+_FAMILIES = (2, 10)
+"""AF_INET and AF_INET6, which the network namespace isolates. It does not isolate AF_UNIX: such a
+socket connects to any socket file that the room sees, even in a read-only folder."""
+_PAIR_FAMILIES, _PAIR_TYPES = (1,), tuple(kind | flags for kind in (1, 5) for flags in _PAIR_FLAGS)
+"""AF_UNIX, and SOCK_STREAM and SOCK_SEQPACKET, whose pairs send to each other alone. A datagram
+socket could name another receiver for each message."""
 _PROTOCOLS = (0, 6, 17)
 """Default protocol, TCP and UDP. For other protocols the kernel would load a module."""
 _FILE_COMMANDS = (0, 1, 2, 3, 4, 5, 1030)
@@ -282,11 +287,14 @@ _FUTEX_COMMANDS = tuple(
     for private in (0, 128)
     for clock in (0, 256)
 )
-_SOCKET_LEVELS = (1, 6)
+_TCP = 6
+_SOCKET_LEVELS = (1, _TCP)
 """SOL_SOCKET and TCP."""
 _SOCKET_OPTIONS = (*range(1, 10), 13, 15, 20, 21)
-"""SO_DEBUG to SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_RCVTIMEO, SO_SNDTIMEO, and TCP's of these
-numbers. Others load programs or modules into the kernel."""
+"""SO_DEBUG to SO_KEEPALIVE, SO_LINGER, SO_REUSEPORT, SO_RCVTIMEO and SO_SNDTIMEO. Others load
+programs into the kernel."""
+_TCP_OPTIONS = tuple(range(1, 10))
+"""TCP_NODELAY to TCP_DEFER_ACCEPT. TCP_CONGESTION and TCP_ULP choose modules of the kernel."""
 
 
 # Values as lines ------------------------------------------------------------------------------
@@ -317,7 +325,8 @@ def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> A
     Args:
         number: Returns the number of an object that is no data.
         draw: Copy the values of iterators, which exhausts them. False treats an iterator as an
-            object that is no data.
+            object that is no data. Iterators of the answer are copied, those of the tests are not:
+            the answer draws each value when it needs it, as if both were one program.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -344,6 +353,8 @@ def _serve(calls: int, replies: int) -> None:
     """Execute the program, and do what the tests ask."""
     names: dict[str, Any] = {"__name__": "__main__"}
     kept: list[Any] = []
+    iterators: dict[int, _Drawn] = {}
+    asked, told_to = os.fdopen(calls), os.fdopen(replies, "w")
 
     def number(value: Any) -> int:
         kept.append(value)
@@ -370,16 +381,54 @@ def _serve(calls: int, replies: int) -> None:
         "call": call,
         "get": getattr,
         "set": setattr,
+        "truth": bool,
     }
-    told_to = os.fdopen(replies, "w")
-    for line in os.fdopen(calls):
-        try:
+
+    def find(number: int) -> Any:
+        if number >= 0:
+            return kept[number]
+        return iterators.setdefault(number, _Drawn(partial(draw, number)))
+
+    def draw(number: int) -> Any:
+        print(json.dumps({"draw": number}), file=told_to, flush=True)
+        reply = serve()
+        if "raised" in reply:
+            kind = getattr(builtins, reply["raised"])
+            raise kind.__new__(kind)
+        return read(reply["value"], find)
+
+    def serve() -> Any:
+        """Do what the tests ask until they reply to a `draw`, and return that reply."""
+        for line in iter(asked.readline, ""):
             deed, *inputs = json.loads(line)
-            value = deeds[deed](*(read(told, kept.__getitem__) for told in inputs))
-            reply = json.dumps({"value": written(value, number)})
-        except BaseException as fault:  # of the answer's: SystemExit too
-            reply = json.dumps({"raised": _builtin_name(type(fault))})
-        print(reply, file=told_to, flush=True)
+            if deed == _DRAWN:
+                return inputs[0]
+            try:
+                value = deeds[deed](*(read(told, find) for told in inputs))
+                reply = json.dumps({"value": written(value, number)})
+            except BaseException as fault:  # of the answer's: SystemExit too
+                reply = json.dumps({"raised": _builtin_name(type(fault))})
+            print(reply, file=told_to, flush=True)
+        os._exit(FAILED)
+
+    serve()
+
+
+class _Drawn:
+    """An iterator of the tests, in the answer's room.
+
+    Args:
+        draw: Returns the next value, or raises StopIteration.
+    """
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __iter__(self) -> _Drawn:
+        return self
+
+    def __next__(self) -> Any:
+        return self._draw()
 
 
 def _builtin_name(kind: type[BaseException]) -> str:
@@ -403,6 +452,9 @@ _EXCEPTIONS = {
 
 `StopIteration` and its kind would end a loop over `map` without an error, and skip the assertions
 that are left. They become a RuntimeError, as in a generator (PEP 479)."""
+
+_DRAWN = "drawn"
+"""First word of a line with the value that an iterator of the tests gave."""
 
 _HOLDS = "assertion holds"
 """Name of the counting function in the tests' namespace. No program can contain this name."""
@@ -450,6 +502,7 @@ class _Asking:
     def __init__(self, calls: TextIO, replies: TextIO) -> None:
         self._calls = calls
         self._replies = replies
+        self._iterators: list[Iterator[Any]] = []
 
     def __call__(self, deed: str, *inputs: Any) -> Any:
         """Return the value of what the answer was asked. Ends the tests if there is no true reply.
@@ -458,7 +511,7 @@ class _Asking:
             BaseException: of Python's own type of that name, where the answer raised one.
         """
         try:
-            told = [written(each, _number_of) for each in inputs]
+            told = [written(each, self._number_of, draw=False) for each in inputs]
         except BaseException:  # tests that expect an exception must not take it for the answer's
             os._exit(FAILED)
         return self._ask(deed, *told)
@@ -466,7 +519,7 @@ class _Asking:
     def bind(self, name: str, value: Any) -> None:
         """Let the answer read a value by name if it is data.
 
-        An iterator is not data here: copying its values would exhaust the tests' own.
+        An iterator is not data here: the answer could exhaust the tests' own.
         """
         try:
             told = written(value, _number_of, draw=False)
@@ -477,7 +530,9 @@ class _Asking:
     def _ask(self, *told: Any) -> Any:
         try:
             print(json.dumps(told), file=self._calls, flush=True)
-            reply = json.loads(self._replies.readline())
+            while "draw" in (reply := json.loads(self._replies.readline())):
+                drawn = [_DRAWN, self._draw(reply["draw"])]
+                print(json.dumps(drawn), file=self._calls, flush=True)
             raised = str(reply["raised"]) if "raised" in reply else None
             value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
         except BaseException:  # the answer's process has ended, or what it wrote is no reply
@@ -486,6 +541,31 @@ class _Asking:
             return value
         kind = _EXCEPTIONS.get(raised, RuntimeError)
         raise kind.__new__(kind)
+
+    def _number_of(self, value: Any) -> int:
+        """Return the number of an object of the answer's, or a negative one for an iterator."""
+        if not isinstance(value, Iterator):
+            return _number_of(value)
+        place = next((n for n, each in enumerate(self._iterators) if each is value), None)
+        if place is None:
+            place = len(self._iterators)
+            self._iterators.append(value)
+        return -1 - place
+
+    def _draw(self, number: int) -> dict[str, Any]:
+        """Return the next value of an iterator that the answer was given, as a reply.
+
+        Raises:
+            AssertionError: an assertion of the tests failed in the iterator.
+        """
+        iterator = self._iterators[-1 - number]
+        try:
+            value = next(iterator)
+        except AssertionError:  # the answer could catch it
+            raise
+        except BaseException as fault:
+            return {"raised": _builtin_name(type(fault))}
+        return {"value": written(value, self._number_of, draw=False)}
 
 
 class _Remote:
@@ -496,6 +576,9 @@ class _Remote:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._ask("call", self, arguments, named)
+
+    def __bool__(self) -> bool:
+        return bool(self._ask("truth", self))
 
     def __getattr__(self, name: str) -> Any:
         return self._ask("get", self, name)
@@ -525,6 +608,10 @@ def _test(calls: int, replies: int, report: int) -> None:
         counts[place] += 1
 
     names.update({"__name__": "__main__", _HOLDS: holds})
+    if any("random" in text for text in (job["own"], *job["tests"])):
+        import random  # only here: it takes as long to import as all other modules
+
+        random.seed(job["seed"])
     exec(compile(job["own"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
     for name in job["asked"]:
         with suppress(NameError):
@@ -714,11 +801,19 @@ def call_filter(machine: str) -> bytes:
         machine: Machine name from `os.uname`.
     """
     column = _MACHINES[machine]
-    socket = [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW]
+    plain = [*_refuse_unless(5, (0,)), _ALLOW]
+    tcp = [*_refuse_unless(2, _TCP_OPTIONS), _ALLOW]
     locks = [each for command in _LOCK_COMMANDS for each in ((_EQUAL, 0, 1, command), _SUCCEED)]
     checks = {
-        "socket": socket,
-        "socketpair": socket,
+        "socket": [*_refuse_unless(0, _FAMILIES), *_refuse_unless(2, _PROTOCOLS), _ALLOW],
+        "socketpair": [
+            *_refuse_unless(0, _PAIR_FAMILIES),
+            *_refuse_unless(1, _PAIR_TYPES),
+            *_refuse_unless(2, _PROTOCOLS),
+            _ALLOW,
+        ],
+        "preadv2": plain,  # flags would show which pages are in memory, or write at once
+        "pwritev2": plain,
         "fcntl": [_load_argument(1), *locks, *_refuse_unless(1, _FILE_COMMANDS), _ALLOW],
         "ioctl": [*_refuse_unless(1, _DEVICE_COMMANDS), _ALLOW],
         "mmap": [_load_argument(3), (_HAS_BIT, 0, 1, _HUGE_PAGES), _NOT_PERMITTED, _ALLOW],
@@ -727,6 +822,9 @@ def call_filter(machine: str) -> bytes:
         "getsockopt": [*_refuse_unless(1, _SOCKET_LEVELS), _ALLOW],
         "setsockopt": [
             *_refuse_unless(1, _SOCKET_LEVELS),
+            _load_argument(1),
+            (_EQUAL, 0, len(tcp), _TCP),
+            *tcp,
             *_refuse_unless(2, _SOCKET_OPTIONS),
             _ALLOW,
         ],
@@ -786,6 +884,8 @@ def _show(path: str, inside: str) -> None:
 
 def main(contained: bool, leash: int) -> int:
     """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
+    low = os.dup(leash)  # below `OPEN_FILES`, so that rooms close it
+    os.close(leash)
     calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
     report = os.dup(1)
     serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}
@@ -796,7 +896,7 @@ def main(contained: bool, leash: int) -> int:
         rooms.append(_room(contained, test, testing, deaf=False))
         for number in (*calls, *replies, ended[1], report):
             os.close(number)
-        select.select([leash, ended[0]], [], [])
+        select.select([low, ended[0]], [], [])
     except OSError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return NO_ROOM

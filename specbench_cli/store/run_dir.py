@@ -123,12 +123,15 @@ class RunDir:
         path: the folder.
         manifest: what `manifest.json` holds.
         lock: the right to write here, for who must be the only one.
+        order: The content of `ORDER`. If another program removed the file, an interrupted run
+            writes it again. None: do not.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
         self.lock: Lock | None = None
+        self.order: str | None = None
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[Key, list[int] | None] | None = None
@@ -151,6 +154,7 @@ class RunDir:
             OSError: the disk is full.
         """
         run = cls(path, {**manifest, "status": "running"})
+        run.order = order
         try:
             path.mkdir(parents=True, exist_ok=True)
             run._check_empty()  # before the lock is created in the user's folder
@@ -293,6 +297,8 @@ class RunDir:
             self.manifest.pop("line_digests", None)
             facts["files"] = self._seals or self._seal()
         self.update(**facts, status=status)
+        if status == "interrupted" and self.order and not os.path.lexists(self.path / ORDER):
+            files.replace(self.path / ORDER, self.order)
 
     def discard(self) -> None:
         """Remove a run that holds no record, and its folder if nothing else is in it."""
@@ -631,7 +637,11 @@ class RunDir:
             except ValueError as error:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
-                    f"{file}, line {number} is no prompt: {why}", hint=mend(file, number)
+                    f"{file}, line {number} is no prompt: {why}",
+                    # Without its prompt, a record cannot be checked: it would be lost.
+                    hint=f"if that line was added, delete it: sed -i {number}d"
+                    f" {shlex.quote(str(file))}; if it was changed, restore it from a copy, or"
+                    " begin a new run: specbench run",
                 ) from error
             seen.add((name, turn))
             yield prompt, line

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from specbench_cli.config.problems import listed
+from specbench_cli.config.problems import is_one_line, listed
 from specbench_cli.errors import LONGEST_TEXT, EnvironmentFault, UsageError
 from specbench_cli.tasks import fill
 from specbench_cli.tasks.card import Card, Source
@@ -216,7 +216,15 @@ def _id(row: Mapping[str, Any], card: Card, index: int) -> str:
 
 
 def _as_name(column: str, value: str) -> str:
-    """Return a text that is stored in every record. Raise RowError if it is too long."""
+    """Return a text that is stored in every record.
+
+    Raises:
+        RowError: the text is too long, or has a control character or a line break.
+    """
+    if not is_one_line(value):
+        raise RowError(
+            f"{column!r} must be one line without control characters, got {_short(value)}"
+        )
     if len(value) > LONGEST_TEXT:
         raise RowError(
             f"{column!r} must have at most {LONGEST_TEXT} characters, got {len(value)}:"
@@ -252,7 +260,7 @@ def _turns(row: Mapping[str, Any], card: Card, category: str) -> tuple[str, ...]
 
 def _stratum(row: Mapping[str, Any], card: Card, source: Source) -> tuple[str, Family]:
     """Category and family; each can stand in for the other."""
-    category = source.category or _as_name("category", _text(row, card, "category"))
+    category = _as_name("category", source.category or _text(row, card, "category"))
     named = _text(row, card, "family")
     if not named:
         family = card.family_of(category)

@@ -343,8 +343,11 @@ def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, says, 
 
 
 def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
-    seeded = {"effective": {**CONFIG, "seed": 1}}
-    make("seeded", lambda record: replace(record, seed=1), config=seeded)
+    make(
+        "seeded",
+        lambda found: replace(found, seed=1),
+        config={"effective": {**CONFIG, "seed": 1}},
+    )
     code, out, err = call("base", "seeded", "--format", "tsv")
     assert (code, out) == (2, "")
     assert "nothing of base and seeded can be compared" in err

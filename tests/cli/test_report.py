@@ -155,16 +155,20 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
     whole = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
-    manifest["config"]["effective"]["max_new_tokens"] = 25
+    manifest["config"]["effective"]["seed"] = 2
+    manifest.pop("files")  # the digests of the records with seed 1
     (other / "manifest.json").write_text(json.dumps(manifest))
+    records = [json.loads(line) for line in (other / "records.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**record, "seed": 2}) for record in records]
+    (other / "records.jsonl").write_text("\n".join(lines) + "\n")
     code, _, err = report(str(other))
     assert code == 2
-    assert "max_new_tokens: 24 (here) against 25 (there)" in err
+    assert "seed: 1 (here) against 2 (there)" in err
     assert f"specbench report last {other} --force" in err
     code, out, err = report(str(other), "--force", "--format", "tsv")
     assert code == 0
     assert {"pld @here", "pld @there"} <= {row.split("\t")[3] for row in out.splitlines()}
-    assert "forced: differs in max_new_tokens: 24 (here) against 25 (there)" in err
+    assert "forced: differs in seed: 1 (here) against 2 (there)" in err
 
 
 @pytest.mark.parametrize(

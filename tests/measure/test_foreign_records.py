@@ -225,6 +225,73 @@ def test_manifest_of_another_run_is_noticed_and_the_own_one_written_back(specben
     assert len(again.records) == 4
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_order_that_was_removed_during_a_run_is_written_again_for_a_resumption(specbench, times):
+    class Remove(specbench.log):
+        def cell(self, record):
+            super().cell(record)
+            (specbench.path(1) / ".resume.json").unlink()
+            raise KeyboardInterrupt
+
+    for number in range(times):
+        with pytest.raises(KeyboardInterrupt):
+            specbench("pld", log=Remove(), resume=specbench.path(1) if number else None)
+    again = specbench(resume=specbench.path(1))
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+    assert not (specbench.path(1) / ".resume.json").exists()
+
+
+@pytest.mark.parametrize("name", ["copy", "moved"])
+def test_folder_that_is_moved_during_a_run_is_resumed_where_it_is(specbench, tmp_path, name):
+    class Move(specbench.log):
+        def cell(self, record):
+            super().cell(record)
+            if len(self.cells) == 2:
+                specbench.path(1).rename(tmp_path / "moved")
+                if name == "copy":
+                    shutil.copytree(tmp_path / "moved", specbench.path(1))
+
+    with pytest.raises(ConcurrentWriteError, match=r"\.lock was removed or replaced"):
+        specbench("pld", log=Move())
+    path = specbench.path(1) if name == "copy" else tmp_path / "moved"
+    assert len(list(RunDir.open(path).records())) == 2
+    again = specbench(resume=path)
+    assert again.exit_code == ExitCode.OK
+    assert len(again.records) == 4
+
+
+def test_records_of_another_run_of_the_same_plan_are_named(specbench):
+    path = interrupted(specbench)
+    with pytest.raises(KeyboardInterrupt):
+        specbench("pld", log=specbench.log(interrupt_after=2))
+    shutil.copy(specbench.path(2) / "records.jsonl", path / "records.jsonl")
+    with pytest.raises(UsageError, match="line 1 is no record: another program changed it"):
+        specbench(resume=path)
+
+
+def test_prompt_that_is_changed_during_a_run_is_named_and_the_run_goes_on_once_restored(specbench):
+    held = []
+
+    def swap(lines):
+        held[:] = lines
+        prompt = json.loads(lines[0])
+        prompt["ids"][-2:] = prompt["ids"][:-3:-1]
+        return [json.dumps(prompt, separators=(",", ":")) + "\n", *lines[1:]]
+
+    class Change(specbench.log):
+        def cell(self, record):
+            super().cell(record)
+            if len(self.cells) == 4:
+                edit(specbench.path(1) / "prompts.jsonl", swap)
+
+    with pytest.raises(UsageError, match="line 1 is no prompt: another program changed it") as told:
+        specbench("pld", log=Change(), limit=1, category=["multi_turn"])
+    assert "restore it from a copy" in told.value.hint
+    edit(specbench.path(1) / "prompts.jsonl", lambda _: held)
+    assert specbench(resume=specbench.path(1)).exit_code == ExitCode.OK
+
+
 def test_folder_that_is_full_keeps_its_whole_lines_for_a_resumption(specbench):
     path = interrupted(specbench)
     size = (path / "records.jsonl").stat().st_size

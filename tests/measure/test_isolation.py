@@ -152,10 +152,9 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
 
     def run_here(run_dir, number, *_, **__):
         begun.append(number)
-        plan = execute.make_plan(config)
-        execute.measure_repeat(
-            plan, RunDir.open(run_dir.path), specbench.log(), number, None, False
-        )
+        plan, part = execute.make_plan(config), RunDir.open(run_dir.path)
+        part.share_lock_of(run_dir)
+        execute.measure_repeat(plan, part, specbench.log(), number, None, False)
 
     monkeypatch.setattr(execute, "run_repeat", run_here)
     settings = {"limit": 6, "category": ["qa"], "max_new_tokens": 2, "isolation": "none"}

@@ -353,6 +353,41 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
     assert labels.count("mended") == labels.count("pld") == 2
 
 
+@pytest.mark.usefixtures("shipped_pair")
+@pytest.mark.parametrize("force", [False, True])
+def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_path, capsys, force):
+    shutil.copytree(HERE / "embedded" / "embedded-eagle", tmp_path / "head")
+    weights = tmp_path / "head" / "model.safetensors"
+    whole = weights.read_bytes()
+    row = {"name": "eagle2", "params": {"head": str(tmp_path / "head")}}
+    view = log(interrupt_after=3)
+    with pytest.raises(KeyboardInterrupt):
+        specbench(row, "pld", limit=2, max_new_tokens=4, log=view)
+    path = specbench.path(1)
+    weights.write_bytes(whole[:2000])
+    view.interrupt_after = None
+    if force:
+        plan, run_dir = execute.reopen(path, view, force=True)
+        done = execute.run(plan, run_dir, view, force=True)
+        assert done.exit_code == ExitCode.ENVIRONMENT
+        manifest = RunDir.open(path).manifest
+        assert "is damaged" in manifest["left_out"]["eagle2"]
+        assert [row["label"] for row in manifest["rows"]] == ["vanilla", "pld", "eagle2"]
+        table.print_runs([read(RunDir.open(path))], families=False)
+        assert "left out, could not run here: eagle2" in capsys.readouterr().out
+    else:
+        with pytest.raises(UsageError, match="changed since: the weights of"):
+            specbench(resume=path)
+        labels = [record.label for record in RunDir.open(path).records()]
+        assert len(labels) == 3
+        assert "eagle2" in labels
+        weights.write_bytes(whole)
+        again = specbench(resume=path)
+        assert again.exit_code == ExitCode.OK
+        assert again.manifest["left_out"] == {}
+        assert len(again.records) == 6
+
+
 def test_named_prompts_are_asked_and_no_others(specbench):
     named = ["mini/qa-003", "mini/rag-001"]
     outcome = specbench("pld", limit=None, prompts=named)

@@ -108,7 +108,7 @@ FAST = (
     " pages-huge read-ahead file-map packet-filter barrier memory-locked slow-down memory-files"
     " descriptors files-in-flight hard-link signals-by-files raw-socket domain-name paths-above"
     " stop-iteration iterator-named module-name ended-for-error replies-ahead object-numbers"
-    " own-mro"
+    " own-mro socket-file datagram-pair congestion pages-read-if-there"
     " clone execute memory-shared semaphores messages memory-secret sync"
 ).split()
 
@@ -193,13 +193,15 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
     assert hostile_code.CALLS["socket"][column] == calls["socket"]
     for name in ("fsync", "fdatasync", "msync", "fadvise64"):
         assert decided(machine, calls[name]) == done
-    for call in ("socket", "socketpair"):
+    for call, families, kinds in (("socket", (2, 10), range(8)), ("socketpair", (1,), (1, 5))):
         for family in range(64):
             for protocol in (0, 6, 17, 132, 262):
-                for high in (0, 1 << 32):  # which the kernel ignores
-                    fine = family in (1, 2, 10) and protocol in (0, 6, 17)
-                    verdict = decided(machine, calls[call], family | high, 1, protocol | high)
-                    assert verdict == (allowed if fine else not_permitted)
+                for kind in range(8):
+                    for high in (0, 1 << 32):  # which the kernel ignores
+                        fine = family in families and protocol in (0, 6, 17) and kind in kinds
+                        wide = family | high, kind | 0x80800 | high, protocol | high
+                        verdict = decided(machine, calls[call], *wide)
+                        assert verdict == (allowed if fine else not_permitted)
     for command in (*range(64), *range(1024, 1048)):  # 1024: F_SETLEASE, 1026: F_NOTIFY
         fine = command in {0, 1, 2, 3, 4, 5, 1030}
         verdict = decided(machine, calls["fcntl"], 3, command)
@@ -212,7 +214,13 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
     ):
         for argument, verdict in ((fine, allowed), (wrong, not_permitted)):
             assert decided(machine, calls[call], *[0] * place, argument) == verdict, call
-    for level, option, fine in ((1, 2, True), (6, 1, True), (1, 26, False), (0, 1, False)):
+    for call in ("preadv2", "pwritev2"):
+        for flags, verdict in ((0, allowed), (8, not_permitted), (8 | 1 << 32, not_permitted)):
+            assert decided(machine, calls[call], 3, 0, 1, 0, 0, flags) == verdict  # RWF_NOWAIT
+    for level, option, fine in (
+        *((1, 2, True), (1, 13, True), (6, 1, True)),
+        *((1, 26, False), (0, 1, False), (6, 13, False), (6, 31, False)),
+    ):
         verdict = decided(machine, calls["setsockopt"], 3, level, option)
         assert verdict == (allowed if fine else not_permitted)  # SO_ATTACH_FILTER is 26
     for call in {"x86_64": (206, 209, 73), "aarch64": (0, 2, 32)}[machine]:
@@ -253,6 +261,22 @@ def test_folder_is_empty_and_can_be_written(uncontained):
 )
 def test_program_that_exceeds_a_limit_or_ends_otherwise_fails(program):
     assert not ran(program, uncontained=True)
+
+
+def test_rooms_inherit_no_descriptor_with_a_high_number():
+    if refused():
+        return
+    count = (
+        "import os\ndef found():\n    n = 0\n    for fd in range(64, 1024):\n"
+        "        try: os.fstat(fd)\n        except OSError: continue\n        n += 1\n"
+        "    return n\n"
+    )
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(80)]  # the leash is above them
+    try:
+        assert ran(count, False, "\nassert found() == 0\n")
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def test_endless_loop_ends_at_the_limit(monkeypatch):
@@ -526,6 +550,93 @@ def test_exception_of_the_answer_arrives_as_its_nearest_builtin_type(fault, expe
     answer = "def up(x):\n    " + fault.replace("\n", "\n    ")
     tests = f"\ntry:\n    up(1)\nexcept {expected}:\n    pass\nelse:\n    assert False\n"
     assert ran(answer, True, tests)
+
+
+FIRST = "def first(it, n): return [next(it) for _ in range(n)]\n"
+LEFT = "\nit = iter([1, 2, 9, 9])\nassert first(it, 2) == [1, 2]\n"
+
+
+@BOTH
+@pytest.mark.parametrize("reference", [None, FIRST])
+def test_answer_draws_from_an_iterator_of_the_tests_as_far_as_it_reads(uncontained, reference):
+    if refused(uncontained):
+        return
+    for rest in ("assert list(it) == [9, 9]\n", "for left in it:\n    assert left == 9\n"):
+        for answer, right in (
+            (FIRST, True),
+            ("def first(it, n): return list(it)[:n]", False),
+            ("def first(it, n): return [next(it), next(it), next(it)][:n]", rest[0] == "f"),
+        ):
+            passed = code.tested(
+                answer, "", LEFT + rest, uncontained=uncontained, reference=reference
+            )
+            assert passed == (right and not (reference and answer != FIRST))
+
+
+ENDLESS = "\nimport itertools\nassert above(itertools.count(), 200_000) == 200_001\n"
+ABOVE = "def above(it, n): return next(x for x in it if x > n)\n"
+OWN = "\nassert total(map(up, iter([1, 2])), (up(x) for x in [3])) == 9\n"
+TOTAL = "def up(x): return x + 1\ndef total(*its): return sum(x for it in its for x in it)\n"
+FAULTY = (
+    "\ndef faulty():\n    yield 1\n    raise KeyError\n"
+    "assert first(faulty(), 1) == [1]\n"
+    "try:\n    first(faulty(), 2)\n    assert False\nexcept KeyError:\n    pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tests"), [(ABOVE, ENDLESS), (TOTAL, OWN), (FIRST, FAULTY), (FIRST, LEFT)]
+)
+def test_iterator_of_the_tests_may_be_endless_call_the_answer_or_fail(answer, tests):
+    assert ran(answer, True, tests)
+    wrong = answer.replace("it, n)", "it, n): return []\ndef other(it, n)")
+    assert not ran(wrong.replace("sum(", "len("), True, tests)
+
+
+def test_answer_cannot_swallow_an_assertion_in_an_iterator_of_the_tests():
+    tests = "\ndef own():\n    yield 1\n    assert False\nassert first(own(), 1) == [1]\n"
+    answer = (
+        "def first(it, n):\n    got = [next(it)]\n    try: next(it)\n"
+        "    except BaseException: pass\n    return got\n"
+    )
+    assert code.tested(FIRST, "", tests, uncontained=True, reference=FIRST)
+    assert not code.tested(answer, "", tests, uncontained=True, reference=FIRST)
+
+
+@pytest.mark.parametrize("number", ["7", "-9", "null", "true", '"0"', "1e9", "{}"])
+def test_answer_cannot_draw_from_an_iterator_that_it_was_not_given(number):
+    answer = (
+        "import os\ndef first(it, n):\n    for fd in range(3, 64):\n"
+        f"        try: os.write(fd, b'{{\"draw\": {number}}}\\n')\n"
+        "        except OSError: pass\n    return [1, 2]\n"
+    )
+    assert not ran(
+        answer, True, "\ncases = iter([1, 2, 3])\nassert first(iter([1]), 2) == [1, 2]\n"
+    )
+
+
+def test_truth_of_an_object_is_the_answer_s():
+    answer = "class No:\n    def __len__(self): return 0\ndef up(x): return No()\n"
+    assert not ran(answer, True, "\nassert up(1)\n")
+    assert ran(answer, True, "\nassert not up(1)\n")
+
+
+def test_random_numbers_of_the_tests_are_the_same_for_the_reference_and_every_answer():
+    tests = (
+        "\nimport random\nfor x in range(random.randint(1, 10**4)):\n    assert up(x) == x + 1\n"
+    )
+    for answer in (UP, "x = 7\ndef up(y): return x - 6 + y\n"):
+        assert code.tested(answer, "", tests, uncontained=True, reference=UP)
+
+
+def test_loop_over_values_of_the_answer_may_be_shorter_if_it_is_inside_the_assertion():
+    reference = "def divisors(n): return [d for d in range(1, n + 1) if n % d == 0]\n"
+    fewer = "def divisors(n): return [1, n]\n"
+    outside = "\nfor d in divisors(6):\n    assert 6 % d == 0\n"
+    inside = "\nassert all(6 % d == 0 for d in divisors(6))\n"
+    for tests, passes in ((outside, False), (inside, True)):
+        passed = code.tested(fewer, "", tests, uncontained=True, reference=reference)
+        assert passed == passes
 
 
 def test_assertion_that_the_reference_does_not_reach_need_not_run():

@@ -377,6 +377,18 @@ def test_an_id_or_a_category_without_end_is_refused_with_its_length(tmp_path, co
         load_task(str(path))
 
 
+@pytest.mark.parametrize("mark", ["\x1b[2J", "a\nb", "\x85x", "a\u2028b"])
+def test_category_with_a_control_character_is_refused(tmp_path, mark):
+    own = jsonl(tmp_path / "own.jsonl", {"turns": ["a"], "category": f"q{mark}x"})
+    rows = jsonl(tmp_path / "rows.jsonl", {"turns": ["a"]})
+    card = tmp_path / "own.yaml"
+    sources = [{"file": rows.name, "category": f"q{mark}x"}, {"file": rows.name, "category": "b"}]
+    card.write_text(json.dumps({"name": "own", "version": "1", "source": sources}))
+    for path in (own, card):
+        with pytest.raises(UsageError, match="'category' must be one line without control"):
+            load_task(str(path))
+
+
 ROW = '{"id": "x", "prompt": "a, b", "category": "qa"}'
 TABLE = 'id,prompt,category,reference\r\nx,"a, b",qa,\r\n'
 SAME = {
