@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from specbench_cli.comparison.cell import Cell, Place
 from specbench_cli.comparison.side import Side
-from specbench_cli.comparison.turns import pairs_of
-from specbench_cli.stats.regression import partnered
+from specbench_cli.stats.regression import ALONE, MIN_PAIRS, partnered
 from specbench_cli.summary.speedups import MAX_LOST
 
 Outputs = Mapping[str, Mapping[Place, Cell]]
@@ -96,3 +95,32 @@ def _by_label(cells: Iterable[Cell]) -> Outputs:
 def place_of(cell: Cell) -> Place:
     """A cell's place."""
     return cell.key.prompt_id, cell.key.turn
+
+
+def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
+    """Return the pair of each process if the runs of both sides took turns.
+
+    What slows a machine for a minute affects a run and the next one alike, so neighbours in time
+    are compared with each other. A process whose run has no partner is `ALONE`.
+
+    Args:
+        began: when a process' run began, as text that sorts; None where that is not known.
+        new: whether it is NEW's.
+
+    Returns:
+        None where one side's run followed the other's fewer than `MIN_PAIRS` times.
+    """
+    of = list(zip(began, new, strict=True))
+    runs = sorted({(at, side) for at, side in of if at is not None})
+    number: dict[tuple[str | None, bool], int] = {}
+    place = 0
+    while place + 1 < len(runs):
+        one, other = runs[place : place + 2]
+        if one[1] == other[1]:
+            place += 1
+        else:
+            number[one] = number[other] = len(number) // 2
+            place += 2
+    if len(number) < 2 * MIN_PAIRS:
+        return None
+    return [number.get(run, ALONE) for run in of]

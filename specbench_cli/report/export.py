@@ -10,8 +10,8 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.output import harmless
+from specbench_cli.report import claims
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal import claims
 from specbench_cli.summary.summary import ALL, Summary
 
 

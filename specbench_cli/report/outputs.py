@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specbench_cli import files, output
+from specbench_cli.report.content import write_markdown
 from specbench_cli.report.export import write_csv, write_json
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
-from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Reading, read
 from specbench_cli.report.spec_bench import table as spec_bench_table

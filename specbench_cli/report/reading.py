@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
 from specbench_cli.report.spec_bench.files import Imported
-from specbench_cli.report.terminal.incidents import Incidents
 from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.matrix import members
 from specbench_cli.store.recorded import no_output
 from specbench_cli.store.run_dir import RunDir, latest, runs
 from specbench_cli.store.schema import Record
+from specbench_cli.summary import formats
 from specbench_cli.summary.compatibility import Difference, differences, short_names
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import beside
@@ -32,6 +32,34 @@ _SAME_TOKENS = ("greedy", "coupled")
 """Rules by which vanilla's tokens are the same in every run."""
 _LISTED = 12
 """Maximum number of differences between runs that an error lists."""
+
+
+@dataclass(slots=True)
+class Incidents:
+    """The cells a reader has to know of; collected while the records are read once.
+
+    passes: what a pass is called, where that is not its number.
+    """
+
+    passes: Mapping[int, str] = field(default_factory=dict)
+    differing: list[Sequence[object]] = field(default_factory=list)
+    failed: list[Sequence[object]] = field(default_factory=list)
+    void: list[Sequence[object]] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        """Note a record, if there is anything to note."""
+        pass_ = self.passes.get(record.pass_, record.pass_)
+        cell = (record.label, record.prompt_id, record.turn, pass_)
+        verdict = record.verdict
+        if record.error is not None:
+            self.failed.append((*cell, record.error))
+        elif verdict is not None and verdict.kind in ("near-tie", "mismatch"):
+            explained = {True: "yes", False: "no", None: None}[verdict.rounding]
+            self.differing.append(
+                (*cell, verdict.kind, verdict.position, formats.number(verdict.gap, 6), explained)
+            )
+        if record.void:
+            self.void.append((*cell, formats.percent(record.other_cpu, 1)))
 
 
 @dataclass(frozen=True, slots=True)

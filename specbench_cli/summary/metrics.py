@@ -237,6 +237,18 @@ def _several(name: str, *but: object) -> Callable[[Sequence[Row]], bool]:
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
+def _written(key: str, meaning: str, heading: str = "") -> Any:
+    """Declare a count of tokens by the one who wrote them."""
+    return metric(
+        lambda o: o.ledger.get(key),
+        meaning,
+        unit="tokens",
+        heading=heading,
+        form=_whole,
+        optional=True,
+    )
+
+
 # ---- the metrics ---------------------------------------------------------------------------------
 
 
@@ -442,56 +454,26 @@ class Row:
         form=percent,
         optional=True,
     )
-    draft_kept: int | None = metric(
-        lambda o: o.ledger.get("draft_kept"),
-        "tokens of the draft's that stand in the outputs",
-        unit="tokens",
-        heading="draft kept",
-        form=_whole,
-        optional=True,
+    draft_kept: int | None = _written(
+        "draft_kept", "tokens of the draft's that stand in the outputs", heading="draft kept"
     )
-    draft_discarded: int | None = metric(
-        lambda o: o.ledger.get("draft_discarded"),
-        "tokens of the draft's that do not",
-        unit="tokens",
-        heading="draft discarded",
-        form=_whole,
-        optional=True,
+    draft_discarded: int | None = _written(
+        "draft_discarded", "tokens of the draft's that do not", heading="draft discarded"
     )
-    target_kept: int | None = metric(
-        lambda o: o.ledger.get("target_kept"),
-        "tokens of the target's that do",
-        unit="tokens",
-        heading="target kept",
-        form=_whole,
-        optional=True,
+    target_kept: int | None = _written(
+        "target_kept", "tokens of the target's that do", heading="target kept"
     )
-    target_discarded: int | None = metric(
-        lambda o: o.ledger.get("target_discarded"),
-        "tokens of the target's that do not",
-        unit="tokens",
-        heading="target discarded",
-        form=_whole,
-        optional=True,
+    target_discarded: int | None = _written(
+        "target_discarded", "tokens of the target's that do not", heading="target discarded"
     )
-    method_kept: int | None = metric(
-        lambda o: o.ledger.get("method_kept"),
-        "words that no model wrote",
-        unit="tokens",
-        heading="method's own",
-        form=_whole,
-        optional=True,
+    method_kept: int | None = _written(
+        "method_kept", "words that no model wrote", heading="method's own"
     )
     method_discarded: int | None = metric(
         lambda o: o.ledger.get("method_discarded"), "the same, discarded", unit="tokens"
     )
-    scored: int | None = metric(
-        lambda o: o.ledger.get("scored"),
-        "tokens that the target read to judge them",
-        unit="tokens",
-        heading="scored",
-        form=_whole,
-        optional=True,
+    scored: int | None = _written(
+        "scored", "tokens that the target read to judge them", heading="scored"
     )
     reuse_rate: float | None = metric(
         MethodOutputs.reuse_rate,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.comparison.turns import pairs_of
+from specbench_cli.comparison.processes import pairs_of
 from specbench_cli.stats.regression import ALONE, MIN_PAIRS
 
 

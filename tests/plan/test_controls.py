@@ -147,8 +147,8 @@ def test_the_coins_rate_is_the_share_of_steps_that_stood(stepped, name):
 
 
 def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
+    from specbench_cli.report.content import write_markdown
     from specbench_cli.report.html.page import write_html
-    from specbench_cli.report.markdown import write_markdown
     from specbench_cli.report.outputs import write
 
     reading = read(stepped)
@@ -176,8 +176,8 @@ def test_lossy_rows_have_a_ledger_in_every_report(stepped, tmp_path):
 
 
 def test_no_report_takes_a_control_for_its_method(stepped):
+    from specbench_cli.report import claims
     from specbench_cli.report.html.methods import cards
-    from specbench_cli.report.terminal import claims
 
     reading = read(stepped)
     claimed = claims.lines(reading.summary, reading.facts)

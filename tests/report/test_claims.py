@@ -6,10 +6,11 @@ import pytest
 
 from specbench_cli.api import Claim
 from specbench_cli.registry import Papers
-from specbench_cli.report.markdown import report as page_of
+from specbench_cli.report import claims
+from specbench_cli.report.content import report as page_of
+from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import read, read_together
-from specbench_cli.report.terminal import claims
 
 CLAIMED = Papers(
     claims=(
@@ -44,7 +45,7 @@ def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, o
 def test_a_report_has_no_such_table_where_nothing_was_claimed(make_run, synthetic, monkeypatch):
     reading = read(make_run(fakes=[synthetic.vanilla, synthetic.pld]))
     monkeypatch.setattr(claims, "found", lambda name: [])
-    page = page_of(reading.summary, reading.run.manifest, reading.incidents, ())
+    page = render(page_of(reading.summary, reading.run.manifest, reading.incidents, ()))
     assert claims.TITLE not in page
 
 

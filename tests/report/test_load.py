@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from specbench_cli.config.arrivals import Arrivals
+from specbench_cli.report.content import report
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
-from specbench_cli.report.markdown import report
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.markdown import render
+from specbench_cli.report.reading import Incidents
 from specbench_cli.store.schema import PASSES_APART, Batch
 from specbench_cli.summary.load import (
     as_dict,
@@ -138,7 +139,7 @@ def test_table_page_file_and_figure_say_the_same(queue, manifest, tmp_path):
     assert lines[-2].endswith("saturated") and not lines[-3].endswith("saturated")
     assert lines[-1] == saturation(rows)[0]
     summary = summarise(records, manifest, resamples=9)
-    page = report(summary, manifest, Incidents(), [], loads=rows)
+    page = render(report(summary, manifest, Incidents(), [], loads=rows))
     assert "## Under load" in page and f"- {lines[-1]}" in page
     with write_loads(rows, tmp_path / "load.csv").open() as file:
         written = list(csv.DictReader(file))

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.markdown import report
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.content import report
+from specbench_cli.report.markdown import render
+from specbench_cli.report.reading import Incidents
 from specbench_cli.summary.summary import summarise
 
 
@@ -33,7 +34,7 @@ def test_nodes_are_counted_apart_from_levels(summary_of_trees):
 
 def test_page_has_nodes_and_the_costs_that_sizes_were_chosen_by(summary_of_trees):
     costs = {"source": "measured", "relative": {"target": {"1": 1.0, "64": 2.5}}}
-    page = report(summary_of_trees, {"step_costs": costs}, Incidents(), ())
+    page = render(report(summary_of_trees, {"step_costs": costs}, Incidents(), ()))
     assert "| nodes a step | node yield |" in page
     assert "| step_costs.source | measured |" in page
     assert "target {'1': 1.0, '64': 2.5}" in page

@@ -6,8 +6,9 @@ import csv
 
 import pytest
 
-from specbench_cli.report.markdown import report
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.content import report
+from specbench_cli.report.markdown import render
+from specbench_cli.report.reading import Incidents
 from specbench_cli.summary.pareto import sweep_of, write_points
 from specbench_cli.summary.summary import summarise
 
@@ -114,7 +115,7 @@ def test_csv_has_the_figures_of_every_point(run, tmp_path):
 def test_report_has_the_table_and_the_plot(run):
     summary, manifest = run()
     figures = ["figures/speedup.svg", "figures/pareto.svg"]
-    page = report(summary, manifest, Incidents(), figures, sweep_of(summary, manifest))
+    page = render(report(summary, manifest, Incidents(), figures, sweep_of(summary, manifest)))
     section = page.split("## Sweep")[1].split("\n## ")[0]
     head, _, *rows = (line for line in section.splitlines() if line.startswith("|"))
     assert head.startswith("| method | length | MAT | accept | speedup | 95% CI |")
@@ -142,7 +143,7 @@ def test_report_tells_how_parameters_were_tuned(run):
             }
         },
     }
-    page = report(summary, manifest, Incidents(), [])
+    page = render(report(summary, manifest, Incidents(), []))
     assert "on the same development questions (qa 2, rag 1), compared by decode time" in page
     assert "of the held-out questions (qa 5, rag 3)" in page
     assert "| sps | length=3 | 1.250 | yes | 3 |" in page

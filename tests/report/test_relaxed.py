@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from specbench_cli.report.content import report
+from specbench_cli.report.document import grid
 from specbench_cli.report.export import row_dicts
-from specbench_cli.report.markdown import report
+from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.methods_text import sentences
-from specbench_cli.report.terminal.grids import grid
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents
 from specbench_cli.report.terminal.side_by_side import RELAXED, page
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -115,7 +116,7 @@ def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, ma
     row = row_of(summary, "coin")
     assert f"{metrics.lost(row)} {row.n_scored} " in coin
     assert max(map(len, shown[:8])) <= WIDTH
-    markdown = report(summary, own, Incidents(), [])
+    markdown = render(report(summary, own, Incidents(), []))
     heads = [line for line in markdown.splitlines() if line.startswith("| method | group")]
     assert ["relaxed" in head for head in heads[:2]] == [False, True]
     assert ["less vanilla's" in head for head in heads[:2]] == [False, True]

@@ -2,11 +2,11 @@
 
 import pytest
 
+from specbench_cli.report.content import report
 from specbench_cli.report.html import tables
-from specbench_cli.report.markdown import report
+from specbench_cli.report.markdown import render
 from specbench_cli.report.outputs import write
-from specbench_cli.report.reading import read
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents, read
 from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.summary import text
 from specbench_cli.summary.facts import Facts
@@ -47,7 +47,7 @@ def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
         "sam",
     ]
     assert lines[at + 3] == text.LOSSY and len(text.RUN_SCOPE) <= WIDTH
-    page = report(summary, manifest, Incidents(), [])
+    page = render(report(summary, manifest, Incidents(), []))
     part = page.split("## All families")[1].split("\n\n")
     said = part.index(f"{text.RUN_SCOPE.capitalize()}.")
     assert "| suffix |" in part[said + 1] and "| sps |" not in part[said + 1]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specbench_cli.errors import UsageError
+from specbench_cli.report.content import write_markdown
 from specbench_cli.report.figures import targets
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.markdown import write_markdown
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.terminal.table import footer, print_runs
@@ -145,7 +145,7 @@ def test_runs_whose_vanilla_disagrees_are_refused(make_run, synthetic):
 
 
 def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
-    a, b = make_run("a"), make_run("b", change=setting(seed=7))
+    a, b = make_run("a"), make_run("b", change=setting(seed=7), edit=lambda r: replace(r, seed=7))
     reading = read_together([a, b], force=True)
     assert all(row.label.endswith((" @a", " @b")) for row in reading.summary.rows)
     assert len(reading.summary.rows) == 12

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specbench_cli.comparison.pages import words
 from specbench_cli.comparison.trend import ACCEPTANCE, BAD, MAT, SPEEDUP, Series, Trends
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.panels import panels
+from specbench_cli.report.figures.drawing.plots import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.plots import heat_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,13 +93,11 @@ def draw_levels(cells: Cells) -> Figure | None:
     figure = style.blank(style.COLUMN_IN, _FIELD_HIGH_IN * len(rows) + 0.36)
     axes = style.frame(figure, left, 0.06, 0.05, 0.31)
     points = min(6.5, room / columns / (1.15 * style.width_of(["100"], 1)))
-    for place, row in enumerate(rows):
-        for level, rate in enumerate(row.acceptance_by_position[:columns], start=1):
-            style.field(axes, level, place, rate, f"{100 * rate:.0f}", points)
-    axes.set(xlim=(0.5, columns + 0.5), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks(range(1, columns + 1))
-    style.strip(axes)
-    axes.tick_params(axis="x", length=0)
+    fields = [
+        [(rate, f"{100 * rate:.0f}") for rate in row.acceptance_by_position[:columns]]
+        for row in rows
+    ]
+    heat_map(axes, fields, [str(n) for n in range(1, columns + 1)], first=1, points=points)
     style.name_rows(axes, [row.label for row in rows], range(len(rows)))
     cut = f" (the first {columns} of {deepest})" if deepest > columns else ""
     style.name_x(axes, f"level of the draft{cut}: % accepted")

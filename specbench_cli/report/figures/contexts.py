@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.panels import panels
+from specbench_cli.report.figures.drawing.plots import Point, Series, panels
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.pairing import decode
 from specbench_cli.summary.speedups import Speedup, speedups
@@ -81,25 +81,9 @@ def draw(cells: Cells) -> Figure | None:
 
 
 def _own(axes: Axes, found: Sequence[Group], label: str) -> None:
-    x, y = _line(found, label)
-    ends = [_ends(group.speedups[label]) for group in found if _known(group, label)]
-    axes.errorbar(
-        x,
-        y,
-        yerr=(
-            [at - low for at, (low, _) in zip(y, ends, strict=True)],
-            [high - at for at, (_, high) in zip(y, ends, strict=True)],
-        ),
-        color=style.INK,
-        mfc=style.OURS,
-        mew=0.5,
-        marker="o",
-        ms=3.2,
-        lw=0.9,
-        elinewidth=0.7,
-        capsize=1.5,
-        zorder=3,
-    )
+    known = [(g.context, g.speedups[label]) for g in found if _known(g, label)]
+    points = [Point(x, s.ratio or 0.0, *_ends(s)) for x, s in known]
+    Series(points=points, colour=style.INK, face=style.OURS, edge=0.5, size=3.2).draw(axes)
 
 
 def _line(found: Sequence[Group], label: str) -> tuple[list[float], list[float]]:

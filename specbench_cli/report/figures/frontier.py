@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.plots import Point, Series
 from specbench_cli.report.figures.drawing.style import MUTED
 from specbench_cli.summary.metrics import Row, has_partial
 from specbench_cli.summary.speedups import BASELINE
@@ -141,23 +142,23 @@ def _line(
     if not points:
         return
     heights = [row.score or 0.0 for _, row in points]
-    reach = [[-_from_mean(row, row.score_difference_low) for _, row in points],
-             [_from_mean(row, row.score_difference_high) for _, row in points]]  # fmt: skip
-    axes.errorbar(
-        [at for at, _ in points],
-        heights,
-        yerr=reach,
-        color=colour,
+    Series(
+        points=[
+            Point(
+                at,
+                height,
+                height + _from_mean(row, row.score_difference_low),
+                height + _from_mean(row, row.score_difference_high),
+            )
+            for height, (at, row) in zip(heights, points, strict=True)
+        ],
+        colour=colour,
         marker=marker,
-        mfc="white" if hollow else colour,
-        ms=3.6,
-        lw=0.9,
-        ls=":" if hollow else "-",
-        elinewidth=0.7,
-        capsize=1.4,
-        zorder=3 - hollow * 0.5,
+        face="white" if hollow else "",
+        line=":" if hollow else "-",
         label=name,
-    )
+        zorder=3 - hollow * 0.5,
+    ).draw(axes)
 
 
 def _from_mean(row: Row, end: float | None) -> float:

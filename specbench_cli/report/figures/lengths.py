@@ -7,10 +7,12 @@ a rule decides, the length is the mean over steps.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.plots import LinePanel, Point, Series, line_plot
 from specbench_cli.summary.metrics import Row
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 _APART = 0.05
 """Of a level: two rows that draft as long are one point, and no line."""
-_LEGEND_IN = 0.13
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
@@ -46,59 +47,52 @@ def draw(cells: Cells) -> Figure | None:
     found = lines(cells)
     if not found:
         return None
-    legend = _LEGEND_IN * -(-len(found) // 3) + 0.03
-    figure = style.blank(style.COLUMN_IN, 2.1 + legend)
-    axes = style.frame(figure, 0.46, 0.14, 0.08, 0.36 + legend)
-    axes.axhline(1, color=style.INK, lw=0.5, zorder=1)
-    for place, (method, points) in enumerate(found.items()):
-        _line(axes, method, points, style.look(place))
     rows = [row for points in found.values() for _, row in points]
     sped = [row.speedup for row in rows if row.speedup is not None]
     lows = [row.speedup_low for row in rows if row.speedup_low is not None]
     highs = [row.speedup_high for row in rows if row.speedup_high is not None]
-    axes.set_xlim(left=0)
-    axes.set_ylim(0.95 * min(1.0, *sped, *lows), style.reach([1.0, *sped], highs))
-    for place, points in enumerate(found.values()):
-        ends = ((length, row.speedup_high or 0.0) for length, row in points)
-        style.mark_cut(axes, ends, style.look(place)[0])
-    axes.yaxis.set_major_formatter(style.as_ratio)
-    axes.set_xlabel("levels drafted a step (mean)", labelpad=2)
-    axes.set_ylabel("speedup, 95% interval", labelpad=2)
-    style.strip(axes, "left", "bottom")
-    style.grid(axes)
-    style.legend_below(figure, *axes.get_legend_handles_labels(), columns=3)
-    return figure
+
+    def finish(axes: Axes) -> None:
+        axes.axhline(1, color=style.INK, lw=0.5, zorder=1)
+        axes.set_ylim(0.95 * min(1.0, *sped, *lows), style.reach([1.0, *sped], highs))
+        for place, points in enumerate(found.values()):
+            ends = ((length, row.speedup_high or 0.0) for length, row in points)
+            style.mark_cut(axes, ends, style.look(place)[0])
+        axes.yaxis.set_major_formatter(style.as_ratio)
+
+    series = [
+        own
+        for place, (method, points) in enumerate(found.items())
+        for own in _series(method, points, style.look(place))
+    ]
+    return line_plot(
+        [LinePanel("speedup, 95% interval", series, finish)],
+        "levels drafted a step (mean)",
+        entries=len(found),
+        high=1.66,
+        top=0.08,
+        bottom=0.36,
+    )
 
 
-def _line(axes: Axes, method: str, points: list[tuple[float, Row]], look: tuple[str, str]) -> None:
-    """Rows that are not ranked (upper bounds, peers, lossy ones) are hollow, and off the line."""
+def _series(
+    method: str, points: list[tuple[float, Row]], look: tuple[str, str]
+) -> Iterator[Series]:
+    """Yield a method's line; rows that are not ranked (upper bounds, lossy ones) are hollow and off
+    the line."""
     colour, marker = look
     for hollow in (False, True):
         own = [
-            (length, row)
+            Point(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)
             for length, row in points
             if (row.upper_bound or not row.lossless) is hollow
         ]
-        if not own:
-            continue
-        speedups = [row.speedup or 0.0 for _, row in own]
-        lows = [row.speedup_low or row.speedup or 0.0 for _, row in own]
-        highs = [row.speedup_high or row.speedup or 0.0 for _, row in own]
-        axes.errorbar(
-            [length for length, _ in own],
-            speedups,
-            yerr=(
-                [at - low for at, low in zip(speedups, lows, strict=True)],
-                [high - at for at, high in zip(speedups, highs, strict=True)],
-            ),
-            color=colour,
-            marker=marker,
-            mfc="white" if hollow else colour,
-            linestyle="none" if hollow else "-",
-            ms=3.6,
-            lw=0.9,
-            elinewidth=0.7,
-            capsize=1.5,
-            label=f"{method} (not ranked)" if hollow else method,
-            zorder=3,
-        )
+        if own:
+            yield Series(
+                points=own,
+                colour=colour,
+                marker=marker,
+                face="white" if hollow else "",
+                line="none" if hollow else "-",
+                label=f"{method} (not ranked)" if hollow else method,
+            )

@@ -14,8 +14,10 @@ from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.report.figures.drawing.plots import Point, Series
 from specbench_cli.report.figures.drawing.style import INK, MUTED
-from specbench_cli.summary.pareto import Point, Sweep, is_number, is_ranked
+from specbench_cli.summary.pareto import Point as SweepPoint
+from specbench_cli.summary.pareto import Sweep, is_number, is_ranked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _PANEL_IN, _LEGEND_ROW_IN = 2.1, 0.15
 _FRONT = "#b5b5b5"
 
-Series = dict[str, list[Point]]
+Lines = dict[str, list[SweepPoint]]
 """By the name of a line, the points on it."""
 
 
@@ -32,7 +34,7 @@ def draw(sweep: Sweep) -> Figure | None:
     """The figure; None where no swept row is lossless and has rates that are known."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    series: Series = {}
+    series: Lines = {}
     for point in sweep.points:
         known = point.row.discard_rate is not None and point.row.verification_rate is not None
         if known and point.row.lossless:  # of others see `frontier`
@@ -59,7 +61,7 @@ def draw(sweep: Sweep) -> Figure | None:
     return figure
 
 
-def _rates(axes: Axes, series: Series, looks: dict[str, tuple[str, str]]) -> list[Word]:
+def _rates(axes: Axes, series: Lines, looks: dict[str, tuple[str, str]]) -> list[Word]:
     """Left: what each row discards and verifies. A row that is not swept and lies far out stands at
     the edge, with its discard rate in words: the lines keep their room.
 
@@ -113,12 +115,12 @@ _ROOM = 1.15
 """How far the left panel reaches beyond the swept rows."""
 
 
-def _inside(point: Point) -> bool:
+def _inside(point: SweepPoint) -> bool:
     """Whether a point decides how far the left panel reaches."""
     return point.along is not None or point.front
 
 
-def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, str]]) -> None:
+def _times(axes: Axes, name: str, series: Lines, looks: dict[str, tuple[str, str]]) -> None:
     """Right: the speedup along a parameter; without any, milliseconds a token."""
     points = [p for own in series.values() for p in own]
     sped = any(p.row.speedup is not None for p in points)
@@ -148,27 +150,12 @@ def _times(axes: Axes, name: str, series: Series, looks: dict[str, tuple[str, st
             ("none", "white", (False, False)),
         ):
             known = [
-                (places[written(p.swept[name])] + aside[key], *value)
+                Point(places[written(p.swept[name])] + aside[key], *value)
                 for p in own
                 if (is_number(p.swept[name]), is_ranked(p.row)) == kind
                 and (value := _time(p, sped)) is not None
             ]
-            if known:
-                x, y, low, high = zip(*known, strict=True)
-                axes.errorbar(
-                    x,
-                    y,
-                    yerr=(low, high),
-                    color=colour,
-                    marker=marker,
-                    mfc=face,
-                    ms=3.6,
-                    lw=0.9,
-                    linestyle=line,
-                    elinewidth=0.8,
-                    capsize=1.6,
-                    zorder=3,
-                )
+            Series(points=known, colour=colour, marker=marker, face=face, line=line).draw(axes)
     numbers = [word for word in places if is_number(scalar(word))]
     shown = set(numbers[:: 1 + len(places) // _TICKS]) | (places.keys() - set(numbers))
     ticks = {word: place for word, place in places.items() if word in shown}
@@ -206,7 +193,7 @@ def _places(values: Sequence[Any]) -> dict[str, float]:
     return found
 
 
-def _rate(point: Point) -> tuple[float, float]:
+def _rate(point: SweepPoint) -> tuple[float, float]:
     assert point.row.discard_rate is not None
     assert point.row.verification_rate is not None
     return point.row.discard_rate, point.row.verification_rate
@@ -218,12 +205,12 @@ def _split(pairs: Iterable[tuple[float, float]]) -> tuple[list[float], list[floa
     return [x for x, _ in listed], [y for _, y in listed]
 
 
-def _time(point: Point, sped: bool) -> tuple[float, float, float] | None:
-    """Height of a point, and how far its interval reaches down and up."""
+def _time(point: SweepPoint, sped: bool) -> tuple[float, float, float] | None:
+    """Return the height of a point and the ends of its interval."""
     row = point.row
     height = row.speedup if sped else row.ms_per_token_p50
     if height is None:
         return None
     if not sped or row.speedup_low is None or row.speedup_high is None:
-        return height, 0.0, 0.0
-    return height, height - row.speedup_low, row.speedup_high - height
+        return height, height, height
+    return height, row.speedup_low, row.speedup_high

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.panels import panels
+from specbench_cli.report.figures.drawing.plots import panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.plots import Field, heat_map
 from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.forced import ByTarget, by_target
 from specbench_cli.summary.metrics import Row
@@ -55,17 +56,14 @@ def _panel(
     """The fields of a figure: a row a method, a column a target."""
     values = _values(found, value)
     low, span = min(values), (max(values) - min(values)) or 1.0
-    for column, own in enumerate(found.targets.values()):
-        for line, row in enumerate(found.rows):
-            there = own.get(row.label)
-            figure = None if there is None else value(there)
-            share = None if figure is None else (figure - low) / span
-            words = formats.NONE if there is None else shown(there)
-            style.field(axes, column, line, share, words)
-    axes.set(xlim=(-0.5, len(found.targets) - 0.5), ylim=(len(found.rows) - 0.5, -0.5))
-    axes.set_xticks(range(len(found.targets)), [style.short(name) for name in found.targets])
-    style.strip(axes)
-    axes.tick_params(axis="x", length=0)
+
+    def field(there: Row | None) -> Field:
+        known = None if there is None else value(there)
+        words = formats.NONE if there is None else shown(there)
+        return (None if known is None else (known - low) / span), words
+
+    fields = [[field(own.get(row.label)) for own in found.targets.values()] for row in found.rows]
+    heat_map(axes, fields, [style.short(name) for name in found.targets])
 
 
 def _values(found: ByTarget, value: Callable[[Row], float | None]) -> list[float]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specbench_cli.report import claims
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.metrics import Column, Heading, Row, Value
 from specbench_cli.summary.pareto import Sweep, swept

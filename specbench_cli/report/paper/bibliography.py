@@ -14,8 +14,8 @@ from typing import Any
 from specbench_cli import output
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.models.aliases import aliases
+from specbench_cli.report.claims import found
 from specbench_cli.report.paper.tex import escape
-from specbench_cli.report.terminal.claims import found
 from specbench_cli.summary.summary import Summary
 from specbench_cli.tasks import describe
 

@@ -8,22 +8,21 @@ Each part is a file of its own, so that a paper can `\\input` the one it wants: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from specbench_cli.report import claims
+from specbench_cli.report.document import Grid, by_family, grid
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.paper import methods_text
 from specbench_cli.report.paper.bibliography import Bibliography, bibliography
 from specbench_cli.report.paper.tex import Tex, escape
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims
-from specbench_cli.report.terminal.grids import Grid, by_family, grid
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.metrics import COST, MAT, SPEED, Row
+from specbench_cli.summary.metrics import COST, MAT, SPEED, Align, Row
 from specbench_cli.summary.pareto import sweep_of, swept
 from specbench_cli.summary.summary import Summary
 
@@ -73,13 +72,11 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
             sentences=methods_text.sentences(summary, reading.run.manifest),
             cited=_cited(reading, references),
         ),
-        "overall": _table("overall", _OVERALL + letters, _split(grid(SPEED, summary.lossless))),
+        "overall": _table("overall", _OVERALL + letters, grid(SPEED, summary.lossless)),
         "lossy": _lossy(summary),
-        "cost": _table("cost", _cost(summary), _split(grid(COST, summary.rows))),
+        "cost": _table("cost", _cost(summary), grid(COST, summary.rows)),
         "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
-        + _table(
-            "families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _split(by_family(summary, MAT.shown))
-        ),
+        + _table("families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), by_family(summary, MAT.shown)),
         "sweep": _sweep(reading),
         "claims": _claims(reading),
         "spec-bench": _spec_bench(reading),
@@ -106,7 +103,7 @@ _LOSSY = (
 def _lossy(summary: Summary) -> str:
     if not summary.lossy:
         return ""
-    return _table("lossy", _LOSSY, _split(grid(SPEED, summary.lossy, apart=False)))
+    return _table("lossy", _LOSSY, grid(SPEED, summary.lossy, apart=False))
 
 
 def _cost(summary: Summary) -> str:
@@ -138,46 +135,22 @@ def _letters(reading: Reading) -> str:
     return f" {text.prose(notes)}"
 
 
-Lines = list[Sequence[object] | str]
-"""A table's lines: cells, or a text across all columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """A table's headings, alignments and lines."""
-
-    headings: Sequence[object]
-    aligns: Sequence[str]
-    lines: Lines
-
-
-def _split(found: Grid) -> _Body:
-    """A grid's lines, those of another kind under a line that says which."""
-    lines: Lines = list(found.rows)
-    for place, kind in reversed(found.sections):
-        lines.insert(place, kind)
-    return _Body(found.headings, found.aligns, lines)
-
-
-def _families(reading: Reading) -> _Body:
-    """Speedups with their letters, and under each its interval."""
+def _families(reading: Reading) -> Grid:
+    """Return speedups with their letters, and under each its interval."""
     summary = reading.summary
     found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
-    lines: Lines = []
-    kinds = dict(text.sections(summary.rows))
+    lines: list[Sequence[object]] = []
+    kinds, sections = dict(text.sections(summary.rows)), list[tuple[int, str]]()
     for place, row in enumerate(summary.rows):
         if place in kinds:
-            lines.append(kinds[place])
+            sections.append((len(lines), kinds[place]))
         parts = [rows.get(row.label) for rows in found.values()] + [row]
         lines.append((row.label, *map(_lettered, parts)))
         if any(part is not None and part.speedup_low is not None for part in parts):
             lines.append(("", *map(_under, parts)))
     heads = [text.family(name.replace("_", " "), rows.values()) for name, rows in found.items()]
-    return _Body(
-        ("method", *heads, "all"),
-        ["l", *["c"] * (len(heads) + 1)],
-        lines,
-    )
+    aligns: list[Align] = ["c"] * (len(heads) + 1)
+    return Grid(("method", *heads, "all"), ("l", *aligns), lines, tuple(sections))
 
 
 def _lettered(row: Row | None) -> Tex:
@@ -199,21 +172,20 @@ def _sweep(reading: Reading) -> str:
     if sweep is None:
         return ""
     rows = [point.row for point in sweep.points]
-    return _table("sweep", _SWEEP, _split(grid(swept(sweep), rows, apart=False)))
+    return _table("sweep", _SWEEP, grid(swept(sweep), rows, apart=False))
 
 
 def _claims(reading: Reading) -> str:
-    lines: Lines = []
+    lines = []
     for line in claims.lines(reading.summary, reading.facts):
         method, claimed, set_up, source, measured, here = line.cells()
-        lines.append(
-            (method, claimed, f"{set_up} ({source})" if set_up else source, measured, here)
-        )
+        there = f"{set_up} ({source})" if set_up else source
+        lines.append((method, claimed, there, measured, here))
     if not lines:
         return ""
-    headings = ("method", "claimed", "there", "measured", "here")
+    found = Grid(("method", "claimed", "there", "measured", "here"), (), lines)
     aligns = ("l", "l", _ragged(0.28), "l", _ragged(0.25))
-    return _table("claims", f"{claims.TITLE}. {claims.NOTE}", _Body(headings, aligns, lines))
+    return _table("claims", f"{claims.TITLE}. {claims.NOTE}", found, aligns)
 
 
 def _ragged(width: float) -> str:
@@ -225,7 +197,7 @@ def _spec_bench(reading: Reading) -> str:
     theirs = reading.spec_bench
     if theirs is None:
         return ""
-    return _table("spec-bench", spec_bench_table.NOTE, _split(theirs.overall()))
+    return _table("spec-bench", spec_bench_table.NOTE, theirs.overall())
 
 
 def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
@@ -237,14 +209,22 @@ def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
     return found
 
 
-def _table(label: str, caption: str, body: _Body) -> str:
+def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) -> str:
+    """Write a grid; rows of another kind come under a line across all columns that says which.
+
+    Args:
+        aligns: column types of LaTeX, in place of the grid's.
+    """
+    lines: list[Sequence[object] | str] = list(found.rows)
+    for place, kind in reversed(found.sections):
+        lines.insert(place, kind)
     return _rendered(
         "table.tex.j2",
         label=label,
         caption=caption,
-        headings=body.headings,
-        columns=Tex("".join(body.aligns)),
-        lines=body.lines,
+        headings=found.headings,
+        columns=Tex("".join(aligns or found.aligns)),
+        lines=lines,
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from specbench_cli import output
 from specbench_cli.config.numbers import short
-from specbench_cli.report import markdown_table
+from specbench_cli.report.document import Bullets, Document, Grid, Paragraph, Part, Picture
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.markdown import render
 from specbench_cli.report.scaling.figure import draw
 from specbench_cli.report.scaling.laws import Law, Said
 from specbench_cli.report.scaling.points import FIGURES, SIZES, Point
@@ -113,19 +114,14 @@ def write(
     with style.applied():
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
-    words = "\n".join(
-        f"- {markdown_table.inline(f'{name}: {what}')}" for name, what in _words(laws)
-    )
-    parts = [f"# {TITLE}", NOTE, words]
-    parts.append(_table([cells(law) for law in laws]))
+    words = [f"{name}: {what}" for name, what in _words(laws)]
+    parts: list[Part] = [Paragraph(NOTE), Bullets(words), _grid([cells(law) for law in laws])]
     if asked:
-        parts.append(_table([said_cells(said) for said in asked]))
-    if told := warnings(laws):
-        parts.append(
-            "\n".join(["Warnings:", "", *(f"- {markdown_table.inline(line)}" for line in told)])
-        )
-    parts.append(f"![Laws and residuals]({figures[0].name})")
-    page.write_text(output.plain("\n\n".join(parts)) + "\n", encoding="utf-8")
+        parts.append(_grid([said_cells(said) for said in asked]))
+    if found := warnings(laws):
+        parts.append(Bullets(found, title="Warnings:"))
+    parts.append(Picture(figures[0].name, "Laws and residuals"))
+    page.write_text(render(Document(TITLE, parts)), encoding="utf-8")
     record = {
         "points": [asdict(point) for point in points],
         "laws": [as_dict(law) for law in laws],
@@ -142,9 +138,9 @@ def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
     return found + [(name, what) for name, what in SIZES.items() if name in sizes]
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> str:
+def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return markdown_table.table(names, ([row.get(name) for name in names] for row in rows))
+    return Grid(names, (), [[row.get(name) for name in names] for row in rows])
 
 
 def _finite(value: Any) -> Any:

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from specbench_cli import output
+from specbench_cli.report.document import Grid
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
@@ -21,7 +22,6 @@ from specbench_cli.report.spec_bench.formulas import (
     answers_of,
     figures,
 )
-from specbench_cli.report.terminal.grids import Grid
 from specbench_cli.report.terminal.tokens import text_of, tokenizer_of
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.metrics import Align, Row

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from specbench_cli.api import Claim
 from specbench_cli.commands.report import TYPESET
 from specbench_cli.registry import Papers
+from specbench_cli.report import claims
 from specbench_cli.report.outputs import write
 from specbench_cli.report.paper import bibliography as references
 from specbench_cli.report.paper.bibliography import bibliography, entries
@@ -21,7 +22,6 @@ from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.paper.tex import Tex, escape
 from specbench_cli.report.reading import read
 from specbench_cli.report.spec_bench import table as spec_bench_table
-from specbench_cli.report.terminal import claims
 
 NASTY = r"a_b&c%d$e#f{g}h^i~j\k[l]<m>n|o\"p--q`r é…"
 """A label that figures can draw as well."""

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli import output
+from specbench_cli.report.content import report
+from specbench_cli.report.document import grid
 from specbench_cli.report.html import tables
 from specbench_cli.report.html.page import warned
 from specbench_cli.report.html.tables import overall
-from specbench_cli.report.markdown import report
+from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.latex import write_latex
-from specbench_cli.report.reading import Reading
-from specbench_cli.report.terminal.grids import grid
-from specbench_cli.report.terminal.incidents import Incidents
+from specbench_cli.report.reading import Incidents, Reading
 from specbench_cli.report.terminal.table import BAR_MARKS, bar_marks, footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
@@ -330,7 +330,7 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
     by_family = (tmp_path / "latex" / "families.tex").read_text()
     assert whose in tex and few in tex and "--limit" not in tex
     assert "qa (8) &" in by_family and "of fewer than 49 a figure is an example" in by_family
-    page = report(reading.summary, reading.run.manifest, Incidents(), [])
+    page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert whose in page and few in page and "### qa (8)" in page
     assert "Of fewer than" not in page and "of fewer than 49 a figure is an example" in page
     (table, *_), (families, *_) = overall(reading.summary), tables.by_family(reading.summary)
@@ -358,7 +358,7 @@ def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
     )
     foot = footer(reading.summary, reading.facts, None)
     assert note in " ".join(line.strip() for line in foot)
-    page = report(reading.summary, reading.run.manifest, Incidents(), [])
+    page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert "rare questions decide speedups: sps 1 of 48" in page
     assert note in warned(reading)
     write_latex(reading, tmp_path)

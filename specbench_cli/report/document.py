@@ -1,4 +1,7 @@
-"""Tables of a written report, as words: what Markdown and LaTeX print, each in its own way."""
+"""Document model of written reports: sections with paragraphs, grids, pictures.
+
+`content.py` builds documents, and `markdown.py` writes them. LaTeX and Spec-Bench tables are grids.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,69 @@ from specbench_cli.summary.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table. sections: where its rows are of another kind than those above (`text.sections`)."""
+    """A table.
 
-    headings: tuple[str, ...]
-    aligns: tuple[Align, ...]
-    rows: tuple[tuple[str, ...], ...]
+    Attributes:
+        headings: the names of its columns.
+        aligns: how they are aligned; () leaves it to the writer.
+        rows: the cells of each row; None is a missing value.
+        sections: where rows of another kind than those above begin (`text.sections`).
+    """
+
+    headings: Sequence[str]
+    aligns: Sequence[Align]
+    rows: Sequence[Sequence[object]]
     sections: text.Sections = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Sentences."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """An unordered list, under a line of its own if it has a title."""
+
+    lines: Sequence[str]
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preformatted:
+    """Lines that keep their blanks."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture. path: relative to the document's folder. alt: what it shows, in words."""
+
+    path: str
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what follows it. level: 2 is a section, 3 a part of it."""
+
+    title: str
+    parts: Sequence[Part]
+    level: int = 2
+
+
+Part = Grid | Paragraph | Bullets | Preformatted | Picture | Section
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    parts: Sequence[Part]
 
 
 def grid(chosen: Sequence[Column], rows: Sequence[Row], *, apart: bool = True) -> Grid:

@@ -1,0 +1,315 @@
+"""Content of a run's written report: results, details, how it was measured, what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specbench_cli.config.sweep import settings
+from specbench_cli.predict import parallel
+from specbench_cli.report import claims
+from specbench_cli.report.document import (
+    Bullets,
+    Document,
+    Grid,
+    Paragraph,
+    Part,
+    Picture,
+    Preformatted,
+    Section,
+    by_family,
+    grid,
+)
+from specbench_cli.report.figures import CAPTIONS
+from specbench_cli.report.markdown import render
+from specbench_cli.report.paper.methods_text import sentences
+from specbench_cli.report.reading import Incidents, Reading
+from specbench_cli.report.spec_bench import table as spec_bench_table
+from specbench_cli.report.spec_bench.table import SpecBench
+from specbench_cli.report.terminal.table import run_text
+from specbench_cli.store.manifest import truncate_texts
+from specbench_cli.summary import formats, load, metrics, text
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.forced import ByTarget, by_target
+from specbench_cli.summary.metrics import Column, Row
+from specbench_cli.summary.pareto import Sweep, sweep_of, swept
+from specbench_cli.summary.summary import Summary
+
+_LISTED = 50
+"""Maximum number of incidents of a kind that are listed one by one."""
+_CELL = ("method", "prompt", "turn", "pass")
+_DIFFERENCE = ("verdict", "position", "gap", "explained by width")
+_PLACED = ("speedup", "pareto", "targets")
+"""Figures that have a place of their own."""
+_LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
+
+
+def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> list[Path]:
+    """Write `report.md`. `figures` are files in or below its folder."""
+    manifest, summary = reading.run.manifest, reading.summary
+    links = [file.relative_to(folder).as_posix() for file in figures if file.suffix == ".svg"]
+    page = folder / "report.md"
+    document = report(
+        summary,
+        manifest,
+        reading.incidents,
+        links,
+        sweep_of(summary, manifest),
+        reading.spec_bench,
+        parallel.modelled_rows(reading.run.records()) if reading.parallel else (),
+        load.load_rows(reading.records),
+    )
+    page.write_text(render(document), encoding="utf-8")
+    return [page]
+
+
+def report(
+    summary: Summary,
+    manifest: Mapping[str, Any],
+    incidents: Incidents,
+    figures: Sequence[str],
+    sweep: Sweep | None = None,
+    spec_bench: SpecBench | None = None,
+    in_parallel: Sequence[parallel.ModelledRow] = (),
+    loads: Sequence[load.LoadRow] = (),
+) -> Document:
+    """Return the whole report. `figures` are paths of images, relative to it."""
+    facts, rows = Facts.of(manifest), summary.rows
+    parts: list[Part] = [
+        Preformatted(run_text(summary, facts)),
+        *(Picture(path, "speedup over vanilla") for path in _named(figures, "speedup")),
+        *_by_target(by_target(summary, facts.targets), figures),
+        *_sweep(sweep, _named(figures, "pareto")),
+        *_tuning(manifest.get("tuning")),
+        *_load(loads),
+        Section("All families", _figures_of(rows)),
+        Section("By task family", [*_families(summary)]),
+        *_figures([path for path in figures if _name(path) not in _PLACED]),
+        *_modelled(in_parallel),
+        *_claims(claims.lines(summary, facts)),
+        *_spec_bench(spec_bench),
+        Section("In detail", [grid(metrics.DETAIL, rows, apart=False)]),
+        Section("Equivalence", [grid(metrics.EQUIVALENCE, rows, apart=False)]),
+        *_evidence(summary),
+        Section(
+            "How it was measured",
+            [
+                Paragraph(" ".join(sentences(summary, manifest))),
+                Grid(("setting", "value"), (), _settings(manifest)),
+            ],
+        ),
+        *_listed("Outputs that differ", (*_CELL, *_DIFFERENCE), incidents.differing),
+        *_listed("Failed cells", (*_CELL, "error"), incidents.failed),
+        *_listed("Void cells", (*_CELL, "other processes' CPU"), incidents.void),
+    ]
+    return Document(f"specbench: {', '.join(summary.prompts) or 'no prompts'}", parts)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def _families(summary: Summary) -> Iterator[Part]:
+    """Yield the speedups by family, and then all figures of each family."""
+    yield by_family(summary, _speedup)
+    if notes := text.prose(text.small_families(summary)):
+        yield Paragraph(notes)
+    for name, rows in summary.families.items():
+        yield Section(text.family(name, rows), _figures_of(rows), level=3)
+
+
+def _figures_of(rows: Sequence[Row]) -> list[Part]:
+    """Return how fast rows are and at what cost; rows of another kind in tables of their own."""
+    parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
+    counted = [row for row in rows if row.draft_kept is not None]
+    if counted:
+        ledger = grid((metrics.METHOD, *metrics.LEDGER), counted, apart=False)
+        parts += [Paragraph(_LEDGER), ledger]
+    return parts
+
+
+def _apart(chosen: Sequence[Column], rows: Sequence[Row]) -> Iterator[Part]:
+    """Yield a table for each kind of rows, with the columns that it needs."""
+    starts = [(0, ""), *text.sections(rows), (len(rows), "")]
+    for (first, kind), (end, _) in pairwise(starts):
+        if kind:
+            yield Paragraph(f"{kind.capitalize()}.")
+        if first < end:
+            yield grid(chosen, rows[first:end], apart=False)
+
+
+def _speedup(row: Row) -> str:
+    """Format a speedup with its group, its interval and its price, as far as it has them."""
+    shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
+    words = [cell(row) for cell in shown]
+    return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
+
+
+def _priced(row: Row) -> str:
+    return f"{metrics.speedup_or_broken(row)} {metrics.at_what_cost(row)}".rstrip()
+
+
+def _by_target(found: ByTarget | None, figures: Sequence[str]) -> Iterator[Part]:
+    """Yield the part of a run on several targets: a line a method, a column a target."""
+    if found is None:
+        return
+    grids = [
+        Grid(
+            (title, *found.targets),
+            (),
+            [
+                (row.label, *(_cell(own, row.label, shown) for own in found.targets.values()))
+                for row in found.rows
+            ],
+        )
+        for title, shown in (("speedup", _priced), ("MAT", metrics.MAT.shown))
+    ]
+    yield Section("By target", [*grids, *_shown(_named(figures, "targets"))])
+
+
+def _cell(own: Mapping[str, Row], label: str, figure: Callable[[Row], str]) -> str | None:
+    return figure(own[label]) if label in own else None
+
+
+def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
+    """Yield the swept rows in the order of their parameters, and the plots of them."""
+    if sweep is not None:
+        rows = grid(swept(sweep), [point.row for point in sweep.points], apart=False)
+        plots = (Picture(path, "discard and verification rates") for path in figures)
+        yield Section("Sweep", [rows, *plots])
+
+
+def _tuning(tuning: Mapping[str, Any] | None) -> Iterator[Part]:
+    """Yield which candidates were tried for each row, on what, and with what result."""
+    if not tuning:
+        return
+    by_time = tuning["by"] == "time"
+    unit = "ms a token" if by_time else "target forwards a token"
+    how = (
+        f"At most {tuning['budget']} candidates a row, all rows on the same development questions"
+        f" ({_counted(tuning['development'])}), compared by"
+        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
+        f" Every figure above and below is of the held-out questions"
+        f" ({_counted(tuning['held_out'])})."
+    )
+    rows = [
+        (
+            label,
+            " ".join(settings(tried["params"])) or formats.NONE,
+            formats.number(tried["cost"], 3),
+            "yes" if tried["chosen"] else None,
+            found["prompts"] or None,
+        )
+        for label, found in tuning["rows"].items()
+        for tried in found["candidates"]
+    ]
+    headings = ("row", "parameters", unit, "chosen", "prompts")
+    yield Section("Tuning", [Paragraph(how), Grid(headings, (), rows)])
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{family} {n}" for family, n in counts.items())
+
+
+def _load(rows: Sequence[load.LoadRow]) -> Iterator[Part]:
+    if rows:
+        parts: list[Part] = [
+            Paragraph(load.NOTE),
+            Grid(load.HEADINGS, (), [load.cells(row) for row in rows]),
+        ]
+        if knees := load.saturation(rows):
+            parts.append(Bullets(knees))
+        yield Section(load.TITLE, parts)
+
+
+def _modelled(rows: Sequence[parallel.ModelledRow]) -> Iterator[Part]:
+    if rows:
+        lines = Grid(parallel.HEADINGS, (), [row.cells() for row in rows])
+        yield Section(parallel.TITLE, [Paragraph(parallel.NOTE), lines])
+
+
+def _claims(found: Sequence[claims.Line]) -> Iterator[Part]:
+    if found:
+        lines = Grid(claims.HEADINGS, (), [line.cells() for line in found])
+        yield Section(claims.TITLE, [Paragraph(claims.NOTE), lines])
+
+
+def _spec_bench(found: SpecBench | None) -> Iterator[Part]:
+    if found is not None:
+        notes = [spec_bench_table.NOTE, text.prose(found.notes)]
+        paragraphs = [Paragraph(note) for note in notes if note]
+        grids = (found.overall(), found.by_family())
+        yield Section(spec_bench_table.TITLE, [*paragraphs, *grids])
+
+
+def _evidence(summary: Summary) -> Iterator[Part]:
+    """Yield sampled outputs compared with vanilla's, if any were."""
+    rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
+    if rows:
+        title = "Sampled outputs, less vanilla's: evidence and no proof"
+        yield Section(title, [grid(metrics.EVIDENCE, rows, apart=False)])
+
+
+# ---- figures -------------------------------------------------------------------------------------
+
+
+def _figures(paths: Sequence[str]) -> Iterator[Part]:
+    """Yield the figures that have no place of their own, each under its caption."""
+    if paths:
+        yield Section("Figures", list(_shown(paths)))
+
+
+def _shown(paths: Sequence[str]) -> Iterator[Part]:
+    for path in paths:
+        yield Paragraph(CAPTIONS[_name(path)])
+        yield Picture(path, _name(path))
+
+
+def _named(paths: Sequence[str], name: str) -> list[str]:
+    return [path for path in paths if _name(path) == name]
+
+
+def _name(path: str) -> str:
+    """Return a figure's name by the path of its file."""
+    return PurePosixPath(path).stem
+
+
+# ---- how it was measured -------------------------------------------------------------------------
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return the manifest, flattened to a line a fact, with the source of each configured value."""
+    manifest = truncate_texts(dict(manifest))
+    sources = manifest.get("config_sources", {})
+    lines: list[tuple[str, object]] = []
+    for key in ("created_utc", "finished_utc", "status", "noisy"):
+        lines.append((key, manifest.get(key)))
+    for key, value in manifest.get("config", {}).get("effective", {}).items():
+        source = sources.get(key)
+        lines.append((key, f"{value} ({source})" if source else value))
+    for section in (
+        "runs",
+        "models",
+        "heads",
+        "machine",
+        "versions",
+        "git",
+        "tolerance",
+        "step_costs",
+    ):
+        for key, value in (manifest.get(section) or {}).items():
+            lines.append((f"{section}.{key}", value))
+    for task in manifest.get("tasks", []):
+        lines.append((f"task {task['name']}", {k: v for k, v in task.items() if k != "name"}))
+    return lines
+
+
+def _listed(
+    title: str, headings: Sequence[str], cells: Sequence[Sequence[object]]
+) -> Iterator[Part]:
+    if cells:
+        parts: list[Part] = [Grid(headings, (), cells[:_LISTED])]
+        if len(cells) > _LISTED:
+            parts.append(Paragraph(f"And {len(cells) - _LISTED} more, in records.jsonl."))
+        yield Section(title, parts)
