@@ -103,7 +103,8 @@ def _read(asked: ReportOptions) -> tuple[Reading, Path]:
         reading = read_together(_sources(asked.runs), force=asked.force)
     gc.freeze()  # what was read has no cycles: looking through it again and again takes seconds
     if asked.also or any(map(spec_bench_table.is_imported, reading.sources)):
-        reading = replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
+        found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
+        reading = replace(reading, spec_bench=found)
     return reading, whole or reading.sources[0].path
 
 
@@ -163,8 +164,8 @@ def _sources(words: list[str]) -> list[Source]:
 def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
     """Show the outputs on one prompt, or write who computed when."""
     from specbench_cli.report.terminal.side_by_side import page
-    from specbench_cli.report.terminal.tokens import decoder_of
     from specbench_cli.report.timeline.files import write_lanes
+    from specbench_cli.report.tokens import decoder_of
     from specbench_cli.store.run_dir import RunDir, folder
     from specbench_cli.summary.comparison import compare
     from specbench_cli.summary.facts import Facts

@@ -150,7 +150,7 @@ class RunConfig(BaseModel):
     """Settings of a run, by the keys of a config file. Each field declares its option.
 
     `verify` may be left out: it is "greedy" at temperature 0 and "rejection" above. `targets` and
-    `drafts` start one run for each pair (`execute.planning.matrix`). `devices` applies to methods
+    `drafts` start one run for each pair (`plan.matrix`). `devices` applies to methods
     whose workers compute in parallel; all other methods use `device` and `threads`.
     """
 

@@ -95,8 +95,8 @@ class Cell:
         delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
-    A cell with a `recording` is given its tokens (`engine.replay`); one with a `reference`,
-    vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
+    A cell with a `recording` is given its tokens (`engine.sequence.Recording`). One with a
+    `reference`, vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
     measurement begins with the same `memory`, and fails after `limit_s` seconds. `load`: how the
     requests of its pass arrive. `energy`: what counts joules.
     """

@@ -82,7 +82,7 @@ def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
 
 
 def _within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """See `memory.within`, which takes torch."""
+    """Return the result of `memory_budget.within`, which imports torch."""
     if config.memory_budget is None:
         return config, None
     from specbench_cli.measure.memory_budget import within

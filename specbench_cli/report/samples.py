@@ -20,7 +20,7 @@ from typing import Any
 
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.report.reading import read
-from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.report.tokens import decoder_of
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.comparison import Decode

@@ -16,7 +16,7 @@ from specbench_cli.engine.models.checkpoint import config_facts, read_tokenizer
 from specbench_cli.errors import EnvironmentFault, PromptError
 from specbench_cli.measure.bench import tokenizer_of
 from specbench_cli.models.resolve import Checkpoint, resolve
-from specbench_cli.report.terminal import tokens as viewer
+from specbench_cli.report import tokens as viewer
 from specbench_cli.tasks import render, template
 
 BASE = resolve("embedded-1m").path

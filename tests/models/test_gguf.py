@@ -29,7 +29,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import describe, resolve
 from specbench_cli.models.aliases import HERE
 from specbench_cli.models.gguf_tokenizer import tokenizer_files
-from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.report.tokens import decoder_of
 from specbench_cli.store.run_dir import RunDir
 
 SIZES = {

@@ -1,4 +1,4 @@
-"""Accept rules that are not exact: which draft tokens stand though the lossless rule rejects them.
+"""Lossy accept rules: draft tokens that are kept although the lossless rule rejects them.
 
 The lossless rule of the decoding mode (`chain`, `siblings`) is asked first, and what it takes is
 "accepted". A token that it rejects and an accept rule lets pass is "relaxed", and decoding goes on

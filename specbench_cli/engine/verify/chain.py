@@ -58,11 +58,12 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
         q: [m, V], the law that each token was drawn from; None for tokens chosen without a draw.
         p: [m + 1, V], the target's warped law at each position.
     Returns:
-        (accepted, next): two int64 scalars, the number of draft tokens that stand and the token
-        after
-        them: from the residual if one was rejected, else (the bonus) from the target's own law.
+        (accepted, next): two int64 scalars, the number of accepted draft tokens and the token after
+        them. It is drawn from the residual distribution if one was rejected, else (the bonus
+        token) from the target's distribution.
     """
-    q, chances = _tested(tokens, q, p)
+    q, chances = _acceptance(tokens, q, p)
+    # `bernoulli` stops at the first failure, so the sum is the accepted length.
     accepted = random.bernoulli(chances).sum()
     return accepted, _following(accepted, q, p, random)
 
@@ -78,7 +79,7 @@ def relaxed_rejection(
         (taken, stand, next): [m] bool, the tokens that were not rejected, and two scalars as of
         `rejection`.
     """
-    q, chances = _tested(tokens, q, p)
+    q, chances = _acceptance(tokens, q, p)
     # A trial each: behind a token that passes the trials go on. No wait tells which one failed.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
     stand = (taken | passes).cumprod(0).sum()
@@ -91,8 +92,8 @@ def sure(tokens: Tensor, p: Tensor) -> Tensor:
     return laws.scatter_(1, tokens[:, None], 1.0)
 
 
-def _tested(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
-    """q, and the chance [m] that each token is not rejected."""
+def _acceptance(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and the acceptance probability [m] of each token, min(1, p/q)."""
     if q is None:
         q = sure(tokens, p)
     at = tokens[:, None]
@@ -101,7 +102,7 @@ def _tested(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor
 
 
 def _following(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
-    """The token behind those that stand."""
+    """Return the token after the accepted ones: a replacement or the bonus token."""
     # A row of zeros behind q makes the bonus a residual like the others.
     row = stand[None]
     law = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))

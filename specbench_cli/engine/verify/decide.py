@@ -1,4 +1,4 @@
-"""From a draft and the target's word on it to an outcome; chains and trees, drawn and chosen.
+"""Verify a draft against the target: `chosen` for greedy and coupled, `drawn` for rejection.
 
 One transfer brings all that the host needs to know of a chain, and of a tree whose tokens are
 chosen: the only wait for the device in a step. A tree whose tokens are drawn is walked from its

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from specbench_cli.predict.lanes import Lanes, lanes_of
 from specbench_cli.predict.replay import RecordedForward
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.timeline.lanes import Lanes, lanes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,7 @@ from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal.table import WIDTH
-from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.report.tokens import decoder_of
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.facts import HOSTED
 from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, Row, alike

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
+from specbench_cli.predict.lanes import lanes_of
 from specbench_cli.report.html.pieces import piece, pieces
 from specbench_cli.report.reading import Reading
-from specbench_cli.report.timeline.lanes import lanes_of
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Drafted, Record
 from specbench_cli.summary.comparison import Decode, first_difference

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from specbench_cli import output
 from specbench_cli.report.document import Grid
-from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
     Answers,
@@ -22,12 +21,13 @@ from specbench_cli.report.spec_bench.formulas import (
     answers_of,
     figures,
 )
-from specbench_cli.report.terminal.tokens import text_of, tokenizer_of
+from specbench_cli.report.tokens import text_of, tokenizer_of
 from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Align, Row
 from specbench_cli.summary.source import Source
 from specbench_cli.summary.speedups import BASELINE
-from specbench_cli.summary.summary import ALL
+from specbench_cli.summary.summary import ALL, Summary
 
 TITLE = "By Spec-Bench's formulas, and ours"
 NOTE = (
@@ -99,15 +99,23 @@ def is_imported(source: Source) -> bool:
     return isinstance(source, Imported)
 
 
-def spec_bench(reading: Reading) -> SpecBench:
-    """A report's figures by their formulas. Needs the target's tokenizer to count as they do;
-    without it the baseline's tokens are taken as generated, and no answer file can be written."""
-    retokenised, decode, notes = _tokenizer(reading)
-    renamed = getattr(reading.run, "names", None)
+def spec_bench(run: Source, sources: Sequence[Source], summary: Summary) -> SpecBench:
+    """Compute a report's figures by Spec-Bench's formulas.
+
+    Counting as they do needs the target's tokenizer. Without it the baseline's tokens are taken as
+    generated, and no answer file can be written.
+
+    Args:
+        run: the run, or several that are read as one.
+        sources: the runs that `run` consists of.
+        summary: the summary of `run`.
+    """
+    retokenised, decode, notes = _tokenizer(sources, Facts.of(run.manifest).target)
+    renamed = getattr(run, "names", None)
     theirs: list[Theirs] = []
     runs: list[Answers] = []
     ours: list[Answers] = []
-    for place, source in enumerate(reading.sources):
+    for place, source in enumerate(sources):
         own = _answers(source, decode)
         labels = {label for answers in own for label in answers}
         names = {label: label for label in labels} if renamed is None else renamed[place].labels
@@ -119,9 +127,9 @@ def spec_bench(reading: Reading) -> SpecBench:
     )
     for baseline in baselines:
         theirs += figures([run for run in runs if baseline in run], retokenised, baseline=baseline)
-    scopes = {ALL: reading.summary.rows, **reading.summary.families}
+    scopes = {ALL: summary.rows, **summary.families}
     rows = {(row.label, family): row for family, found in scopes.items() for row in found}
-    order = {row.label: place for place, row in enumerate(reading.summary.rows)}
+    order = {row.label: place for place, row in enumerate(summary.rows)}
     theirs.sort(key=lambda found: order.get(found.label, len(order)))
     return SpecBench(theirs, rows, ours, notes)
 
@@ -184,11 +192,13 @@ def _answers(source: Source, decode: Decode | None) -> list[Answers]:
     return [by_pass[pass_] for pass_ in sorted(by_pass)]
 
 
-def _tokenizer(reading: Reading) -> tuple[Retokenised | None, Decode | None, list[str]]:
+def _tokenizer(
+    sources: Sequence[Source], target: str
+) -> tuple[Retokenised | None, Decode | None, list[str]]:
     """How texts are counted, how ids become texts, and what of their formulas could not be done."""
     targets = {
         str(source.manifest.get("models", {}).get("target", {}).get("label"))
-        for source in reading.sources
+        for source in sources
         if not isinstance(source, Imported)
     }
     tokenizer = tokenizer_of(next(iter(targets))) if len(targets) == 1 else None
@@ -196,7 +206,7 @@ def _tokenizer(reading: Reading) -> tuple[Retokenised | None, Decode | None, lis
         unwritten = " and our answers are not written" if targets else ""
         note = (
             f"the baseline's tokens are as generated, not counted again{unwritten}: the tokenizer"
-            f" of {reading.facts.target} is not at hand"
+            f" of {target} is not at hand"
         )
         return None, None, [note]
     retokenised: Callable[[str], int] = lambda words: len(tokenizer(words).input_ids)  # noqa: E731

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbench_cli.report.timeline.lanes import Lanes
+from specbench_cli.predict.lanes import Lanes
 
 _LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
 """Threads of learning, of steps, and of messages by worker (events of one thread must nest)."""

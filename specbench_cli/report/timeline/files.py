@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
+from specbench_cli.predict.lanes import Lanes, lanes_of
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.lanes import draw_lanes
 from specbench_cli.report.timeline.chrome_trace import write_trace
-from specbench_cli.report.timeline.lanes import Lanes, lanes_of
 from specbench_cli.summary.comparison import Comparison
 from specbench_cli.summary.source import Source
 from specbench_cli.summary.speedups import BASELINE

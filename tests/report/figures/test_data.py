@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from specbench_cli.predict.lanes import lanes_of
 from specbench_cli.report.figures import (
     accepted,
     contexts,
@@ -20,7 +21,6 @@ from specbench_cli.report.figures import (
     waterfall,
 )
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.timeline.lanes import lanes_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.report.terminal.tokens import tokenizer_of
+from specbench_cli.report.tokens import tokenizer_of
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Drafted, ForwardKind, Record, Trace, Verdict
 

@@ -19,7 +19,7 @@ from specbench_cli.report.html.page import embedded, write_html
 from specbench_cli.report.html.tables import by_family, incidents, overall
 from specbench_cli.report.html.tokens import viewer
 from specbench_cli.report.reading import read
-from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.report.tokens import decoder_of
 
 
 class Elements(HTMLParser):

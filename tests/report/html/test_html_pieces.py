@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.report.html.pieces import piece, pieces
-from specbench_cli.report.terminal.tokens import decoder_of
+from specbench_cli.report.tokens import decoder_of
 
 VOCABULARY = {number: bytes([number]) for number in range(256)} | {256: b" the", 257: b"\n\n"}
 

@@ -182,7 +182,8 @@ def everything(reading, monkeypatch):
     reading.run.manifest["config"]["effective"].update(sweep)
     reading.run.manifest["tasks"].append({"name": "spec_bench"})
     reading.run.manifest["models"]["draft"]["label"] = "llama-68m"
-    return replace(reading, spec_bench=spec_bench_table.spec_bench(reading))
+    found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
+    return replace(reading, spec_bench=found)
 
 
 @pytest.mark.latex

@@ -98,7 +98,8 @@ def test_a_question_with_a_void_turn_has_no_answer(synthetic):
 
 
 def test_our_mat_is_theirs_where_steps_are_counted_alike(make_run):
-    found = spec_bench_table.spec_bench(read(make_run()))
+    reading = read(make_run())
+    found = spec_bench_table.spec_bench(reading.run, reading.sources, reading.summary)
     theirs = {t.label: t for t in found.theirs if t.family == "all"}
     for label in ("sps", "pld", "vanilla"):
         assert theirs[label].mean_accepted == pytest.approx(found.rows[label, "all"].mat)

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
+from specbench_cli.predict.lanes import lanes_of
 from specbench_cli.report.timeline.chrome_trace import write_trace
-from specbench_cli.report.timeline.lanes import lanes_of
 from specbench_cli.store.schema import ForwardKind, Steps, Trace
 
 PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
