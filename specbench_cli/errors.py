@@ -78,7 +78,7 @@ def message_of(fault: BaseException) -> str:
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command (design, section 9)."""
+    """Exit codes of every command."""
 
     OK = 0
     BAD_ANSWER = 1

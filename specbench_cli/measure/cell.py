@@ -96,9 +96,9 @@ class Cell:
         lost: why the cell has no output, and gets no record: a worker was lost.
 
     A cell with a `recording` is given its tokens (`engine.sequence.Recording`). One with a
-    `reference`, vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps its drafts. Each
-    measurement begins with the same `memory`, and fails after `limit_s` seconds. `load`: how the
-    requests of its pass arrive. `energy`: what counts joules.
+    `reference`, vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps
+    its drafts. Each measurement begins with the same `memory`, and fails after `limit_s`
+    seconds. `load`: how the requests of its pass arrive. `energy`: what counts joules.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 timed, and windows of outputs, which are timed again if that was too much.
 
 Share = (busy time of all CPUs, steal included, minus the CPU time of this process, its descendants
-and what decodes for it) / (elapsed time x CPUs), over windows of at least a second: the kernel counts in ticks of 10 ms, which in a shorter window would look like a load.
+and what decodes for it) / (elapsed time x CPUs), over windows of at least a second: the kernel
+counts in ticks of 10 ms, which in a shorter window would look like a load.
 """
 
 from __future__ import annotations

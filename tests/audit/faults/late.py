@@ -42,7 +42,7 @@ def third_with_the_first_number(
     """
     if q is None or len(tokens) < 3:
         return _rejection(tokens, q, p, random)
-    q, chances = verify._tested(tokens, q, p)
+    q, chances = verify._acceptance(tokens, q, p)
     first, third = float(chances[0]), float(chances[2])
     if first > 0.0:
         chances = chances.clone()
