@@ -206,7 +206,7 @@ REFUSED = [
     # devices, folders and pipes in the place of files
     ("run --load trace:/dev/zero", 2, "/dev/zero cannot be read: it holds more than 64 MB", ""),
     ("run --load trace:foreign", 2, "trace foreign cannot be read: Is a directory", "--help"),
-    ("run --config /dev/zero", 2, "cannot read /dev/zero: it holds more than 1 MB", ""),
+    ("run --config /dev/zero", 2, "/dev/zero is no regular file", ""),
     ("run --grammar /dev/zero", 2, "--grammar /dev/zero: there is no such file", "--grammar json"),
     ("run --plugin /dev/zero", 2, "there is no plug-in file /dev/zero", "--plugin FILE.py"),
     ("run -t /dev/zero", 2, "/dev/zero is no regular file", "docs/tasks.md"),

@@ -6,17 +6,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from methods._heads.files import read_head
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
 from methods.mtp.head import MtpHead
-from specbench_cli.app import app
+from specbench_cli import app
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features
-from specbench_cli.errors import EnvironmentFault, UsageError
+from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.training.convert import convert
 
 ID = torch.tensor([[5, 17, 80, 3, 41]])
@@ -408,9 +407,8 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(pickled, target):
 def test_that_command_converts_it(pickled, tmp_path, target, made):
     out = tmp_path / "converted"
     asked = ["train", "convert", str(pickled), "--out", str(out)]
-    without = CliRunner().invoke(app, asked)
-    assert isinstance(without.exception, UsageError) and not out.exists()
-    assert CliRunner().invoke(app, [*asked, "--unpickle"]).exit_code == 0
+    assert app._run(asked) == ExitCode.USAGE and not out.exists()
+    assert app._run([*asked, "--unpickle"]) == ExitCode.OK
     loaded = EagleHead.load(out, {"target": target})
     torch.testing.assert_close(logits(loaded), logits(EagleHead.of(made[EagleHead], target)))
     assert read_head(out, "eagle", EagleHead.module.layouts).config["bias"] is False

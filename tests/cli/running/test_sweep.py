@@ -31,7 +31,9 @@ def run(capsys, tmp_path, monkeypatch, figures):
     """Runs a command in an empty folder, with no picture but the sweep's; returns exit code,
     stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(drawn, "_FIGURES", {"pareto": drawn._FIGURES["pareto"]})
+    monkeypatch.setattr(
+        drawn, "FIGURES", [figure for figure in drawn.FIGURES if figure.name == "pareto"]
+    )
 
     def call(command):
         code = app._run(shlex.split(command))

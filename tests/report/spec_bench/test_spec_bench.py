@@ -214,7 +214,8 @@ def test_each_label_has_its_own_answer_file(make_run, synthetic, tmp_path):
     labels = ["a b", "a-b", "..", "/", "x" * 120, "x" * 121]
     fakes = [synthetic.Fake(label, method="sps", length=5, alpha=0.7) for label in labels]
     run = make_run("run", (synthetic.vanilla, *fakes))
-    assert report([str(run.path)], to="csv", also="spec-bench", out=tmp_path / "out") == 0
+    options = ReportOptions(runs=[str(run.path)], to="csv", also="spec-bench", out=tmp_path / "out")
+    assert report(options) == 0
     found = sorted((tmp_path / "out/spec-bench").iterdir())
     assert len(found) == len(labels) + 1
     assert len({read_answers(path).model_id for path in found}) == len(found)
