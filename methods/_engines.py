@@ -1,4 +1,4 @@
-"""Exchange with engines of other projects: requests, replies, and the files that they read."""
+"""Exchange with the engines of other projects: requests, replies and model files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Presets of speculative sampling: `sps` with an accept rule, under a name of its own.
+"""Presets of speculative sampling: `sps` with an accept rule, each under its own name.
 
 The rules are parameters of `sps` and of the methods with heads (`accept=typical`). A preset sets
-one of them, and has the length of the draft and the numbers of that rule as its parameters.
+one of them. Its parameters are the draft length and those of the rule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Preset(DraftModelMethod):
     2. (engine) One target forward over the last committed token and the draft. A token is accepted
        if the lossless rule accepts it, or else if the accept rule does.
     3. (engine) Replace the first rejected token by the lossless rule's token.
-    4. (base) Forget the draft's rows of rejected tokens.
+    4. (base) Remove the rejected tokens from the draft's state.
 
     Class attributes:
         sets: value of `sps.accept`.
@@ -41,7 +41,7 @@ class _Preset(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """The rule of step 2, with the preset's numbers."""
+        """Return the rule of step 2 with the preset's parameters."""
         numbers = self.params.model_dump(exclude={"length"})
         return AcceptParams(accept=self.sets, **numbers).rule
 
@@ -70,8 +70,8 @@ class TypicalAcceptance(_Preset):
     with the target's distribution p, under the run's temperature and cuts, and its entropy H. At
     its off position, epsilon 1 and delta 1e9, nothing passes, and it makes the tokens of `sps`.
     Differs from the paper: a draft model drafts, not heads; where the paper takes the first token
-    of a step in any case, here the lossless rule is asked first, and what neither takes is replaced
-    by its token.
+    of a step in any case, here the lossless rule decides first. A token that both reject is
+    replaced by the lossless rule's token.
 
     One step is that of `sps` with `accept=typical`.
     """
@@ -98,12 +98,11 @@ class Lenience(_Preset):
     Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
     Decoding, ICML 2023, arXiv:2211.17192, appendix A.5.
 
-    Not exact: x drawn from q stands with probability min(1, p(x) / (factor q(x))); no token is then
-    made more than 1 / factor times as likely as p has it, as long as it was drafted. At its off
-    position, factor 1, it makes the tokens of `sps`.
-    Differs from the paper: nothing under rejection. In greedy decoding the paper's way is a
-    comparison with the best token, p(x) >= factor max p; in coupled decoding the same is asked of
-    what decides there, log p + noise.
+    Not exact: x drawn from q is accepted with probability min(1, p(x) / (factor q(x))). A drafted
+    token is then at most 1 / factor times as likely as under p. At its off position, factor 1, it
+    generates the tokens of `sps`.
+    Differs from the paper: nothing under rejection. In greedy decoding the paper compares with the
+    best token, p(x) >= factor max p. Coupled sampling makes the same comparison on log p + noise.
 
     One step is that of `sps` with `accept=lenient`.
     """
@@ -131,9 +130,9 @@ class RandomAcceptParams(PresetParams):
 class RandomAcceptance(_Preset):
     """Random accept: accepts rejected draft tokens at random, as a control for lossy rules.
 
-    Not exact, and no way to decode: a rule that keeps no more of the answers' quality than this
-    does, at the same rate, knows nothing of what may pass. At its off position, rate 0, it makes
-    the tokens of `sps`.
+    Not exact, and not meant for use: a rule that keeps no more answer quality than this one, at the
+    same rate, selects no better than chance. At its off position, rate 0, it generates the tokens
+    of `sps`.
 
     One step is that of `sps` with `accept=random`.
     """

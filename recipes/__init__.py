@@ -1,1 +1,1 @@
-"""Programs that made what specbench ships. They are not in the wheel."""
+"""Programs that generate the data that specbench ships. They are not in the wheel."""

@@ -29,10 +29,10 @@ class TreeParams(MethodParams):
 
 
 def static_tree(tree: str, nodes: int, depth: int, width: int | None = None) -> Template:
-    """Return the tree of that name.
+    """Return the static tree with this name.
 
     Args:
-        nodes: maximum number of nodes; the first ones of a published tree.
+        nodes: maximum number of nodes. The first nodes of a published tree are kept.
         depth: maximum number of levels.
         width: maximum number of children of a node.
     """

@@ -1,13 +1,12 @@
-"""Servers as engines: any that has OpenAI's completions, with ids and counters where it tells them.
+"""Servers as engines: every server with OpenAI's completions endpoint.
 
 vLLM (Kwon et al., arXiv:2309.06180), SGLang (Zheng et al., arXiv:2312.07104), llama.cpp's server,
-and whatever else streams /v1/completions: `servers` says what each is asked. The prompt's very
-ids go there; a server that takes texts alone gets the text that reads as these, and
-the ids of what it answers are those of that text, tokenised here.
+and other servers that stream /v1/completions. `servers` defines the requests of each kind. The
+request contains the prompt's token ids. A server that accepts only text gets the decoded prompt,
+and its output text is tokenised here.
 
-All of a request is timed: TTFT until the first piece of the output is here, the total until the
-last. What it takes to the server and back is in both. A server counts drafted and accepted tokens,
-and tells no steps.
+TTFT ends when the first piece of the output arrives, and the total time ends with the last piece.
+Both include the network. A server reports drafted and accepted tokens, but no steps.
 """
 
 from __future__ import annotations

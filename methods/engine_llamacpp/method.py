@@ -1,9 +1,9 @@
-"""llama.cpp as an engine: plain decoding, a draft model, prompt lookup; on the processor.
+"""llama.cpp as an engine on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/ggml-org/llama.cpp, through github.com/abetlen/llama-cpp-python, whose loop decodes. It
-runs the very weights of the run's models, in float32, on as many threads, from GGUF files that
-`binding` writes before the first prompt. A token's time is when the binding's
-generator yields it.
+github.com/ggml-org/llama.cpp, through the decoding loop of github.com/abetlen/llama-cpp-python. It
+runs the weights of the run's models in float32 with the same number of threads. `binding` writes
+them to GGUF files before the first prompt. A token's time is when the binding's generator yields
+it.
 """
 
 from __future__ import annotations

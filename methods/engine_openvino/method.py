@@ -1,8 +1,8 @@
-"""OpenVINO GenAI as an engine: plain decoding, a draft model, prompt lookup; on the processor.
+"""OpenVINO GenAI as an engine on the CPU: plain decoding, a draft model, prompt lookup.
 
-github.com/openvinotoolkit/openvino.genai. It runs the very weights of the run's models, in float32,
-on as many threads: `pipeline` makes its models of transformers' modules before the
-first prompt. The time is the whole of its `generate`, the first token's what it says itself.
+github.com/openvinotoolkit/openvino.genai. It runs the weights of the run's models in float32 with
+the same number of threads. `pipeline` converts transformers' modules before the first prompt. The
+total time is that of its `generate`. OpenVINO reports the time of the first token.
 """
 
 from __future__ import annotations

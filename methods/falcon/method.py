@@ -88,8 +88,8 @@ class Falcon(Method):
             return session.chain(())
         out = self.levels.begin(session.unread(self.levels.state.length()))
         k = len(out.rows)
-        block: tuple[int, ...] = (0,)  # of the nodes fed or to be fed, which block is above them
-        path: list[host.Ids] = []  # their tokens in their own block, level by level
+        block: tuple[int, ...] = (0,)  # parent block of each node that is fed
+        path: list[host.Ids] = []  # tokens of those nodes in their own block, level by level
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             # 2. The children of a node are those of its block at this level.

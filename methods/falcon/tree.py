@@ -1,4 +1,4 @@
-"""Falcon's decoding tree, for heads that draft several tokens a pass."""
+"""Falcon's decoding tree, for heads that draft several tokens per forward."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ its inner nodes has."""
 
 
 def decoding_tree(tree: str, nodes: int, depth: int, width: int) -> Template:
-    """Return the tree of that name.
+    """Return the decoding tree with this name.
 
     Args:
-        nodes: maximum number of nodes; the first ones of the authors' tree.
+        nodes: maximum number of nodes. The first nodes of the authors' tree are kept.
         depth: maximum number of levels.
         width: maximum number of children of a node.
     """

@@ -1,7 +1,8 @@
-"""Training of a judge: a logistic regression over the target's rows of mined tokens.
+"""Training of a judge: a logistic regression over hidden states of the target at mined tokens.
 
 Labels are mined as in AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039). The features of a
-token are the target's normed row that has read it (Bachmann et al., ICLR 2025, arXiv:2501.19309).
+token are the target's normed hidden state at that token (Bachmann et al., ICLR 2025,
+arXiv:2501.19309).
 """
 
 from dataclasses import dataclass

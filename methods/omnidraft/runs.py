@@ -27,7 +27,7 @@ class Runs:
         return len(self._of)
 
     def run(self, token: int, spelling: Spelling) -> list[int]:
-        """Return the draft's tokens that spell one of the target's; none if nothing does."""
+        """Return the draft's tokens that spell a target token, or [] if there are none."""
         return self._of.get(token) or spelling(token)
 
     def read(self, tokens: Iterable[int], spelling: Spelling) -> None:

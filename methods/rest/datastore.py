@@ -83,10 +83,10 @@ class Datastore(SuffixArray, Artifact):
 def write(
     texts: Iterable[Sequence[int]], vocab_size: int, folder: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Make a datastore of texts in token ids and write it to a new folder.
+    """Build a datastore from texts (token ids) and write it to a new folder.
 
     Args:
-        facts: for "specbench" in config.json: where the texts are from.
+        facts: value of "specbench" in config.json: the source of the texts.
     """
     tokens, order = Datastore.sort(texts, vocab_size)
     folder.mkdir(parents=True, exist_ok=True)

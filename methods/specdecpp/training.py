@@ -1,12 +1,13 @@
 """Training of the acceptance head of SpecDec++: its module, its labels and its loss.
 
-Huang et al., arXiv:2405.19715. The target's own answers X are read by both models, the draft gives
-one token Y_i a position, and the label is the chance min(1, p/q) that this token stands. The head
-then reads the draft's rows of Z, which has X_i at a share of the positions and Y_i, whose label
-counts, at the others. Only the head learns.
+Huang et al., arXiv:2405.19715. Both models read the target's own answers X. The draft draws one
+token Y_i per position, and the label is the probability min(1, p/q) that Y_i is accepted. The head
+then reads the draft's hidden states over a mix Z, with X_i at a share of the positions and Y_i at
+the others. Only the labels of the Y_i count, and only the head is trained.
 
-The paper is about sampling. For greedy decoding there are greedy labels: X is the target's greedy
-answer, Y_i the draft's likeliest token, and its label whether it is the target's likeliest too.
+The paper covers sampling. Greedy labels are for greedy decoding: X is the target's greedy answer
+and Y_i is the draft's most likely token. Its label is 1 if the target has the same most likely
+token.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
-"""Training of SpecEE's predictors, from what each layer says of the target's own answers.
+"""Training of SpecEE's exit predictors on each layer's hidden states of the target's own answers.
 
-Xu et al., ISCA 2025, arXiv:2504.08850. Each layer's row of each token is read as if the layer were
-the last: its likeliest token is the target's own or not, which is the label. What a predictor reads
-are the logits of the draft's candidates there, and how they have changed since the layer that was
-looked at before: so the layers to look at have to be those of decoding, and the same rule says
-which they are, the first right exits taken for granted.
+Xu et al., ISCA 2025, arXiv:2504.08850. The LM head reads each layer's hidden state of each token as
+if the layer were the last. The label is 1 if the most likely token there is the target's own. A
+predictor reads the logits of the draft's candidates at a layer, and their change since the previous
+checked layer. Training must therefore check the same layers as decoding. The same rule chooses
+them, and assumes that each exit is the first correct one.
 """
 
 from collections import Counter, deque

@@ -1,1 +1,1 @@
-"""SuffixDecoding: the method, its suffix tree, and which outputs leave that."""
+"""SuffixDecoding: the method, its suffix tree, and the eviction of outputs from it."""

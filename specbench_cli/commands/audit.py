@@ -67,7 +67,7 @@ def _audited(due: list[str], folder: Path, asked: AuditOptions, total: int) -> l
     Args:
         due: names of the methods.
         folder: folder of the certificates.
-        total: number of methods, including those whose certificates were kept.
+        total: number of methods, including those with a certificate from an earlier call.
     """
     from specbench_cli.audit.audit import audit_all
 

@@ -229,7 +229,7 @@ def _over_time(asked: CompareOptions) -> ExitCode:
 
 
 def _alone(asked: CompareOptions, option: str, *others: str) -> None:
-    """Raise UsageError if one of the other options was given beside an option."""
+    """Raise UsageError if one of the other options was given together with `option`."""
     for given in asked.given(*others):
         other = "--format" if given == "--json" else given
         raise UsageError(

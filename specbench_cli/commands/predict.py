@@ -94,7 +94,7 @@ def _probe(asked: PredictOptions) -> ExitCode:
 
 
 def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitCode:
-    """Replay a run: as it was, at other settings, under load, or on modelled hardware."""
+    """Replay a run: with its own or other settings, under load, or on modelled hardware."""
     from specbench_cli.commands.predicting import roofline as modelled
     from specbench_cli.commands.predicting import scripted
 
@@ -120,7 +120,7 @@ def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitC
 
 
 def _refuse(asked: PredictOptions, beside: str, *names: str) -> None:
-    """Raise UsageError if an option was given that has no meaning beside another word."""
+    """Raise UsageError if an option was given that cannot be combined with `beside`."""
     if wrong := asked.given(*names):
         raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")
 
@@ -157,7 +157,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
 
 
 def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[str]:
-    """Return the lines above a prediction: the run, and where the costs are from."""
+    """Return the lines above a prediction: the run and the source of the costs."""
     from specbench_cli.predict.run_costs import foreign_to
     from specbench_cli.summary.facts import Facts
 

@@ -124,7 +124,7 @@ def gate(words: str) -> tuple[Outcome, ...]:
 
 
 def as_share(tolerance: str) -> float:
-    """Return 0.05 for `5%` or `0.05`. Raise UsageError if the text is no share from 0 to 1."""
+    """Return 0.05 for `5%` or `0.05`. Raise UsageError if the text is not a share from 0 to 1."""
     number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
     try:
         share = float(number) / (100 if percent else 1)

@@ -100,15 +100,15 @@ def place_of(cell: Cell) -> Place:
 def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
     """Return the pair of each process if the runs of both sides took turns.
 
-    What slows a machine for a minute affects a run and the next one alike, so neighbours in time
-    are compared with each other. A process whose run has no partner is `ALONE`.
+    Anything that slows the machine for a minute affects a run and the next one equally, so each run
+    is compared with its neighbour in time. A process without a partner is `ALONE`.
 
     Args:
-        began: when a process' run began, as text that sorts; None where that is not known.
-        new: whether it is NEW's.
+        began: start time of each process's run, as sortable text. None means unknown.
+        new: True for each process of NEW.
 
     Returns:
-        None where one side's run followed the other's fewer than `MIN_PAIRS` times.
+        Index of the pair of each process, or None if there are fewer than `MIN_PAIRS` pairs.
     """
     of = list(zip(began, new, strict=True))
     runs = sorted({(at, side) for at, side in of if at is not None})

@@ -23,7 +23,7 @@ def number_of_loads(text: str) -> int:
     """Return the number of loads in a value of `--load`.
 
     Raises:
-        ValueError: It is not a list or range of rates.
+        ValueError: the value is not a list or range of rates.
     """
     kind, _, rest = text.partition(":")
     return len(values(rest)) if kind == "poisson" else 1

@@ -1,4 +1,4 @@
-"""Options and arguments of the commands that take no settings of a run."""
+"""Options and arguments of the commands that have no run settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommandOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def given(self, *names: str) -> list[str]:
-        """Return the flags of those of these fields that differ from their defaults."""
+        """Return the flags of the named fields that differ from their defaults."""
         found = {each.name: each for each in settings(type(self))}
         return [
             found[name].flag

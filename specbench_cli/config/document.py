@@ -59,11 +59,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> Document:
-    """Read a YAML file with yaml.safe_load's rules and no key twice.
+    """Read a YAML file by yaml.safe_load's rules, without duplicate keys.
 
     Raises:
-        UsageError: no such file, a pipe or a device, no YAML, a key twice, no mapping at the top,
-            or aliases that lead to themselves or make of it more than a hundred thousand values.
+        UsageError: the file does not exist, is a pipe or a device, is not YAML, has a duplicate key
+            or has no mapping at the top. Also raised if aliases are recursive or expand to more
+            than 100,000 values.
     """
     files.check_regular(path)
     try:

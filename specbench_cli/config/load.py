@@ -74,13 +74,12 @@ def load(
         file: the --config file.
         methods: the registry.
         env: environment variables.
-        folder: folder in which specbench.yaml is looked for.
-        vet: looks at a plug-in before this process imports it; not called if `isolation` is
-            "none".
+        folder: folder to search for specbench.yaml.
+        vet: inspects a plug-in before this process imports it. Not called if `isolation` is "none".
         check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
 
     Raises:
-        UsageError: a value, key, method or file is not right.
+        UsageError: a value, key, method or file is invalid.
     """
     plugin_file.release()
     own = folder / "specbench.yaml"

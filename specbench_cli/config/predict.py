@@ -18,7 +18,7 @@ PROBE = "Probe"
 
 
 def _of_run(name: str, **changes: Any) -> Option:
-    """Return the option of a run's setting, which a probe has too."""
+    """Return the option of a run setting that a probe also has."""
     option = next(each.option for each in settings(RunConfig) if each.name == name)
     inherited = {"panel": PROBE, "help": "As in run.", "default": "run's", "complete": None}
     return replace(option, **(inherited | changes))

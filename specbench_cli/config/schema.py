@@ -1,4 +1,4 @@
-"""Config files: a file with comments to begin with, and a JSON schema for editors."""
+"""Config files: a commented template and a JSON schema for editors."""
 
 from __future__ import annotations
 

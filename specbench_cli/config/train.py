@@ -23,7 +23,7 @@ Labels = Literal["sampled", "greedy"]
 
 
 class DraftLoss(StrEnum):
-    """Loss that a draft model is aligned by. Typer parses lists of no Literal."""
+    """Loss for aligning a draft model. An enum, because typer parses no lists of Literals."""
 
     CE = "ce"
     KL = "kl"
@@ -363,7 +363,7 @@ class HeadOptions(CommandOptions):
 
 
 class PaperHeadOptions(HeadOptions):
-    """Options of a kind of head that is trained by the loss of its publication."""
+    """Options of a head kind that is trained with the loss of its paper."""
 
     loss: LossOfHead = "paper"
 

@@ -18,17 +18,17 @@ from specbench_cli.errors import MethodFault
 
 
 class DraftChecks:
-    """Checks the drafts of a session before the target scores them.
+    """Validation of a session's drafts before the target scores them.
 
-    The session's own drafts are trusted: the ids and distributions of another need an inspection,
+    The session's own drafts are trusted. The ids and distributions of other drafts are inspected,
     which waits for the device.
 
     Args:
-        text: The text that is drafted for.
+        text: The text that the draft continues.
         chooser: The decoding rule and the target's vocabulary.
 
     Attributes:
-        slack: Nodes that the target's state has room for beyond the longest text.
+        slack: Capacity of the target's state beyond the longest text, in nodes.
         picks: Draft tokens that were picked since the last check.
     """
 
@@ -40,14 +40,14 @@ class DraftChecks:
         self._line: tuple[int, Tensor, Tensor] | None = None  # text length, draft tokens, line
 
     def trust(self, draft: Draft) -> Draft:
-        """Note that the ids and distributions of a draft are sound, and return it."""
+        """Mark the ids and distributions of a draft as valid, and return the draft."""
         self._trusted = draft
         return draft
 
     def root(self, line: Tensor) -> Tensor:
-        """Return the draft tokens of a line that begins with the last committed token.
+        """Return the draft tokens [m] of a line [m + 1] that begins with the last committed token.
 
-        `rooted` takes the line as it is.
+        `rooted` uses the line without a copy.
         """
         tokens = line[1:]
         self._line = len(self._text.tokens), tokens, line
@@ -63,7 +63,7 @@ class DraftChecks:
         self.picks.clear()
 
     def rooted(self, draft: Draft, length: int) -> Tokens:
-        """Return the tokens that a state of `length` rows lacks, the draft's at the end."""
+        """Return the tokens [1, n] after the first `length`, with the draft's at the end."""
         written, tokens, line = self._line or (0, None, draft.tokens)
         if tokens is draft.tokens and written == len(self._text.tokens) == length + 1:
             return Tokens(line[None])
@@ -71,7 +71,7 @@ class DraftChecks:
         return Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
 
     def inspect(self, draft: Draft) -> None:
-        """Raise MethodFault unless a draft is well formed, its ids and distributions too; waits."""
+        """Raise MethodFault if a draft or its values are invalid. Waits for the device."""
         self.run(inspect, draft, self._bounds(), self._chooser.sampling.rule)
 
     def run(self, check: Callable[..., object], *args: object) -> None:

@@ -1,4 +1,4 @@
-"""Building drafts: of tokens that were chosen or drawn."""
+"""Construction of drafts from chosen or drawn tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbench_cli.engine.verify.processor import Processing
 
 
 class DraftBuilder(SessionView):
-    """The part of a session that builds drafts."""
+    """Part of a session that builds drafts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A forward of the target that halts behind a layer, and goes on or ends there."""
+"""Target forwards that stop after a layer, and continue or end there."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Halted:
         """Run the first layers over new rows [1, n].
 
         Args:
-            early: whether early logits are wanted, as a part of this forward; there are none where
-                earlier rows were left out of these layers.
+            early: True if this forward also computes early logits. It computes none if earlier rows
+                skipped some of these layers.
             positions, mask: See `ModelInput`.
         """
         self._input = ModelInput(x, self._state, positions, mask, logits_at="all")
@@ -163,7 +163,7 @@ class Halted:
         return torch.arange(end - n, end, device=self._ran.hidden.device)[None]
 
     def _positions_at(self, layer: int) -> Tensor | None:
-        """Return the positions at a layer, which its rows do not tell if some were left out."""
+        """Return the positions [1, n] of the rows at a layer. None means the next ones."""
         n = self._ran.hidden.shape[1]
         if self._state.length(0, layer) + n == self._state.length():
             return self._input.positions

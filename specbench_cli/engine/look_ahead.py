@@ -56,10 +56,12 @@ class Beside:
         return out
 
     def forward(self, model_input: ModelInput) -> Out:
-        """A forward over the root and a draft, with logits of all, the head's rows behind each.
+        """Run a forward over the root and a draft, with the head's rows after each row.
+
+        The output contains the logits of all rows.
 
         Args:
-            model_input: Its positions [1, n] and mask [n, n] are given, for chains too.
+            model_input: Input with positions [1, n] and mask [n, n]. Chains need them too.
         """
         x, positions, mask = model_input.x, model_input.positions, model_input.mask
         assert isinstance(x, Tokens)

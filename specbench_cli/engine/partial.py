@@ -74,10 +74,10 @@ class Partial(Metered):
     def execute(
         self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
     ) -> Out:
-        """See `Metered.execute`; which layers run, and whether early, is settled.
+        """See `Metered.execute`. The layers and `early` are fixed.
 
         Raises:
-            MethodFault: layers are given, or some to skip.
+            MethodFault: `layers`, `skip` or `early` is given.
         """
         if not model_input.whole or early:
             raise MethodFault(

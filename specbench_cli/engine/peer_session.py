@@ -1,4 +1,4 @@
-"""A session for an implementation that decodes by itself."""
+"""Session for an implementation with its own decoding loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's forwards: over the prompt, and over the last committed token and a draft."""
+"""Forwards of the target over the prompt, and over the last committed token and a draft."""
 
 from __future__ import annotations
 
@@ -47,15 +47,17 @@ class Begun:
 
 
 class Scoring:
-    """The target and its state, which only `forward`, the halves of one, and `keep` change; what
-    parts of the target write to it in between is forgotten (`ready`).
+    """Target model and its state.
+
+    Only `forward`, the two halves of a forward, and `keep` change the state. `ready` discards rows
+    that parts of the target wrote in between.
 
     Args:
-        target: behind a meter.
-        state: of the target.
-        text: whose next tokens are scored.
-        place: of the text among those that are decoded together.
-        checks: Checks of the drafts. None where `forward` alone is called.
+        target: the metered target.
+        state: the target's state.
+        text: the text that drafts continue.
+        place: index of the sequence in its batch.
+        checks: Checks of the drafts. None if only `forward` is called.
         seen: Record of what was scored.
     """
 
@@ -73,11 +75,11 @@ class Scoring:
         self._checks, self._seen = checks, seen
         self._tape: Tape | None = None
         self.beside: Beside | None = None
-        self._halted: Halted | None = None  # a forward that is
-        self._again = 0  # committed tokens that the last forward read once more, before the root
-        self._root: Out | None = None  # what it said there, where it is apart from the draft's
-        self._lent: tuple[int, int] | None = None  # position and rows, before parts wrote
-        self._begun: Begun | None = None  # what the part that wrote can be gone on from
+        self._halted: Halted | None = None  # the forward in progress
+        self._again = 0  # committed tokens before the root that the last forward read again
+        self._root: Out | None = None  # output at the root if a separate forward computed it
+        self._lent: tuple[int, int] | None = None  # position and rows before partial forwards wrote
+        self._begun: Begun | None = None  # state of a partial forward that can continue
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
         """Check a draft and run the target over it; see `Session.score`."""
@@ -85,7 +87,7 @@ class Scoring:
         return self.forward(x, draft, "all")
 
     def score_part(self, draft: Draft) -> ModelInput:
-        """Check a draft and return the input of its `score`, for a forward that a batch shares.
+        """Check a draft and return the input to score it in a shared batch forward.
 
         The result of the forward goes to `take`.
         """
@@ -105,7 +107,7 @@ class Scoring:
         return self._halted
 
     def prefill(self) -> Tensor:
-        """Run the rest of the prompt through the target; logits [1, V] behind its end."""
+        """Run the rest of the prompt through the target. Return the logits [1, V] after its end."""
         x = self._text.since(self.ready())
         logits = self.forward(x, None, "last")
         self.keep(range(x.ids.shape[1]))
@@ -117,12 +119,12 @@ class Scoring:
         return self._text.prompt_length - self.ready()
 
     def prompt_part(self, n: int) -> ModelInput:
-        """The next n tokens of the prompt, for a forward that a batch shares."""
+        """Return the input of a shared batch forward over the next n prompt tokens."""
         x = Tokens(self._text.since(self.ready()).ids[:, :n])
         return self.part(x, None, "last" if n == self.unread else None)._replace(prompt=True)
 
     def take_prompt(self, out: Out, n: int) -> Tensor | None:
-        """Keep what became of `prompt_part`; logits [1, V] once the prompt's end is read."""
+        """Keep the result of `prompt_part`. Return logits [1, V] at the prompt's end, else None."""
         if out.logits is None:
             self.read(out)
             return None
@@ -131,7 +133,7 @@ class Scoring:
         return logits
 
     def _checked(self, draft: Draft, length: int, proposed: int | None = None) -> Tokens:
-        """The last committed token and a draft that is sound; raises MethodFault if it is not."""
+        """Return the pending tokens followed by a draft. Raise MethodFault if it is malformed."""
         assert self._checks is not None
         assert self._seen is not None
         self._checks.check(draft)
@@ -323,12 +325,12 @@ class Scoring:
             self.beside.keep(path)
 
     def _input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
-        """The input of a forward over the root and a draft, or over the prompt."""
+        """Return the input of a forward over the root and a draft, or over the prompt."""
         positions, mask = (None, None) if draft is None else self._shape(draft)
         return ModelInput(x, self.state, positions, mask, logits_at, self._place, taps=self.layers)
 
     def _shape(self, draft: Draft) -> tuple[Tensor | None, Tensor | None]:
-        """Positions and mask of a tree; None of a chain."""
+        """Return the positions [1, n] and the mask [n, n] of a tree, or None for a chain."""
         if draft.parents is None:
             return None, None
         mask, depths = rows_of(draft.parents, self.target.device)

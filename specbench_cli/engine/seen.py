@@ -1,4 +1,4 @@
-"""What a session saw of each step, whatever its method reports."""
+"""Record of each step as the session saw it, independent of the method's own report."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Seen:
 
 
 class SeenSteps:
-    """The record of everything that a session scored, verified and committed.
+    """Record of everything that a session scored, verified and committed.
 
     Attributes:
-        steps: One entry per step. The prefill is none.
+        steps: One entry per step, without the prefill.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SeenSteps:
         self._open().verified.append(Shape.of(draft))
 
     def committed(self, outcome: Outcome) -> None:
-        """Record what was committed: the step is over."""
+        """Record what was committed, and close the step."""
         self._open().committed = outcome
 
     def _open(self) -> Seen:

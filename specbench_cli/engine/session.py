@@ -1,8 +1,8 @@
-"""A session: everything that a method may use while it decodes one request.
+"""Session: everything that a method may use while it decodes one request.
 
-A draft goes one way: the method builds it (`drafts`), the target scores it (`scoring`), the
-verifier decides it (`verify.verifier`), and `Session.commit` appends what was decided to the text.
-The measuring program's part of a session is its `Harness`.
+The method builds a draft (`drafts`), the target scores it (`scoring`), and the verifier decides it
+(`verify.verifier`). Then `Session.commit` appends the outcome to the text. The harness uses its own
+interface, `Harness`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Harness:
         return self._session._seen.steps
 
     def begun(self, logits: Tensor) -> None:
-        """Commit the first token, from logits [1, V] behind the prompt."""
+        """Commit the first token, decided from the prompt's last logits [1, V]."""
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
@@ -142,13 +142,12 @@ class Harness:
 
 
 class Session(DraftBuilder):
-    """One request being decoded by one method: what it sees, the drafts that it builds, and the
-    steps that verify them.
+    """Decoding of one request by one method: its view of the text, its drafts and its steps.
 
     Attributes:
-        harness: for the measuring program.
+        harness: interface for the measuring program.
 
-    With a `recording`, its tokens decide in place of the target (`replay`).
+    With a `recording`, the recorded tokens decide instead of the target (`replay`).
     """
 
     _scoring: Scoring

@@ -1,4 +1,4 @@
-"""What a method sees of a request: its text, the models of the run, and the random numbers."""
+"""View that a method has of a request: its text, the run's models, and the random numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specbench_cli.errors import MethodFault
 
 
 class SessionView:
-    """One request, its text, and everything that a run has for decoding it.
+    """Request with its text and the run's models, states and random numbers.
 
     Nothing here changes the text. A method gets a `Session`, which adds the drafts and the steps.
 
@@ -38,11 +38,11 @@ class SessionView:
         shared: Its batch. None means that it is decoded alone.
 
     Attributes:
-        requests: what is decoded (one request today).
-        target: the target behind a meter; its forwards count as verification.
-        device: where the target computes.
+        requests: the requests to decode (always one).
+        target: the metered target. Its forwards count as verification.
+        device: the target's device.
         sampling: the decoding rule.
-        memory: what the method keeps between prompts when its state scope is "run".
+        memory: data that the method keeps between prompts if its state scope is "run".
     """
 
     _lend: Callable[[Decoder, int], State]  # makes a cleared state with rows to spare

@@ -84,9 +84,9 @@ def mean_settings(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
 
 
 def break_even(mat: float, length: int) -> float | None:
-    """The acceptance at which drafts of a length bring so many tokens a step; None: at none.
+    """Return the acceptance rate at which drafts of `length` reach a MAT, or None if none does.
 
-    Each token is taken to stand as often, whatever came before it (`by_load.emitted`).
+    The acceptance rate is the same at every position (`by_load.emitted`).
     """
     from specbench_cli.engine.drafting.by_load import emitted
 

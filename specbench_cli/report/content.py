@@ -1,4 +1,4 @@
-"""Content of a run's written report: results, details, how it was measured, what went wrong."""
+"""Content of a run's written report: results, details, measurement conditions and problems."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _families(summary: Summary) -> Iterator[Part]:
 
 
 def _figures_of(rows: Sequence[Row]) -> list[Part]:
-    """Return how fast rows are and at what cost; rows of another kind in tables of their own."""
+    """Return the tables of speed and cost, with separate tables for each kind of rows."""
     parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
     counted = [row for row in rows if row.draft_kept is not None]
     if counted:
@@ -140,7 +140,7 @@ def _apart(chosen: Sequence[Column], rows: Sequence[Row]) -> Iterator[Part]:
 
 
 def _speedup(row: Row) -> str:
-    """Format a speedup with its group, its interval and its price, as far as it has them."""
+    """Format a speedup with its group, interval and quality cost, if it has them."""
     shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
     words = [cell(row) for cell in shown]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
@@ -151,7 +151,7 @@ def _priced(row: Row) -> str:
 
 
 def _by_target(found: ByTarget | None, figures: Sequence[str]) -> Iterator[Part]:
-    """Yield the part of a run on several targets: a line a method, a column a target."""
+    """Yield the tables of a run on several targets: one row per method, one column per target."""
     if found is None:
         return
     grids = [
@@ -181,7 +181,7 @@ def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
 
 
 def _tuning(tuning: Mapping[str, Any] | None) -> Iterator[Part]:
-    """Yield which candidates were tried for each row, on what, and with what result."""
+    """Yield the tuning of each row: the candidates, their prompts and the results."""
     if not tuning:
         return
     by_time = tuning["by"] == "time"
@@ -255,7 +255,7 @@ def _evidence(summary: Summary) -> Iterator[Part]:
 
 
 def _figures(paths: Sequence[str]) -> Iterator[Part]:
-    """Yield the figures that have no place of their own, each under its caption."""
+    """Yield the figures that no other section shows, each under its caption."""
     if paths:
         yield Section("Figures", list(_shown(paths)))
 
@@ -279,7 +279,7 @@ def _name(path: str) -> str:
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Return the manifest, flattened to a line a fact, with the source of each configured value."""
+    """Return the manifest, one line per fact, with the source of each configured value."""
     manifest = truncate_texts(dict(manifest))
     sources = manifest.get("config_sources", {})
     lines: list[tuple[str, object]] = []

@@ -19,9 +19,9 @@ class Grid:
 
     Attributes:
         headings: the names of its columns.
-        aligns: how they are aligned; () leaves it to the writer.
+        aligns: their alignment. () leaves it to the writer.
         rows: the cells of each row; None is a missing value.
-        sections: where rows of another kind than those above begin (`text.sections`).
+        sections: the indices at which rows of another kind begin (`text.sections`).
     """
 
     headings: Sequence[str]
@@ -39,7 +39,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """An unordered list, under a line of its own if it has a title."""
+    """An unordered list with an optional title line."""
 
     lines: Sequence[str]
     title: str = ""
@@ -47,14 +47,14 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Preformatted:
-    """Lines that keep their blanks."""
+    """Lines with preserved whitespace."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture. path: relative to the document's folder. alt: what it shows, in words."""
+    """A picture. path: relative to the document's folder. alt: alternative text."""
 
     path: str
     alt: str

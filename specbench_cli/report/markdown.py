@@ -45,7 +45,7 @@ def _rendered(parts: Iterable[Part]) -> Iterator[str]:
 
 
 def _tables(grid: Grid) -> Iterator[str]:
-    """Yield a table for each section of a grid, under a line that says which it is."""
+    """Yield a table for each section of a grid, under the section's name."""
     starts = [(0, ""), *grid.sections, (len(grid.rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:

@@ -2,7 +2,7 @@
 
 A metric is a field of `Row`. Its name is the key in `summary.csv`, JSON and pandas, in the order of
 the fields. Columns and the glossary's table come from the declarations. To add a metric, add a
-field here, and name it in the tables below that should show it.
+field here, and name it in the tables below.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Column(Heading):
     """A column of a table with a row per method.
 
     Attributes:
-        shown: the cell of a row.
-        data: the same for programs: TSV name -> value. A table is sorted by the first.
-        when: True if the column says something about these rows. Else tables omit it.
+        shown: formats the cell of a row.
+        data: the values for programs, by TSV name. Tables sort by the first one.
+        when: True if the column is informative for these rows. Otherwise tables omit it.
     """
 
     shown: Callable[[Row], str]
@@ -76,17 +76,17 @@ class Metric:
     """Declaration of a metric.
 
     Attributes:
-        of: computes it. None if it is only known once all rows are.
+        of: computes the metric. None if it depends on all rows.
         meaning: an explanation in a few words.
         unit: its unit. "" for shares, counts and words.
-        heading: the heading of its column. "" if no table has a column for it alone.
+        heading: the heading of its column. "" if no table has a separate column for it.
         form: formats the value as a cell.
         cell: formats the row as a cell, in place of `form`.
-        tsv: its name in `--format tsv`. "" for the field's.
+        tsv: name in `--format tsv`. "" means the field's name.
         align, choose: see `Heading`.
-        plain: True if the heading says it all, so that tables do not explain it.
+        plain: True if the heading needs no explanation.
         when: see `Column`.
-        optional: True if tables omit it where no row has it.
+        optional: True if tables omit the column when no row has a value.
     """
 
     of: Callable[[MethodOutputs], Any] | None
@@ -122,14 +122,14 @@ def metric(
     """Declare a metric as a field of `Row`. The field's name is its key in CSV, JSON and pandas.
 
     Args:
-        default: the value of rows that are not computed from outputs.
+        default: the value in rows that are not computed from outputs.
         of, meaning, more: see `Metric`.
     """
     return field(default=default, metadata={"metric": Metric(of, meaning, **more)})
 
 
 def any_has(name: str) -> Callable[[Sequence[Row]], bool]:
-    """Return a function that is True if some row has a value of a metric."""
+    """Return a function that returns True if a row has a value of a metric."""
     return lambda rows: any(getattr(row, name) is not None for row in rows)
 
 
@@ -157,12 +157,12 @@ def interval(row: Row) -> str:
 
 
 def letters_of(row: Row) -> list[str]:
-    """Return a row's group letters one by one; after Z and z they go on with A'."""
+    """Return a row's group letters as a list. After Z and z they continue with A'."""
     return _LETTER.findall(row.letters)
 
 
 def group(row: Row) -> str:
-    """Format a row's letters; more than three in a row by the first and the last of them."""
+    """Format a row's group letters. Shorten runs of more than three consecutive letters, as A-E."""
     found = list(enumerate(letters_of(row)))
     parts = []
     for _, run in groupby(found, lambda at: (ord(at[1][0]) - at[0], at[1][1:])):
@@ -186,19 +186,19 @@ def verdicts(row: Row) -> str:
 
 
 def lost(row: Row) -> str:
-    """Format what a lossy row's answers lose or gain in points, with the 95% interval."""
+    """Format the accuracy difference of a lossy row in points, with the 95% interval."""
     if row.lossless:
         return NONE
     return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
 def at_what_cost(row: Row) -> str:
-    """Return the same as a phrase to put beside a lossy row's speedup; "" for a lossless row."""
+    """Return the accuracy difference as a phrase to follow a speedup, or "" for a lossless row."""
     return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
 def has_partial(rows: Iterable[Row]) -> bool:
-    """Return True if parts of the target ran in some row, so that its forwards alone do not say its
+    """Return True if a row has partial forwards, so that target forwards are not all of its
     work."""
     return any(
         row.work is not None
@@ -233,12 +233,12 @@ def _lossy(rows: Sequence[Row]) -> bool:
 
 
 def _several(name: str, *but: object) -> Callable[[Sequence[Row]], bool]:
-    """Return a function that is True if rows differ in a metric."""
+    """Return a function that returns True if rows differ in a metric."""
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
 def _written(key: str, meaning: str, heading: str = "") -> Any:
-    """Declare a count of tokens by the one who wrote them."""
+    """Declare a metric from the token accounting."""
     return metric(
         lambda o: o.ledger.get(key),
         meaning,
@@ -254,7 +254,7 @@ def _written(key: str, meaning: str, heading: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """All metrics of a method over a set of its outputs; None where it has none (`-` in tables)."""
+    """All metrics of a method over a set of its outputs. Missing values are None."""
 
     label: str = metric(
         lambda o: o.first.label,
@@ -704,7 +704,7 @@ class Row:
 
     @property
     def per_forward(self) -> float | None:
-        """Tokens per target forward; None where there is none, or they are not known."""
+        """Tokens per target forward. None if there are no forwards or their number is unknown."""
         return 1 / self.verification_rate if self.verification_rate else None
 
     @property
@@ -714,7 +714,7 @@ class Row:
 
     @property
     def order_matters(self) -> bool:
-        """Return True if it learns from one prompt for the next."""
+        """Return True if the method learns from one prompt for the next."""
         return self.state_scope not in (None, "prompt")
 
     @property
@@ -755,7 +755,7 @@ def as_many(control: Row, row: Row) -> bool:
 def words(
     heading: str, name: str, shown: Callable[[Row], str], meaning: str = "", **more: Any
 ) -> Column:
-    """Return a column of words, which are its data as well."""
+    """Return a text column that is also its own data."""
     return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
 
 
@@ -874,7 +874,7 @@ def table(*columns: str | Column) -> tuple[Column, ...]:
 
 
 def of(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that say something about some rows."""
+    """Return the columns that are informative for some rows."""
     return [column for column in columns if column.when(rows)]
 
 

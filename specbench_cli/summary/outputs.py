@@ -1,4 +1,4 @@
-"""Records of one method, and the sums over them that metrics are computed from."""
+"""Records of one method, and the totals from which metrics are computed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class MethodOutputs:
 
     Attributes:
         records: the method's records, at least one.
-        wall, decoding: its speedups by wall time and by decode time, as measured.
-        broken_why: why its results are not trusted. None if they are.
+        wall, decoding: measured speedups by wall time and by decode time.
+        broken_why: reason not to trust its results. None if they are trusted.
         ties: near-ties found and expected.
         evidence: sampled outputs and scores compared with vanilla's.
         upper_bound: True if the method read vanilla's output.
         accept_rule: its lossy accept rule with its numbers. None if it has none.
-        state_scope: how long its state lives.
-        baseline: label of the method that its speedups are over.
+        state_scope: lifetime of its state.
+        baseline: label of the method that speedups are relative to.
         declared_control: True if the manifest calls it a control.
         constrained: True if a grammar constrains the outputs.
     """
@@ -76,19 +76,19 @@ class MethodOutputs:
 
     @property
     def control(self) -> bool:
-        """Return True if lossy methods are compared with it."""
+        """Return True if the method is a control for lossy methods."""
         rule = self.accept_rule
         return self.declared_control or (rule is not None and rule.startswith(_RANDOM_RULE))
 
     # ---- speedups --------------------------------------------------------------------------------
 
     def shown(self, measured: Speedup) -> Speedup:
-        """Return a speedup, or only the reason if it must not be shown."""
+        """Return a speedup, or only a note with the reason if it must not be shown."""
         return measured if self._withheld is None else Speedup(note=self._withheld)
 
     @cached_property
     def _withheld(self) -> str | None:
-        """Why no speedup may be shown: wrong, unscored or unchecked outputs."""
+        """Reason to hide speedups: wrong, unscored or unchecked outputs. None if there is none."""
         if self.broken_why is not None:
             return f"BROKEN: {self.broken_why}"
         score, unchecked = self.evidence.score, self.verdicts["unchecked"]
@@ -132,7 +132,7 @@ class MethodOutputs:
         return surprise(self.records) or (None, None)
 
     def reference_read(self) -> int:
-        """Count vanilla's outputs that transformers' own module was asked about."""
+        """Count vanilla's outputs that were compared with transformers' own module."""
         read = {
             (r.prompt_id, r.turn)
             for r in self.records
@@ -141,7 +141,7 @@ class MethodOutputs:
         return len(read)
 
     def finished(self, word: str) -> int | None:
-        """Count outputs that ended in a way; None without a grammar."""
+        """Count the outputs with an ending. Return None without a grammar."""
         return sum(r.finish == word for r in self.records) if self.constrained else None
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -168,8 +168,9 @@ class MethodOutputs:
 
     @cached_property
     def reported(self) -> Counter[str]:
-        """Totals of outputs whose engine reports drafted and accepted tokens, but no steps. Every
-        step of any engine adds one token of the target's own to the accepted ones."""
+        """Totals of outputs from engines that report drafted and accepted tokens, but no steps.
+
+        In every engine, a step adds one token of the target to the accepted ones."""
         totals = Counter[str]()
         for r in self.records:
             known = r.extra and {"drafted", "accepted"} <= r.extra.keys()
@@ -242,7 +243,7 @@ class MethodOutputs:
         return tuple(accepted[level] / n for level, n in drafted.items())
 
     def rule_rate(self) -> float | None:
-        """Compute the share that a lossy accept rule accepted of what it judged."""
+        """Compute the share of judged tokens that a lossy accept rule accepted."""
         judged, stood = (
             sum((r.extra or {}).get(name, 0) for r in self.records) for name in (JUDGED, STOOD)
         )
@@ -253,8 +254,7 @@ class MethodOutputs:
 
     @cached_property
     def ledger(self) -> dict[str, int]:
-        """Tokens by author and fate: as the method counts them, or from the steps of an accept
-        rule."""
+        """Token accounting, as the method counts, or from the steps of a lossy accept rule."""
         counted = [r.extra for r in self.records if r.extra and "target_kept" in r.extra]
         if counted:
             totals = {name: int(sum(each.get(name, 0) for each in counted)) for name in LEDGER}
@@ -280,7 +280,7 @@ class MethodOutputs:
 
     @cached_property
     def rates(self) -> tuple[float | None, float | None]:
-        """Discarded draft tokens and target forwards, both per token, where steps are known."""
+        """Discarded draft tokens and target forwards, both per token, if steps are known."""
         discarded = verified = tokens = 0
         for r in self.records:
             if r.steps is not None and r.n_tokens:
@@ -304,7 +304,7 @@ class MethodOutputs:
 
     @cached_property
     def timed(self) -> list[Record]:
-        """Records whose times count."""
+        """Records with a trusted time."""
         return [r for r in self.records if not r.void and r.error is None]
 
     @cached_property
@@ -320,7 +320,7 @@ class MethodOutputs:
         return target, draft, host
 
     def learn_share(self) -> float | None:
-        """Compute the share of learning in the wall time of the outputs that it could delay."""
+        """Compute the share of learning in the wall time of the outputs that it can delay."""
         spans = [
             (r.ns.learn, r.ns.total) for r in self.timed if r.ns.learn is not None and r.ns.total
         ]

@@ -79,7 +79,7 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
 
 
 def swept(sweep: Sweep) -> tuple[Column, ...]:
-    """Return the columns of a sweep: its parameters, what they cost and gain, the Pareto front."""
+    """Return the columns of a sweep: parameters, costs, gains and the Pareto front."""
     front = {point.row.label for point in sweep.points if point.front}
     return metrics.table(
         "label",

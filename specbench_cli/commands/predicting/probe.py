@@ -29,7 +29,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     """Measure the costs of this machine, store and print them.
 
     Args:
-        given: settings of a run that were given.
+        given: settings of a run, from the command line.
         options: all options of the command.
         check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
     """
@@ -68,7 +68,7 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
     """Return the times of all rounds.
 
     Raises:
-        EnvironmentFault: the machine was too busy.
+        EnvironmentFault: the machine is too busy.
     """
     from specbench_cli.measure.method_costs import sessions, sizes, together
     from specbench_cli.measure.probe import ROUNDS, Probe

@@ -23,7 +23,7 @@ def asked_for(options: PredictOptions) -> Roofline | None:
     """Return the roofline that the options name, or None.
 
     Raises:
-        UsageError: half of one, or what `Roofline.of` does not know.
+        UsageError: --hardware or --shape is missing or unknown.
     """
     from specbench_cli.measure.hardware.roofline import Roofline
 

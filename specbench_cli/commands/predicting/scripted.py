@@ -24,8 +24,8 @@ class LoadPrediction(NamedTuple):
 
     Attributes:
         run: the run whose outputs are decoded again.
-        probes: costs of each probe, the first one counts.
-        roofline: modelled hardware, or None for costs that were measured.
+        probes: costs of each probe. The first one is used for the prediction.
+        roofline: modelled hardware. None means measured costs.
         size: maximum number of sequences in a step.
         modelled: simulated rows.
         measured: rows of the run that were measured under the same load.
@@ -48,7 +48,7 @@ class LoadPrediction(NamedTuple):
 def under_load(
     name: str, load: str, options: PredictOptions, roofline: Roofline | None
 ) -> ExitCode:
-    """Predict and print what the methods of a run do under load."""
+    """Predict and print the latency and throughput of a run's methods under load."""
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.store.run_dir import RunDir, folder
 
@@ -136,7 +136,7 @@ def _lines(found: LoadPrediction) -> list[str]:
 
 
 def _head(found: LoadPrediction) -> list[str]:
-    """Return the first lines: where the costs are from."""
+    """Return the first lines, which name the source of the costs."""
     if found.roofline is not None:
         from specbench_cli.report.terminal.roofline import head
 

@@ -139,7 +139,7 @@ def _is_curves(content: bytes) -> bool:
 
 
 def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
-    """Return the target and its draft. Raise UsageError if none is named and none is customary."""
+    """Return the target and its draft. Raise UsageError if there is no draft."""
     from specbench_cli.models import resolve
 
     found = resolve(target)

@@ -38,7 +38,7 @@ def _trainer(
         asked: options of the command.
         report: called with each point of a training.
         counts: called with the number of replies so far.
-        keeps: kind of head whose rows of the target are kept.
+        keeps: kind of head. The trainer keeps the target's hidden states that this kind reads.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k

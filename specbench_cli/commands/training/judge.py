@@ -85,7 +85,7 @@ def _mined(
 
 
 def _show(judged: Judged, mined: int) -> None:
-    """Print what the head is worth on questions held out."""
+    """Print the quality of the head on held-out questions."""
     output.data(
         f"{mined} tokens mined, {judged.harmless:.0%} of {judged.tokens} held out"
         f" harmless; AUC there {judged.auc:.3f}"

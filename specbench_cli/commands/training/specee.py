@@ -54,7 +54,7 @@ def specee(asked: ExitsOptions) -> None:
 
 
 def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
-    """Return what the layers of the target say of its own greedy answers to questions."""
+    """Return each layer's predictions over the target's own greedy answers."""
     from specbench_cli.engine.models.checkpoint import read_tokenizer
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training import generated
@@ -78,7 +78,7 @@ def _read(models: Checkpoint, other: Checkpoint, n: int, seed: int) -> Read:
 
 
 def _show(worth: Worth) -> None:
-    """Print what the predictors are worth on questions held out."""
+    """Print the quality of the predictors on held-out questions."""
     for layer, auc in worth.auc.items():
         output.data(f"layer {layer}: right in {worth.right[layer]:.0%} of looks; AUC {auc:.3f}")
     for threshold, exits in worth.exits.items():

@@ -1,4 +1,4 @@
-"""Draft lengths that depend on load: on the sequences in a step and on what forwards cost."""
+"""Draft lengths that depend on load: on the number of sequences in a step and on forward costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of methods whose draft model drafts chains, and the rules that `length` names."""
+"""Parameters of methods whose draft model drafts chains, and the rules for `length`."""
 
 from __future__ import annotations
 

@@ -21,13 +21,14 @@ def best_lengths(
     sum_i tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(those with k_i >= j)).
 
     For each longest length, tokens are added in the order of their gains alpha_i^j as long as
-    goodput grows; the best of all counts. That is optimal where forwards cost a constant and as
-    much for every row. Differs from the paper: where lengths that differ cost more than as many
-    rows in equal parts, they compete with the best length that all have.
+    goodput grows, and the best result is returned. This is optimal if a forward costs a constant
+    plus the same amount per row. Differs from the paper: unequal lengths may cost more than the
+    same number
+    of rows in equal parts, so the best common length is a candidate too.
 
     Args:
-        alphas: chances that a draft token of a sequence stands.
-        rooms: most tokens of each.
+        alphas: acceptance probability of a draft token, per sequence.
+        rooms: maximum number of draft tokens, per sequence.
     """
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
@@ -71,9 +72,10 @@ def best_lengths(
 
 
 class SmartSpec(ByLoad):
-    """The lengths with the most goodput, by each sequence's acceptance so far.
+    """Draft lengths with the most goodput, from each sequence's acceptance so far.
 
-    A sequence's acceptance is shrunk to that of all in the step, and that to `acceptance`.
+    A sequence's acceptance is shrunk towards that of all sequences in the step. The latter is
+    shrunk towards `acceptance`.
     """
 
     learns = True

@@ -19,7 +19,8 @@ CROWDS = (1, 2, 4, 8, 16, 32, 64)
 def best_length(alpha: float, crowd: int, most: int, target: Verifying, draft: Drafting) -> int:
     """Return the length s with the least time per token in a step of b = `crowd` sequences.
 
-    That is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Of equal ones the shortest.
+    The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Ties go to the
+    shortest length.
     """
     return min(
         range(most + 1),
@@ -28,9 +29,9 @@ def best_length(alpha: float, crowd: int, most: int, target: Verifying, draft: D
 
 
 class Synergy(ByLoad):
-    """Lengths looked up by the number of sequences in a step, in a table of `best_length`.
+    """Draft lengths from a table of `best_length`, by the number of sequences in a step.
 
-    Between two sizes of the table the length of the larger one is used.
+    A number between two sizes of the table uses the length of the larger size.
     """
 
     def __init__(

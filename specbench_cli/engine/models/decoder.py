@@ -117,25 +117,25 @@ Part = ModelInput
 class Decoder(ABC):
     """A causal language model.
 
-    Everybody calls `forward`. A subclass implements `execute`, which takes its arguments as one
-    object; a plug-in may override `forward` instead. The engine calls both through `run`.
+    Callers use `forward`. A subclass implements `execute`, which takes the arguments as one object,
+    and a plug-in may override `forward` instead. The engine calls `run`, which chooses between
+    them.
 
     Attributes:
         name: a short name for traces and messages ("target", "draft").
         vocab_size: width V of the logits.
         n_layers: number of layers L.
-        max_positions: positions the model is made for.
+        max_positions: maximum number of positions.
         limit: Reason for a reduced `max_positions`, for messages; empty if it is not reduced.
-        device, dtype: where and in what it computes.
+        device, dtype: device and dtype of the computation.
         weight_bytes: bytes held by the weights, packed copies included.
         first: index in the text of the token that row 0 of a state holds.
-        trees: whether new rows may be branches, at positions and under a mask of their own.
-        translation: between the target's vocabulary and a draft's own; None where they are one.
+        trees: True if new rows may be branches of a tree, with explicit positions and mask.
+        translation: map from the target's vocabulary to a draft's. None if they are the same.
         input_vocab_size: Size of the vocabulary of the input ids. A draft's own vocabulary may
             be smaller.
-        ran: forwards that it has run so far, counted by `forward` itself, whoever called it: a
-            trace that tells fewer leaves some out.
-        recorded: how many it has recorded so far, to be replayed (`graphs`).
+        ran: number of forwards so far, for every caller. A trace with fewer forwards is incomplete.
+        recorded: number of forwards recorded so far for replay (`graphs`).
     """
 
     name: str
@@ -184,8 +184,8 @@ class Decoder(ABC):
         """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
 
         Raises:
-            ValueError: more rows than the state has room for.
-            ChainsOnly: a tree, or a part of the layers, where the model takes neither.
+            ValueError: there are more rows than the state has capacity for.
+            ChainsOnly: the model does not support the input's tree or layers.
         """
         return self.execute(
             ModelInput(
@@ -202,11 +202,11 @@ class Decoder(ABC):
         )
 
     def execute(self, model_input: ModelInput) -> Out:
-        """Run a forward; adds 1 to `ran`. Raises as `forward`."""
+        """Run a forward and add 1 to `ran`. Raise the same errors as `forward`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither `execute` nor `forward`")
 
     def run(self, model_input: ModelInput) -> Out:
-        """Run a forward by `forward` where that is overridden, by `execute` otherwise."""
+        """Run a forward by `forward` if a subclass overrides it, otherwise by `execute`."""
         if getattr(self.forward, "__func__", None) is Decoder.forward:
             return self.execute(model_input)
         return self.forward(model_input.x, model_input.state, **model_input.options)

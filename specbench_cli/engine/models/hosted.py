@@ -174,7 +174,7 @@ class ChainDecoder(ModuleDecoder):
         """See `Decoder.execute`.
 
         Raises:
-            ChainsOnly: for rows at positions of their own, and for a part of the layers.
+            ChainsOnly: the input has explicit positions, or only a part of the layers.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -266,12 +266,11 @@ class HostedDecoder(ModuleDecoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> Out:
-        """See `Decoder.execute`; layers outside a range or passed over are called too, and hand on
-        what they get.
+        """See `Decoder.execute`. Skipped layers and those outside `layers` return their input.
 
         Raises:
-            ValueError: also for single sublayers that are passed over, and where the layers that
-                run hold different numbers of rows.
+            ValueError: also if single sublayers are skipped, or if the layers to run have different
+                numbers of rows.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs

@@ -364,7 +364,7 @@ def form_for(weight: Tensor) -> Form:
 
 
 def _forms_32(numbers: int) -> tuple[set[Form], Form, int]:
-    """Return the possible forms of a float32 matrix, the usual one, and the size it begins at."""
+    """Return a float32 matrix's possible forms, its default form, and the minimum size for it."""
     possible: set[Form] = {"blocked", "packed"} if _can_pack() else {"blocked"}
     if _mkl_is_slow():
         return possible, "packed", PACK_FROM
@@ -374,7 +374,7 @@ def _forms_32(numbers: int) -> tuple[set[Form], Form, int]:
 
 
 def _forms_16() -> tuple[set[Form], Form, int]:
-    """Return the possible forms of a bfloat16 matrix, the usual one, and the size it begins at."""
+    """Return a bfloat16 matrix's possible forms, its default form, and the minimum size for it."""
     hardware = _multiplies_bfloat16()
     possible: set[Form] = {"widened"}
     if _can_pack_16():

@@ -231,7 +231,7 @@ class Metered:
         early: bool = False,
         **options: Any,
     ) -> Out:
-        """Run `Decoder.forward` and record it; arguments as of `execute`."""
+        """Run `Decoder.forward` and record it. The keyword arguments are those of `execute`."""
         return self.execute(ModelInput(x, state, **options), role=role, early=early)
 
     def execute(
@@ -240,9 +240,9 @@ class Metered:
         """Run a forward and record it.
 
         Args:
-            role: What the forward is for. None means a prefill or the role of these forwards.
-            early: Return the logits that `logits_at` asks for whatever layer the forward ends at,
-                as if that were the last.
+            role: Purpose of the forward. None means prefill, or the meter's role after it.
+            early: Compute the logits of `logits_at` from the last layer that runs, even if the
+                model has more.
         """
         state, (batch, n) = model_input.state, model_input.shape
         if role is None:

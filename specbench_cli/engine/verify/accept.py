@@ -1,16 +1,15 @@
 """Lossy accept rules: draft tokens that are kept although the lossless rule rejects them.
 
-The lossless rule of the decoding mode (`chain`, `siblings`) is asked first, and what it takes is
-"accepted". A token that it rejects and an accept rule lets pass is "relaxed", and decoding goes on
-behind it; the first one that neither lets pass is replaced by the lossless rule's token. Without an
-accept rule, or with one at its off position, nothing changes: not a token, not a draw.
+The lossless rule of the decoding mode (`chain`, `siblings`) decides first, and its tokens are
+"accepted". A token that it rejects and an accept rule lets pass is "relaxed", and verification
+continues after it. The first token that both reject is replaced by the lossless rule's token.
+Without an accept rule, or with one at its off position, tokens and draws are unchanged.
 
 Most accept rules are a pure function of the target's distributions and the draft's tokens. Under
 rejection and coupled sampling these are the warped ones; under greedy decoding, which has no
 temperature, softmax of the logits. A rule that needs more overrides `passing` (`Places`).
 
-Whether a rule knows anything is told by its control: `RandomAccept`, which lets as many pass and
-does not look at them.
+Compare a rule with its control, `RandomAccept`, which lets tokens pass at random.
 """
 
 from __future__ import annotations

@@ -51,16 +51,16 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
-    """Speculative sampling of a chain, without a wait for the device.
+    """Verify a chain by speculative sampling, without waiting for the device.
 
     Args:
         tokens: [m] int64, the draft.
-        q: [m, V], the law that each token was drawn from; None for tokens chosen without a draw.
-        p: [m + 1, V], the target's warped law at each position.
+        q: [m, V], the draft's distribution for each token. None for tokens chosen without a draw.
+        p: [m + 1, V], the target's warped distribution at each position.
     Returns:
         (accepted, next): two int64 scalars, the number of accepted draft tokens and the token after
-        them. It is drawn from the residual distribution if one was rejected, else (the bonus
-        token) from the target's distribution.
+        them. It is drawn from the residual distribution if a token was rejected. Otherwise it is
+        the bonus token, drawn from the target's distribution.
     """
     q, chances = _acceptance(tokens, q, p)
     # `bernoulli` stops at the first failure, so the sum is the accepted length.

@@ -1,11 +1,10 @@
-"""Verify a draft against the target: `chosen` for greedy and coupled, `drawn` for rejection.
+"""Decisions on drafts: `chosen` for greedy and coupled, `drawn` for rejection.
 
-One transfer brings all that the host needs to know of a chain, and of a tree whose tokens are
-chosen: the only wait for the device in a step. A tree whose tokens are drawn is walked from its
-root, with a wait for each draw.
+A chain, and a tree with chosen tokens, need one transfer to the host: the only wait for the device
+in a step. A tree with drawn tokens is walked from its root, with a wait for each draw.
 
-`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`accept.passing`); None
-where what stands is up to the lossless rule alone.
+`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`accept.passing`). None
+means that only the lossless rule decides.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""USCD: contrast with what the target would say to less of the prompt, where it is unsure.
+"""USCD: contrast with the target's logits for a weakened prompt where the target is unsure.
 
 Shuai Wang, Liang Ding, Li Shen, Yong Luo, Zheng He, Wei Yu, Dacheng Tao: USCD: Improving Code
 Generation of LLMs by Uncertainty-Aware Selective Contrastive Decoding, 2024, arXiv:2409.05923.
 
 The contrast changes the target's distribution, as temperature does, so every method is compared
 with it (`--contrast`; `weakened` reads the weakened prompt).
-Differs from the paper: it leaves the examples of a few-shot prompt out; here the weakened prompt is
-the end of the request's own prompt, so that every task has one.
+Differs from the paper, which removes the examples of a few-shot prompt: here the weakened prompt is
+the end of the request's own prompt, so every task has one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The verdict on a draft: from the target's logits to an outcome."""
+"""Decision on a draft, from the target's logits to an outcome."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specbench_cli.errors import MethodFault
 
 
 class Verifier:
-    """Decides the drafts of one session.
+    """Verifier of the drafts of one session.
 
     Args:
         prompt_id: The prompt, for messages.
         text: The text that the drafts continue.
         chooser: The decoding rule.
         checks: Checks of the drafts.
-        processing: Changes the target's logits. None means that nothing does.
+        processing: Changes the target's logits. None leaves them unchanged.
         meter: Trace of the forwards that led to a draft.
         place: Index of the sequence in its batch. None means that it is decoded alone.
         seen: Record of what was verified.
@@ -38,7 +38,7 @@ class Verifier:
 
     Attributes:
         scoring: The target's forwards.
-        weakened: The target's second reading, under a contrast. None means that there is none.
+        weakened: Reader of the weakened prompt. None without a contrast.
         rows: The logits that the last draft was verified by. None before the first.
     """
 
@@ -76,7 +76,7 @@ class Verifier:
         return self.decide(draft, rows, accept)
 
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-        """Decide a draft, or the first token behind the prompt, which has no draft."""
+        """Decide a draft, or the first token after the prompt, which has no draft."""
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         random, drafters = self._chooser.random, self._meter.greatest(self._place)
         rows = self._chooser.align(rows)

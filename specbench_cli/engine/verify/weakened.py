@@ -40,8 +40,8 @@ class Weakened:
         # The text's own stop rule has cut what is committed.
         self._text = Text(contrast.weakened(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
-        self._kept = 0  # position of the state behind what was committed
-        self._open = False  # whether rows of a draft are written behind that
+        self._kept = 0  # end of the committed tokens in the state
+        self._open = False  # True if rows of a draft follow them
 
     def seat(self, state: State) -> None:
         """Have another state, before anything was read."""

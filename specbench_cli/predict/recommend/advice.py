@@ -34,7 +34,7 @@ def advise(
     costs: Path | None,
     others: Sequence[Path],
 ) -> dict[str, Any]:
-    """The result, as `--json` prints it.
+    """Return the result as `--json` prints it.
 
     Args:
         summary: Summary of the confirmation run, or None if nothing was confirmed.

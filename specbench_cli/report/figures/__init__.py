@@ -47,7 +47,7 @@ class FigureSpec:
     Attributes:
         name: the name of its files.
         draw: draws it. None for a run without the data for it.
-        caption: what it shows, in a sentence.
+        caption: one sentence about its content.
     """
 
     name: str
@@ -151,11 +151,12 @@ CAPTIONS = {figure.name: figure.caption for figure in FIGURES}
 def write_figures(
     reading: Reading, folder: Path, *, paper: bool = False, heavy: int = 0
 ) -> list[Path]:
-    """Write `NAME.svg` and `NAME.png` of each figure to `folder`, which is made if there is one;
-    for a paper `NAME.pdf` too.
+    """Write `NAME.svg` and `NAME.png` of each figure to `folder`.
+
+    `folder` is created if there is a figure. With `paper`, `NAME.pdf` is written too.
 
     Args:
-        heavy: bytes of an SVG beyond which it has a PNG beside it.
+        heavy: SVG size in bytes above which a PNG is written too.
 
     Returns:
         The files, in the order of `FIGURES`.

@@ -78,8 +78,7 @@ def draw(cells: Cells) -> Figure | None:
 def _series(
     method: str, points: list[tuple[float, Row]], look: tuple[str, str]
 ) -> Iterator[Series]:
-    """Yield a method's line; rows that are not ranked (upper bounds, lossy ones) are hollow and off
-    the line."""
+    """Yield a method's line, and its unranked rows (upper bounds, lossy) as hollow points."""
     colour, marker = look
     for hollow in (False, True):
         own = [

@@ -1,6 +1,6 @@
-"""LaTeX: booktabs tables, the paragraph "how this was measured", references, and a document of all.
+"""LaTeX: booktabs tables, a paragraph on the measurement, references, and the whole document.
 
-Each part is a file of its own, so that a paper can `\\input` the one it wants: `overall.tex`,
+Each part is a separate file, so that a paper can `\\input` a single one: `overall.tex`,
 `lossy.tex`, `cost.tex`, `families.tex`, `sweep.tex`, `claims.tex`, `spec-bench.tex`,
 `measured.tex`; all are in `report.tex`.
 """
@@ -136,7 +136,7 @@ def _letters(reading: Reading) -> str:
 
 
 def _families(reading: Reading) -> Grid:
-    """Return speedups with their letters, and under each its interval."""
+    """Return speedups with their group letters, each above its interval."""
     summary = reading.summary
     found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
     lines: list[Sequence[object]] = []
@@ -201,7 +201,7 @@ def _spec_bench(reading: Reading) -> str:
 
 
 def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
-    """What is cited, with its `\\cite`: methods, settings, models, tasks."""
+    """Return the cited methods, settings, models and tasks, each with its `\\cite`."""
     found = []
     for (_, name), keys in references.cited.items():
         if keys:
@@ -210,7 +210,7 @@ def _cited(reading: Reading, references: Bibliography) -> list[tuple[str, Tex]]:
 
 
 def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) -> str:
-    """Write a grid; rows of another kind come under a line across all columns that says which.
+    """Return a grid as a table. A line across all columns introduces rows of another kind.
 
     Args:
         aligns: column types of LaTeX, in place of the grid's.

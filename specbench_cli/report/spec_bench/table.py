@@ -102,11 +102,11 @@ def is_imported(source: Source) -> bool:
 def spec_bench(run: Source, sources: Sequence[Source], summary: Summary) -> SpecBench:
     """Compute a report's figures by Spec-Bench's formulas.
 
-    Counting as they do needs the target's tokenizer. Without it the baseline's tokens are taken as
-    generated, and no answer file can be written.
+    Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
+    baseline are counted, and no answer file can be written.
 
     Args:
-        run: the run, or several that are read as one.
+        run: the run, or several runs as one.
         sources: the runs that `run` consists of.
         summary: the summary of `run`.
     """

@@ -1,4 +1,4 @@
-"""Seeded, program-generated chats, without any download: six families that mirror Spec-Bench's.
+"""Seeded, program-generated chats in six families that mirror those of Spec-Bench.
 
 The embedded family and its heads are trained on them. A *skill* draws words from small closed
 lexicons and returns the full answer to the question, so every answer can be checked. A *template*

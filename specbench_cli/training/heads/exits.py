@@ -1,6 +1,6 @@
 """Training data of SpecEE's predictors, and their files; `methods.specee.training` trains them.
 
-The target answers training questions greedily, and each layer's row of each token is read.
+The target answers training questions greedily. `read` evaluates every layer at each token.
 """
 
 import json

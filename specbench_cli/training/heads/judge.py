@@ -1,10 +1,10 @@
 """Mining of labels for a judge, and the files of one; `methods.judge.training` trains it.
 
 AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039) mines labels from the models themselves.
-The target's greedy answer is walked; where the draft would say another token, that token takes the
-place of the target's and the target goes on behind it. If the task's scorer then finds the answer
-no worse, the token was harmless and the new answer is walked on; else it was important and the old
-one stays.
+Mining walks through the target's greedy answer. Where the draft predicts another token, that token
+replaces the target's, and the target continues after it. If the task's scorer finds the new answer
+no worse, the token is harmless and mining continues with the new answer. Otherwise the token is
+important and the old answer is kept.
 """
 
 import json

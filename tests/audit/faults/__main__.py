@@ -1,4 +1,5 @@
-"""Plant every known fault, print the check that caught it and by how much.
+"""Self-test of the audit: plants every known fault and prints which check caught it, and by how
+much.
 
     python -m tests.audit.faults
 

@@ -1,6 +1,6 @@
 """Plot kinds that figures are made of: lines of points with intervals, panels, heat maps.
 
-A figure says what is drawn. A plot kind says how: sizes, margins, ticks, legends.
+A figure defines the data. A plot kind defines sizes, margins, ticks and legends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points of one look, and the line through them.
+    """Points with the same style, and the line through them.
 
     Attributes:
-        points: the points, in the order of the line.
+        points: points in the order of the line.
         colour, marker: see `style.look`.
         face: colour inside the markers; "" for `colour`.
         edge: width of the markers' edges; None for the default.
@@ -91,8 +91,8 @@ class LinePanel:
 
     Attributes:
         y: the name of its y axis.
-        series: what it shows.
-        finish: sets its limits once the series are drawn.
+        series: series to draw.
+        finish: sets the axis limits after the series are drawn.
     """
 
     y: str
@@ -109,12 +109,12 @@ def line_plot(
     top: float,
     bottom: float,
 ) -> Figure:
-    """Return panels one below the other on one x axis from 0, with a legend at the end.
+    """Return a figure of stacked panels that share an x axis from 0, with a legend at the end.
 
     Args:
         x: the name of the x axis.
         entries: number of entries in the legend.
-        high, top, bottom: inches of a panel's height, above all panels and below them.
+        high, top, bottom: height of a panel, and margins above and below all panels, in inches.
     """
     bottom += legend_in(entries)
     height = top + len(panels) * high + (len(panels) - 1) * _STACKED + bottom
@@ -155,13 +155,13 @@ def heat_map(
     first: int = 0,
     points: float = 6.5,
 ) -> None:
-    """Draw fields that are the darker the higher their value is.
+    """Draw a heat map. Higher values are darker.
 
     Args:
         fields: a row of fields for each row; rows may be of different lengths.
         columns: the names of the columns.
         first: the place of the first column.
-        points: size of the words in the fields.
+        points: font size of the text in the fields, in points.
     """
     for place, row in enumerate(fields):
         for column, (share, words) in enumerate(row, start=first):
