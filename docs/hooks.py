@@ -1,7 +1,7 @@
 """Steps of `mkdocs build` beside docs/: README, results/, the gallery and the table of metrics.
 
-Pages keep the links that they have in the repository: each is led to the page that the linked file
-has on the site; where it has none, its words stay without a link.
+Links between files of the repository become links between pages of the site. If the linked file has
+no page, the text stays without a link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GALLERY = "gallery"
 MARK = "<!-- gallery -->"
 """Where docs/gallery.md shows the reference runs."""
 METRICS_MARK = "<!-- metrics -->"
-"""Where docs/glossary.md shows all metrics."""
+"""Marker in docs/glossary.md that is replaced by the table of metrics."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",
@@ -68,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return a page with links as the site has them, and with its generated parts."""
+    """Return a page with the links of the site and its generated parts."""
     there = {file.src_uri for file in files}
     parts = _FENCE.split(markdown)
     parts[::2] = [linked(part, page.file.src_uri, there) for part in parts[::2]]
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def metrics_table() -> str:
-    """Return a table of all metrics as they are declared."""
+    """Return a table of all metrics, in the order of their declaration."""
     return table(
         ("name", "heading", "unit", "meaning"),
         (

@@ -52,8 +52,8 @@ _CONFIG = "config.json"
 _CONFIGS = {_CONFIG, "adapter_config.json", "generation_config.json", "tokenizer_config.json"}
 _TEXTS = {".jinja", ".json", ".model", ".txt"}
 _MOST_CONFIG, _MOST_TEXT = 16 * MB, 256 * MB
-"""Most bytes of a config, and of another text file of a model. The largest known tokenizer.json has
-35 MB."""
+"""Maximum sizes in bytes of a config and of any other text file of a model. The largest known
+tokenizer.json has 35 MB."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
@@ -116,7 +116,7 @@ def _read_chunk(number: int, path: Path) -> bytes:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UsageError if reading the files of a model, adapter or head could take without end.
+    """Raise UsageError if reading a model, adapter or head folder might never end.
 
     Libraries open these files by themselves, so they are checked before. A link to a regular file
     is allowed, because the cache of the Hugging Face hub consists of links.

@@ -1,4 +1,4 @@
-"""What a run holds already, as a repeat needs it."""
+"""Outputs that a run has already, for use by a repeat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answers:
             self.vanilla[prompt_id, turn, pass_] = output_ids
 
     def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
-        """Return True if an output of some methods on a question is missing in a repeat."""
+        """Return True if a repeat lacks an output of one of the methods on a question."""
         return any(key not in self.done for arm in arms for key in keys_of(question, arm, number))
 
     def of(self, names: Collection[str]) -> Answers:

@@ -130,7 +130,7 @@ class Bench:
         """Return True if forwards are recorded as CUDA graphs.
 
         Raises:
-            EnvironmentFault: the run asks for them on another device.
+            EnvironmentFault: the run requires CUDA graphs, but the device is not a CUDA device.
         """
         config, on_gpu = self._plan.config, self.device.type == "cuda"
         if config.graphs == "on" and not on_gpu:
@@ -146,7 +146,7 @@ class Bench:
         """Load the decoder of each role.
 
         Args:
-            load: loads one; see `loaded`.
+            load: function that loads one decoder; see `loaded`.
             words: translation of each role's vocabulary.
         """
         plan, checkpoints = self._plan, self._plan.checkpoints

@@ -95,10 +95,11 @@ class Cell:
         delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
-    A cell with a `recording` is given its tokens (`engine.sequence.Recording`). One with a
-    `reference`, vanilla's output, may read it (`Method.upper_bound`). A `pictured` one keeps
-    its drafts. Each measurement begins with the same `memory`, and fails after `limit_s`
-    seconds. `load`: how the requests of its pass arrive. `energy`: what counts joules.
+    If `recording` is set, the tokens are replayed from it (`engine.sequence.Recording`). If
+    `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
+    `pictured` is True, the drafts are kept. Each measurement starts with the same `memory` and
+    fails after `limit_s` seconds. `load` describes how the requests of its pass arrive. `energy`
+    is the meter that counts joules.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Methods of a repeat that are measured no more."""
+"""Methods that are no longer measured in a repeat."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ FAILURES = 3
 
 
 class Dropped:
-    """Counts the failures of methods, and drops those that fail repeatedly.
+    """Failure counts of methods. Drops methods that fail repeatedly.
 
     Args:
-        run_dir: whose manifest names the dropped methods.
-        view: shows a note for each.
-        on_drop: called with the label of a method that is measured no more.
+        run_dir: Folder of the run. Its manifest names the dropped methods.
+        view: Shows a note for each dropped method.
+        on_drop: Called with the label of a method that is no longer measured.
 
     Attributes:
-        left_out: methods that were given up because a worker of theirs was lost, with why.
-        dropped: methods that failed repeatedly, with the error.
-        cold: methods that failed while warming up.
+        left_out: Methods that were stopped because they lost a worker process, with the error.
+        dropped: Methods that failed repeatedly, with the error.
+        cold: Methods that failed during the warm-up.
     """
 
     def __init__(self, run_dir: RunDir, view: RunView, on_drop: Callable[[str], object]) -> None:
@@ -41,12 +41,14 @@ class Dropped:
 
     @property
     def labels(self) -> set[str]:
-        """Methods that are measured no more."""
+        """Labels of the methods that are no longer measured."""
         return {*self.left_out, *self.dropped}
 
     def leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:
-        """Leave a method out of the rest of the repeat. This is no fault of the method, and the
-        others go on."""
+        """Leave a method out of the rest of the repeat, without counting it as its failure.
+
+        The other methods continue.
+        """
         if arm.label not in self.left_out:
             self.left_out[arm.label] = why
             self._on_drop(arm.label)

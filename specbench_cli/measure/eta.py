@@ -22,10 +22,10 @@ and the models: 0.5 to 0.7 in runs of the embedded pair."""
 
 @dataclass(slots=True)
 class Work:
-    """Work on a row of the result, in units that its cells are thought to differ by (tokens that
-    may be made).
+    """Work of one method in a repeat, in units (the maximum number of new tokens).
 
-    due, done: units, of the repeat. later: units of the repeats after it. spent: seconds on `done`.
+    due, done: units in this repeat. later: units in the repeats after it. spent: seconds for
+    `done`.
     faded_done, faded_spent: the same sums, with more weight on recent outputs.
     """
 
@@ -74,14 +74,14 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
 
 
 class Pace:
-    """Times of a repeat: which method took how long for what.
+    """Times of the methods in a repeat, from which the time left is estimated.
 
     Args:
-        rows: what there is to do.
-        later: passes to come, each in a process of its own.
-        start: seconds of what they do before their first prompt.
-        judging: seconds that the first judging is thought to take, which loads for the others.
-        clock: gives seconds.
+        rows: Work of each method.
+        later: Number of processes that measure the repeats after this one.
+        start: Seconds that such a process needs before its first prompt.
+        judging: Expected seconds of the first judging, which loads what later ones use.
+        clock: Returns seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Judging of measured outputs: verdicts, scores, log-probabilities, and the causes of near-ties."""
+"""Verdicts, scores and log-probabilities of measured outputs, and the causes of near-ties."""
 
 from __future__ import annotations
 

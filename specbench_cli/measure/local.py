@@ -1,4 +1,4 @@
-"""A repeat that this process measures: load, measure, and keep what was learnt of the machine."""
+"""A repeat that this process measures: load models, measure, and store the machine's costs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def measure_repeat(
     force: bool,
     part: str = "",
 ) -> None:
-    """Measure what a repeat of a run lacks, in this process.
+    """Measure the missing outputs of a repeat, in this process.
 
     Args:
-        number: of the repeat, from 1.
+        number: Number of the repeat, from 1.
         in_turn, force: see `run.run`.
-        part: name of the part of the run that this is, if it is not a repeat of the result.
+        part: Name of this part of the run, if it is not a repeat of the result (e.g. tuning).
 
     Raises:
         WorkerLost: a method could not be measured to the end.
     """
-    # Loading models imports torch, which takes seconds: nothing above needs it.
+    # These modules import torch, which takes seconds. Nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
     from specbench_cli.measure.answers import Answers
     from specbench_cli.measure.bench import Bench
@@ -113,7 +113,7 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
     The manifest keeps a method that has records.
 
     Raises:
-        SpecbenchError: only vanilla would be left: the reason for the first method.
+        SpecbenchError: only vanilla would be left. This is the error of the first method.
     """
     rest = plan.without(unfit)
     if unfit and all(arm.label == REFERENCE for arm in rest.arms):

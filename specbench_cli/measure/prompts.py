@@ -1,4 +1,4 @@
-"""The prompts of a repeat, as they are decoded."""
+"""Prompts of a repeat, and the requests that decode them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Known(NamedTuple):
 
 
 class Prompts:
-    """Makes requests of questions, and stores their prompts.
+    """Builder of requests from questions. It also stores the prompts.
 
     Args:
-        plan, bench: what is run, on what.
-        run_dir: where prompts are stored.
-        answers: what the run holds already.
-        sampling: how tokens are chosen.
+        plan, bench: The plan of the run, and its loaded models.
+        run_dir: Folder of the run, in which prompts are stored.
+        answers: Outputs that the run has already.
+        sampling: The sampling settings.
     """
 
     def __init__(

@@ -1,9 +1,11 @@
-"""A quiet machine or no figure: how much of the machine other processes used while outputs were
-timed, and windows of outputs, which are timed again if that was too much.
+"""Detection of noisy timings: the CPU share of other processes while outputs were timed.
 
-Share = (busy time of all CPUs, steal included, minus the CPU time of this process, its descendants
-and what decodes for it) / (elapsed time x CPUs), over windows of at least a second: the kernel
-counts in ticks of 10 ms, which in a shorter window would look like a load.
+Outputs are timed in windows. A window is timed again if other processes used too much CPU.
+
+Share = (busy time of all CPUs, steal included, minus own CPU time) / (elapsed time x CPUs). Own CPU
+time is that of this process, its descendants, and the processes that decode for it. A window lasts
+at least a second: the kernel counts in ticks of 10 ms, which would look like a load in a shorter
+window.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class QuietMeter:
 
 
 class Meter(Protocol):
-    """Measures other processes' share of the machine (`QuietMeter`)."""
+    """Meter of the CPU share of other processes (`QuietMeter`)."""
 
     def open(self) -> None:
         """Start a window."""

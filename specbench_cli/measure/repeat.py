@@ -1,4 +1,4 @@
-"""A repeat: each prompt once, all methods on it one after another; then verdicts, then records."""
+"""A repeat: all methods decode each prompt in turn, then outputs are judged and stored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from specbench_cli.tasks.schema import Question
 
 
 class _Turn(NamedTuple):
-    """A prompt that all methods decode, and what was measured on it."""
+    """A prompt that all methods decode, with its measurements."""
 
     question: Question
     prompt: Prompt
@@ -59,17 +59,17 @@ class _Turn(NamedTuple):
 
 
 class Repeat:
-    """Measures what a repeat still lacks.
+    """Measurement of the missing outputs of a repeat.
 
     Args:
-        plan, bench: what to run, on what.
-        run_dir: where records go.
-        answers: what is there already.
-        view: who is told.
-        turns: those that the run takes, if it does.
-        plugins: the methods that are decoded in plug-in processes, if there are any.
-        part: what a view calls this part of the run (`view.Progress`).
-        between: what is probed between the prompts, if something is.
+        plan, bench: The plan of the run, and its loaded models.
+        run_dir: Folder of the run, in which records are stored.
+        answers: Outputs that the run has already.
+        view: Display of progress and notes.
+        turns: Lock of the machine, if runs measure in turn.
+        plugins: Methods that are decoded in plug-in processes, if there are any.
+        part: Name of this part of the run in the display (`view.Progress`).
+        between: Probe that runs between prompts, if any.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Repeat:
 
     @property
     def left_out(self) -> Mapping[str, WorkerLost]:
-        """Methods that were given up because a worker of theirs was lost, with why."""
+        """Methods that were stopped because they lost a worker process, with the error."""
         return self._dropped.left_out
 
     def run(self, number: int) -> None:
-        """Measure what repeat `number` (from 1) lacks, one of the process's `Plan.passes`."""
+        """Measure the missing outputs of repeat `number` (from 1), one of `Plan.passes`."""
         visits = [] if self.is_over() else self._missing(number)
         if not visits:
             return
@@ -140,7 +140,7 @@ class Repeat:
             gc.unfreeze()
 
     def _missing(self, number: int) -> Visits:
-        """Return the questions that a repeat lacks; all, if a method has to begin again."""
+        """Return the questions with missing outputs, or all if a method must start over."""
         every = list(self._plan.visits(number))
         visits = [visit for visit in every if self._answers.lack(*visit, number)]
         again = any(
@@ -151,7 +151,7 @@ class Repeat:
         return every if again else visits
 
     def _measure(self, visits: Visits, number: int, memory: Mapping[str, Memory]) -> None:
-        """Measure questions in their order, and look back at the first."""
+        """Measure the questions in order, then decode the first one again (`look_back`)."""
         size = len(visits) if self._plan.loads else wave(self._plan.config.batch)
         back = visits[0][0] if len(visits) > size else None
         loads_judge = self._compares and "transformers.modeling_utils" not in sys.modules
@@ -208,8 +208,10 @@ class Repeat:
                 self._between.round()
 
     def look_back(self) -> None:
-        """Decode the first prompt once more, without a clock, by every method that says it
-        keeps nothing from prompt to prompt: it must come to the same."""
+        """Decode the first prompt again, untimed, and note the methods whose output changed.
+
+        Only methods with `Arm.is_reproducible` are checked.
+        """
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():
             before = [cell.measured for cell in cells]
@@ -255,7 +257,7 @@ class Repeat:
             turn += 1
 
     def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """See `judging.near_ties`.
+        """Return the causes of near-ties; see `judging.near_ties`.
 
         Args:
             needed: True if an output of the run is a near-tie. None reads it from the records.
@@ -328,7 +330,7 @@ class Repeat:
         number: int,
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
-        """Measure what prompts that are decoded together lack. Return vanilla's answers."""
+        """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
         requests = [self._prompts.request(question, prompt) for question, prompt in asked]
         turns = [
             _Turn(question, prompt, request, self._prompts.known(request, number), [])
@@ -348,7 +350,7 @@ class Repeat:
     def _measure_method(
         self, arm: Arm, turns: Sequence[_Turn], number: int, memory: Memory
     ) -> None:
-        """Measure what one method lacks of prompts that are decoded together."""
+        """Measure the missing outputs of one method on a batch of prompts."""
         done = [turn.key(arm, number) in self._answers.done for turn in turns]
         whole = arm.learns_from_prompts or (self._whole(arm) and not all(done))
         due = [
@@ -441,8 +443,10 @@ class Repeat:
             self._view.note("no other run takes turns with this one: it goes on alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:
-        """Have each method decode a little. What it learns is forgotten; the copies that it trains
-        are made."""
+        """Decode a few tokens with each method, then discard what it learned.
+
+        Methods that train copies of a model create these copies here.
+        """
         fresh, dropped = Memory().save(), self._dropped
         warm = warm_up.WarmUp(self._plan, self._bench, question)
         failures: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""A repeat in a process of its own: its command, its exit code, and its errors."""
+"""A repeat in its own process: command, exit code, and errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TUNING = "tuning"
 """What the part of a run is called that chooses parameters."""
 
 DONE = 100
-"""A finished repeat adds this to its exit code. A process that ended early does not, not even one
-that ended with 0."""
+"""Number that a finished repeat adds to its exit code, so that an early exit with code 0 is not
+taken for success."""
 
 _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 """Exit codes of a repeat that printed no error."""
@@ -31,7 +31,7 @@ class Unfinished(SpecbenchError):
     """A repeat that its process did not finish.
 
     Attributes:
-        told: True if the process itself printed what was wrong.
+        told: True if the process printed the error itself.
     """
 
     def __init__(self, message: str, hint: str | None, code: ExitCode, *, told: bool) -> None:
@@ -48,8 +48,8 @@ def run_repeat(
     Args:
         run_dir: folder of the run, whose lock the process shares.
         what: name of the repeat in messages.
-        flags: options that have the process show its progress as this one would.
-        kept: True if the run can be resumed, whatever this repeat does.
+        flags: Options that make the process show its progress like this one.
+        kept: True if the run can be resumed even if this repeat fails.
 
     Raises:
         Unfinished: the process failed, was killed, or was interrupted.
@@ -77,19 +77,21 @@ def run_repeat(
 
 
 def _meant(code: int) -> ExitCode:
-    """Return the exit code of a run whose repeat ended so. An exit code of 0 was not ours."""
+    """Return the exit code of the run for that of its repeat. A bare 0 counts as a failure."""
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT
     return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
 def resumption(path: Path) -> str:
-    """Return the command that measures what a run lacks."""
+    """Return the command that resumes a run."""
     return f"specbench run --resume {shlex.quote(str(path))}"
 
 
 def begin_repeat(parent: int) -> None:
-    """Have the process of a repeat end with the process of the run, whose folder another may take.
+    """Make this repeat's process end when the process of the run ends.
+
+    The lock of the run's folder is free then, so another process may write there.
 
     Raises:
         UsageError: another process started this one, or that process is gone.
@@ -109,8 +111,9 @@ def _command(path: Path, number: int) -> list[str]:
 
 
 def finished(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
-    """Return the exit code of a command, negative for a signal. If this process is interrupted, so
-    is the command.
+    """Run a command and return its exit code, negative for a signal.
+
+    If this process is interrupted, the command is interrupted too.
 
     Args:
         descriptors: open files that the command inherits.

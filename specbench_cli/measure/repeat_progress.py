@@ -1,4 +1,4 @@
-"""How far a repeat is, reported to the view with the time left."""
+"""Progress of a repeat and its ETA, reported to the view."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ REPORT_EVERY_S = 2.0
 """Seconds after which the time left is reported between two methods of a prompt."""
 
 PROBE = "a round of the probe"
-"""The probe's name among the methods that take time."""
+"""Key of the probe in the times of the methods."""
 
 
 class RepeatProgress:
-    """Counts what a repeat has measured, and estimates how long the rest takes.
+    """Progress counter of a repeat, with an estimate of the time left.
 
     Args:
-        plan: of the run.
-        view: where progress is shown.
-        between: what is probed between the prompts, if something is.
-        part: name of the part of the run (`view.Progress`); of several loads, `begin` adds each.
+        plan: The plan of the run.
+        view: Display of the progress.
+        between: Probe that runs between prompts, if any.
+        part: Name of the part of the run (`view.Progress`). `begin` adds the load, if several.
 
     Attributes:
-        measured, prompts: prompts that are done, of how many.
+        measured, prompts: Number of prompts that are measured, and of all prompts.
     """
 
     def __init__(self, plan: Plan, view: RunView, between: Between | None, part: str) -> None:
@@ -57,9 +57,9 @@ class RepeatProgress:
         """Begin repeat `number`.
 
         Args:
-            visits: what it measures.
-            answers: what the run holds already.
-            back: the question that is decoded once more at the end.
+            visits: Questions and methods that it measures.
+            answers: Outputs that the run has already.
+            back: The question that is decoded again at the end.
             loads_judge: True if the first verdict loads transformers.
         """
         plan, process = self._plan, number % PASSES_APART
@@ -82,7 +82,7 @@ class RepeatProgress:
         self.measured = self.prompts - len(visits)
 
     def spent(self, arm: Arm, questions: Sequence[Question]) -> AbstractContextManager[None]:
-        """Add the time of the `with` block to a method that decodes questions in it."""
+        """Add the time of the `with` block to the method that decodes in it."""
         return self._pace.spent(arm.label, sum(map(self._plan.budget, questions)))
 
     def probing(self) -> AbstractContextManager[None]:
@@ -94,31 +94,31 @@ class RepeatProgress:
         return self._pace.judging()
 
     def drop(self, label: str) -> None:
-        """Expect no more time of a method."""
+        """Remove a method from the estimate of the time left."""
         self._pace.drop(label)
 
     def report(self) -> None:
-        """Show how many prompts are done, and the time left."""
+        """Show the number of measured prompts and the time left."""
         over = self.measured == self.prompts and self._is_last
         left = None if over else self._pace.left()
         self._reported = monotonic()
         self._view.prompt(Progress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
-        """Show it again if it was shown a while ago."""
+        """Show the progress if the last report is older than `REPORT_EVERY_S`."""
         if monotonic() - self._reported > REPORT_EVERY_S:
             self.report()
 
     @property
     def _whole(self) -> int:
-        """Tokens that a method may make in a repeat."""
+        """Maximum number of new tokens of a method in a repeat."""
         budget = self._plan.budget
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
     def _due(
         self, arm: Arm, visits: Visits, number: int, answers: Answers, back: Question | None
     ) -> int:
-        """Tokens that a method may still make in this repeat."""
+        """Return the maximum number of tokens that a method still has to generate here."""
         budget, due = self._plan.budget, 0
         for question, _ in visits:
             keys = keys_of(question, arm, number)

@@ -148,7 +148,7 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
-    answered = run_dir.answered()  # a damaged record is told before anything changes
+    answered = run_dir.answered()  # report a damaged record before changing anything
     begun, going_on = run_dir.manifest.get("program", {}), program(first)
     theirs: dict[str, str] = {}
     if config.executor != "local":  # what is said of the machine is the workers', who look at it
@@ -192,17 +192,16 @@ def run(
     force: bool = False,
     in_turn: Path | None = None,
 ) -> Result:
-    """Do what a run still lacks; without a plan, nothing.
+    """Measure the missing outputs of a run. Without a plan, the run is finished already.
 
-    If the run fails or is interrupted, the manifest says so, and everything settled until then is
-    kept.
+    If the run fails or is interrupted, the manifest states it, and the stored records are kept.
 
     Args:
-        only_pass: the repeat that this process measures for the run's own process.
-        fresh: True if the run begins. If it fails before its first record, its folder is removed:
-            it could only fail again.
-        force: see `reopen`.
-        in_turn: a file; runs that are given the same file measure in turn.
+        only_pass: Number of the repeat that this process measures for the process of the run.
+        fresh: True if this is a new run. If it fails before its first record, its folder is
+            removed, because a resumption would fail in the same way.
+        force: See `reopen`.
+        in_turn: Lock file. Runs with the same file measure one after another.
     """
     if plan is None:
         run_dir.forget_order()  # a previous process was killed during its last steps
@@ -229,8 +228,8 @@ def run(
 def _in_one_process(plan: Plan) -> bool:
     """Return True if the process of the run measures it itself.
 
-    Several repeats are measured in a fresh process each. So is the only repeat of methods with
-    workers, since what happens to processes that compute at once must not happen to the run.
+    If there are several repeats, each is measured in a fresh process. A single repeat also gets its
+    own process if a method uses parallel workers, so that a crash of these cannot end the run.
     """
     return plan.config.repeats == 1 and not plan.parallel
 
@@ -243,7 +242,7 @@ def _measure(
     in_turn: Path | None,
     force: bool,
 ) -> Plan:
-    """Measure what a run lacks. Return the plan, with the parameters that a tuning chose."""
+    """Measure the missing outputs of a run. Return the plan with the tuned parameters."""
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     here = only_pass is None and _in_one_process(plan)
     if untuned and (here or only_pass == _TUNING):
@@ -291,10 +290,10 @@ def _finish(plan: Plan, run_dir: RunDir) -> None:
 
 
 def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool) -> None:
-    """Mark a run as interrupted; remove its folder if it is empty, and would fail again.
+    """Mark a run as interrupted, or remove its folder if the run is new and has no records.
 
     Args:
-        apart: True if other processes wrote its records.
+        apart: True if other processes wrote the records.
     """
     empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
     empty = empty and not isinstance(fault, ConcurrentWriteError)

@@ -1,4 +1,4 @@
-"""Checks that a run goes on as it began, and holds what its plan says."""
+"""Checks that a resumed run is unchanged, and that its records match its plan."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_same(
 
 
 def check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
-    """Raise UsageError unless models and heads are those that the run was begun with."""
+    """Raise UsageError if models or heads differ from those at the start of the run."""
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
     if before:
         check_same(run_dir, _weights(before), _weights(held), force)
@@ -86,7 +86,8 @@ def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[Key]) -> None:
     """Raise UsageError if the run contains a record or a prompt that is not in its plan.
 
-    A run that was resumed with --force may have had another plan before. It is labelled.
+    A run that was resumed with --force is not checked, because it may have had another plan before.
+    The run is labelled.
     """
     if run_dir.manifest.get("mixed"):
         return

@@ -1,4 +1,4 @@
-"""Prompts that one method decodes together, measured as one."""
+"""Measurement of a batch: prompts that one method decodes together."""
 
 from __future__ import annotations
 

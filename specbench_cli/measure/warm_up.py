@@ -1,4 +1,4 @@
-"""Warming up: lazy set-up, caches and clocks are then as they are while a run is measured."""
+"""Warm-up before a measurement, so that lazy initialization and cold caches are not timed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class WarmUp:
     """Requests that each method of a run decodes before it is measured.
 
     Args:
-        plan, bench: what is run, on what.
-        question: the first that is measured.
+        plan, bench: The plan of the run, and its loaded models.
+        question: The first question of the measurement.
 
     Attributes:
-        ids: the prompt that is decoded.
+        ids: Token ids of the prompt that is decoded.
     """
 
     def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
@@ -38,7 +38,7 @@ class WarmUp:
         bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.budget(question)))
         stop = bench.stop(WARM_UP_TOKENS)
         self._request = bench.request("warm-up", 1, self.ids, stop)
-        # The first forward of a prompt length takes longer: the first method would pay for it.
+        # The first forward with a prompt length is slower, which would count against one method.
         lengths = {
             len(prompt): prompt
             for each in (plan.questions if self._size > 1 else ())
@@ -52,7 +52,7 @@ class WarmUp:
         self._limit = limit and limit * (1 + len(self._together))
 
     def run(self, arm: Arm, sampling: Sampling, memory: Memory) -> None:
-        """Have a method decode the requests. Raises whatever it raises."""
+        """Decode the requests with a method. Errors of the method are not caught."""
         with limited(self._limit):
             how = self._together, self._size
             warm_up(arm, self._bench.workspace, self._request, sampling, memory, *how)

@@ -1,7 +1,8 @@
-"""Child processes of a run: start one, send orders, receive answers, time out, interrupt, end it.
+"""Child processes of a run: repeats and plug-in processes.
 
-Repeats and plug-in processes are started, watched and ended here. The interpreter finds its modules
-where this process does, never in the working folder, and `end_with` ends it with this process.
+This module starts them, sends orders, receives answers, and interrupts or ends them. A child has
+the module path of this process, which never includes the working folder. `end_with` ends a child
+together with this process.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any, NoReturn
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 
 GRACE_S = (1.5, 10.0)
-"""Seconds that an interrupted process has to end: by itself, since Ctrl-C reaches it too, and after
-SIGTERM."""
+"""Seconds that an interrupted process has to end, first by itself, then after SIGTERM. It receives
+Ctrl-C too."""
 
 _POLL_S = 0.2
-"""Seconds between two checks that the process is alive, while an answer is awaited."""
+"""Seconds between checks that the process is alive, while waiting for its answer."""
 
 _PROGRAM = """
 import json, sys
@@ -34,8 +35,8 @@ from importlib import import_module
 module, _, function = sys.argv.pop(1).partition(":")
 getattr(import_module(module), function)()
 """
-"""Calls a function with the module path of the parent. `python -m` would look in the working folder
-first, where a user's file may have the name of a module that the program needs."""
+"""Program that calls a function with the module path of the parent. `python -m` would search the
+working folder first, where a user's file can shadow a module that the program needs."""
 
 
 class ProcessEnded(Exception):
@@ -67,9 +68,9 @@ class WorkerProcess:
     Args:
         command: see `python_command`.
         descriptors: open files that the process inherits.
-        takes_orders: True if the process is controlled by orders alone. It then gets a connection,
-            whose file number is its last argument, and a session of its own: Ctrl-C does not reach
-            it, and whatever it starts is suspended and ended with it.
+        takes_orders: True if the process is controlled by orders only. It then gets a connection,
+            whose file descriptor is its last argument, and its own session. Ctrl-C does not reach
+            it, and its children are suspended and ended with it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class WorkerProcess:
             self._process = start(command, descriptors, leads_session=takes_orders)
 
     def send(self, order: str, *arguments: Any) -> None:
-        """Have the process carry out an order, see `serve`.
+        """Send an order to the process; see `serve`.
 
         Raises:
             ProcessEnded: the process is gone.
@@ -105,7 +106,7 @@ class WorkerProcess:
         """Return the next answer of the process.
 
         Args:
-            within: seconds.
+            within: Maximum time in seconds.
 
         Raises:
             TimeoutError: there was no answer in time.
@@ -123,12 +124,14 @@ class WorkerProcess:
             self._raise_ended()
 
     def suspend(self) -> None:
-        """Stop the process and whatever it started until the next order."""
+        """Suspend the process and its children until the next order."""
         self._signal("SIGSTOP")
 
     def wait(self) -> int:
-        """Return the exit code once the process ends, negative for a signal. If this process is
-        interrupted meanwhile, the other one is interrupted too."""
+        """Wait for the process to end and return its exit code, negative for a signal.
+
+        If this process is interrupted meanwhile, the other one is interrupted too.
+        """
         try:
             return self._process.wait()
         except BaseException:
@@ -136,7 +139,7 @@ class WorkerProcess:
             raise
 
     def interrupt(self) -> None:
-        """Wait for the process to end, at first by itself; then terminate it, at last kill it."""
+        """Wait for the process to end by itself, then terminate it, then kill it."""
         for grace, stop in zip(GRACE_S, (self._process.terminate, self._process.kill), strict=True):
             try:
                 self._process.wait(grace)
@@ -146,7 +149,7 @@ class WorkerProcess:
         self._process.wait()
 
     def end(self) -> int | None:
-        """Kill the process and whatever it started. Return the exit code that it had before."""
+        """Kill the process and its children. Return its exit code if it had ended, else None."""
         code = self._process.poll()
         self._signal("SIGKILL")
         self._process.kill()
@@ -169,7 +172,7 @@ class WorkerProcess:
 def start(
     command: Collection[str], descriptors: Collection[int], *, leads_session: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a process; one that leads a session reads nothing from stdin."""
+    """Start a process. If it leads a session, its stdin is empty."""
     return subprocess.Popen(
         [*command],
         pass_fds=descriptors,
@@ -179,11 +182,11 @@ def start(
 
 
 def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
-    """In a process that takes orders: carry them out until the parent is gone.
+    """Execute the orders that this process receives, until the parent ends.
 
     Args:
-        worker: has a method for each order.
-        carry_out: calls the method of an order and returns the answer, whatever happens there.
+        worker: Object with a method for each order.
+        carry_out: Calls the method of an order and returns its answer, even if the method fails.
     """
     connection, own = Connection(int(sys.argv[-1])), os.getpid()
     while True:

@@ -47,7 +47,7 @@ PLAIN = {
 }
 """What adapter_config.json may say, where it says anything, of additions that are made here."""
 MOST_HEADER = 100_000_000
-"""Most bytes of a header, as in the safetensors library."""
+"""Maximum size of a header in bytes, as in the safetensors library."""
 LARGEST = 1e6
 """Upper bound of the rank and alpha of an adapter."""
 

@@ -62,8 +62,9 @@ def _found(
 
 
 def check_head(source: str, kind: str, target: Checkpoint, *, inside: bool, hint: str = "") -> None:
-    """Refuse a module that is not here and that nobody could fetch; loads no files. Arguments:
-    `resolve_head`.
+    """Raise UsageError if a module is neither on this machine nor downloadable. Loads no files.
+
+    For the arguments see `resolve_head`.
 
     Raises:
         UsageError: no such folder, or nothing of this kind is known for the target.

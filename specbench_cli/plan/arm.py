@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of the result: a method with its parameters.
+    """A method with its parameters: one row of the result table.
 
-    The method object is built at its first use, which imports torch. The facts that a plan needs of
-    a built-in method with default parameters are known without it.
+    The method object is built at its first use, which imports torch. A plan of a
+    built-in method with default parameters works without the object.
 
-    passed: the parameters as given; the method holds all of them as they take effect.
-    tuned: among how many these were chosen; None where they were not.
+    passed: the parameters that the user set. `method` has all of them, including defaults.
+    tuned: number of settings from which tuning chose these; None if they were not tuned.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Arm:
 
     @classmethod
     def of(cls, name: str, label: str, method: Method, passed: Mapping[str, Any]) -> Arm:
-        """Return a row of a method object that exists already."""
+        """Return an `Arm` for an existing method object."""
         arm = cls(name, label, passed)
         vars(arm)["method"] = method
         return arm
@@ -55,8 +55,10 @@ class Arm:
 
     @property
     def entry(self) -> registry.Entry | None:
-        """The registry's facts, if a plan needs no others: the method is built in, has default
-        parameters, and needs nothing else."""
+        """The registry entry of a built-in method with default parameters, or None.
+
+        It is also None if a plan needs facts that only the method object has.
+        """
         entry = registry.ours().get(self.name)
         known = "method" not in vars(self) and not self.passed
         return entry if known and entry is not None and not entry.more_needs else None
@@ -68,7 +70,7 @@ class Arm:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models beside target and draft that the method drafts with."""
+        """Models that the method drafts with, in addition to target and draft model."""
         return self.method.models() if self.entry is None else ()
 
     @property
@@ -78,19 +80,20 @@ class Arm:
 
     @property
     def like(self) -> str | None:
-        """The row whose acceptance rate this one takes, if it is a control that lets tokens pass at
-        random; None otherwise."""
+        """The label of the method whose acceptance rate a random control uses; None for others."""
         return None if self.entry is not None else like_of(self.method)
 
     @property
     def learns_from_prompts(self) -> bool:
-        """Return True if what the method decodes depends on the prompts before."""
+        """Return True if the output of the method depends on earlier prompts."""
         return bool(self.method.state_scope != "prompt")
 
     @property
     def is_reproducible(self) -> bool:
-        """Return True if a prompt decoded twice in one process has the same counters. What forwards
-        cost is the same all through a run."""
+        """Return True if a prompt that is decoded twice in one process has the same counters.
+
+        The costs of forwards, which some methods use, do not change during a run.
+        """
         same = self.method.timing_free or self.method.uses_costs
         return same and not self.method.peer and not self.learns_from_prompts
 
@@ -144,14 +147,13 @@ class Arm:
 
 
 def like_of(method: Method) -> str | None:
-    """Return the row whose acceptance rate a method takes; see `Arm.like`."""
+    """Return the label of the method whose acceptance rate is used; see `Arm.like`."""
     like: str | None = getattr(method.params, "like", None)
     return like
 
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
-    """Return the hooks that a method declares itself with: name, expected type in words, check of
-    the value."""
+    """Return the declaration hooks of a method: name, expected type in words, check of a value."""
     from specbench_cli.engine.models.head import Trained
     from specbench_cli.engine.verify.accept import AcceptRule
 

@@ -1,7 +1,6 @@
-"""Checks of a plan, one function each: what cannot run, or would mean nothing, is refused here.
+"""Checks that reject plans that cannot run or have no meaningful result, one function each.
 
-Most checks look at methods only if the option that they are for is given. Without it, nothing of
-the methods is imported.
+Most checks read the methods only if their option is set. Otherwise they import no method.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def check_methods(config: RunConfig, arms: Arms) -> None:
 
 
 def _containment(config: RunConfig, arms: Arms) -> None:
-    """Check that code that is to be run can be contained."""
+    """Check that this machine can contain generated code, if the run executes it."""
     if config.run_code and not config.uncontained:
         check_containment()
 
@@ -44,25 +43,25 @@ def _declarations(config: RunConfig, arms: Arms) -> None:
 
 
 def _contrast(config: RunConfig, arms: Arms) -> None:
-    """Check that each method can be held to the contrasted distribution."""
+    """Check that each method can follow the contrasted distribution."""
     if config.contrast is not None:
         why = "lets tokens stand that the contrasted target may not say"
         _check_held("--contrast", config, arms, why)
 
 
 def _grammar(config: RunConfig, arms: Arms) -> None:
-    """Check that each method can be held to the grammar."""
+    """Check that each method can follow the grammar."""
     if config.grammar is not None:
         option = f"--grammar {config.grammar}"
         _check_held(option, config, arms, f"lets tokens stand that {option} may forbid")
 
 
 def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
-    """Check that every method can be held to a setting of the target's distribution.
+    """Check that every method can follow an option that changes the target's distribution.
 
     Args:
-        asked: the option, as typed.
-        why: lossy methods cannot; what they do.
+        asked: The option, as typed.
+        why: End of the error message: how lossy methods break the option.
     """
     option = asked.split()[0]
     leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
@@ -82,7 +81,7 @@ def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
 
 
 def _upper_bounds(config: RunConfig, arms: Arms) -> None:
-    """Check that methods that read vanilla's output have the same output."""
+    """Reject methods that read vanilla's output if their own output can differ from it."""
     if config.verify not in ("rejection", "block"):
         return
     bounds = [arm.label for arm in arms if arm.method.upper_bound]
@@ -95,7 +94,7 @@ def _upper_bounds(config: RunConfig, arms: Arms) -> None:
 
 
 def _likes(config: RunConfig, arms: Arms) -> None:
-    """Check that the acceptance rates that controls take can be measured."""
+    """Check that the run can measure the acceptance rates that random controls use."""
     if all(arm.like is None for arm in arms):
         return
     ruled = {arm.label: arm for arm in arms if arm.method.accept is not None}
@@ -173,7 +172,7 @@ METHOD_CHECKS: tuple[Callable[[RunConfig, Arms], None], ...] = (
     *(_containment, _declarations, _contrast, _grammar, _upper_bounds, _likes),
     *(_accept_rules, _devices, _cluster, _batches),
 )
-"""Checks of the methods, in the order in which their faults are reported."""
+"""Checks of the methods, in the order in which their errors are reported."""
 
 
 def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
@@ -195,11 +194,12 @@ def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
 def unfit(
     arm: Arm, target: Checkpoint, draft: str | None, *, fetch: bool = False
 ) -> SpecbenchError | None:
-    """Return why a method cannot run here: it needs a draft model or a head, and the target has
-    none, or none that can be had. None if it can.
+    """Return the reason why a method cannot run on this machine, or None if it can.
+
+    The target may have no draft model or head for it, or none that can be downloaded.
 
     Args:
-        fetch: download heads that are not on this machine.
+        fetch: Download heads that are not on this machine.
     """
     if arm.needs_draft and draft is None:
         return UsageError(
@@ -221,7 +221,7 @@ def unfit(
 
 
 def check_programs(config: RunConfig, questions: Sequence[Question]) -> None:
-    """Check that tests can be run apart from the answer, if code is to be run."""
+    """Check that the tests of each question are a valid program, if the run executes code."""
     if not config.run_code:
         return
     for question in questions:
@@ -240,7 +240,7 @@ def check_imposed(
     checkpoints: Iterable[Checkpoint],
     grammar: Grammar | None,
 ) -> None:
-    """Check that acceptance is imposed only on models and methods that can take it."""
+    """Check that all models and methods support an imposed acceptance rate."""
     if config.acceptance is None:
         return
     if real := [each.label for each in checkpoints if not each.shape]:

@@ -13,9 +13,9 @@ iterator that the tests pass one by one, and the rest stays with the tests. An a
 answer changes in place is not changed for the tests, and equality of the answer's own classes is
 not asked: a program that is right by these alone fails.
 
-Tests that end without an error are no pass yet: each of their assertions must have held as often as
-for the task's reference solution. Without a solution that passes, each must have held once, except
-one that can never hold (`assert False`).
+An answer passes only if the tests end without an error and each assertion held at least as often as
+for the task's reference solution. If no reference solution passes, each assertion must have held at
+least once, except one that can never hold (`assert False`).
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _readings(answer: str, wanted: Collection[str]) -> Iterator[str]:
 def _blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
     """Yield the code blocks of an answer, the most likely one first.
 
-    First come the blocks that define a wanted name, with the earlier blocks that they need in
-    front. Then blocks that continue a function body, then all others.
+    Blocks that define a wanted name come first, together with the earlier blocks that they need.
+    Blocks that continue a function body follow, then all others.
     """
     found = list(_FENCED.finditer(answer))
     if not found:
@@ -218,7 +218,7 @@ class _Joined:
 
     @cached_property
     def _names(self) -> list[tuple[set[str], set[str]]]:
-        """The names that each block binds and reads."""
+        """Names that each block binds, and names that it reads."""
         return [(set(_bound(block)), _used(block)) for block in self._blocks]
 
     @cached_property
@@ -276,7 +276,7 @@ def _starts_indented(code: str) -> bool:
 def _job(
     program: str, before: str, after: str, reference: str | None
 ) -> dict[str, str | list[str]]:
-    """What the tests' process is told.
+    """Job of the tests' process.
 
     - program: the answer's.
     - own: what the tests have of their own: what comes before them (HumanEval's helpers), and
@@ -287,8 +287,7 @@ def _job(
       modules are never among them, unless the task's function has such a name.
     - given: the names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
     - tests: piece by piece where names are given, else as one.
-    - seed: The seed of the tests' random numbers: the same tests draw the same numbers for the
-      reference and for every answer.
+    - seed: random seed of the tests. It is the same for the reference and for every answer.
     """
     own = _own(before)
     said, kept = _bound(program), _bound(own)
@@ -322,7 +321,7 @@ def _asked(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
     """Return the names in the tests that stand for the answer's objects.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
-    read, they are the names that nobody else defines.
+    read, they are the names that neither the tests nor Python define.
     """
     used = {name for name in _used(after) - _bound(_own(before)).keys() if not _is_special(name)}
     if used & solution.keys():

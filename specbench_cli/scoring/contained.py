@@ -4,8 +4,8 @@ Run as a program of its own by `scoring.code`, with the standard library alone (
 keeps two rooms, each a process:
 
 - the **answer's** executes the program, then does what it is asked over a pipe: look a name up,
-  call, read or set an attribute. What it replies is JSON; objects that are no data stay there, and
-  a number stands for them. While it does so it can draw values from an iterator that it was given.
+  call, read or set an attribute. It replies in JSON; other objects stay there, and the reply has a
+  number for each. During an order it can draw values from an iterator of the tests.
 - the **tests'** hold the assertions and read the job. No line of the answer is executed there, the
   values that it compares are Python's own types, and the answer never sees what is expected. A pass
   is this process's exit code: an answer can make itself fail, and can pass only by right replies.
@@ -61,7 +61,7 @@ _LIMITS = {
     resource.RLIMIT_MEMLOCK: 0,
 }
 if sys.platform == "linux":
-    _LIMITS[resource.RLIMIT_SIGPENDING] = 64  # signals in a queue count for all of the user's
+    _LIMITS[resource.RLIMIT_SIGPENDING] = 64  # the queue is shared by all processes of the user
 
 # Constants from the Linux headers.
 _MOUNT_SETATTR = 442
@@ -86,7 +86,7 @@ _LAST_CALL = (334, 293)
 """Number of `rseq`, the last allowed call. C libraries work without later calls, which Linux before
 5.1 lacks: io_uring, clone3, pidfd, the newer mount calls, memfd_secret, and x32 calls on x86-64."""
 _SET_UP_CALLS = {"clone": (56, 220), "keyctl": (250, 219)}
-"""System calls that build a room, before the filter is there."""
+"""System calls that create a room, before the filter is installed."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
     # files, which are read-only libraries or in the answer's own folder
     "read": (0, 63),
@@ -155,7 +155,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "pipe2": (293, 59),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
-    # not executed, but answered with success: the answer's folder is in memory alone
+    # skipped with success, because the answer's folder is in memory only
     "fsync": (74, 82),
     "fdatasync": (75, 83),
     "msync": (26, 227),
@@ -320,10 +320,10 @@ _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
-    """Return a value as JSON can hold it.
+    """Return a value in a form that JSON can represent.
 
     Args:
-        number: Returns the number of an object that is no data.
+        number: Returns the number of an object that JSON cannot represent.
         draw: Copy the values of iterators, which exhausts them. False treats an iterator as an
             object that is no data. Iterators of the answer are copied, those of the tests are not:
             the answer draws each value when it needs it, as if both were one program.
@@ -398,7 +398,7 @@ def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an 
         return read(reply["value"], find)
 
     def serve() -> Any:
-        """Do what the tests ask until they reply to a `draw`, and return that reply."""
+        """Execute the orders of the tests until the reply to a `draw` comes, and return it."""
         for line in iter(asked.readline, ""):
             deed, *inputs = json.loads(line)
             if deed == _DRAWN:
@@ -450,8 +450,8 @@ _EXCEPTIONS = {
 }
 """The exceptions of an answer that the tests see as they are, by name.
 
-`StopIteration` and its kind would end a loop over `map` without an error, and skip the assertions
-that are left. They become a RuntimeError, as in a generator (PEP 479)."""
+`StopIteration` and similar exceptions would end a loop over `map` without an error and skip the
+remaining assertions. They become a RuntimeError, as in a generator (PEP 479)."""
 
 _DRAWN = "drawn"
 """First word of a line with the value that an iterator of the tests gave."""
@@ -505,10 +505,12 @@ class _Asking:
         self._iterators: list[Iterator[Any]] = []
 
     def __call__(self, deed: str, *inputs: Any) -> Any:
-        """Return the value of what the answer was asked. Ends the tests if there is no true reply.
+        """Send an order to the answer's process and return the result.
+
+        The tests' process ends as failed if the reply is not valid.
 
         Raises:
-            BaseException: of Python's own type of that name, where the answer raised one.
+            BaseException: the answer raised an exception. It has the builtin type of that name.
         """
         try:
             told = [written(each, self._number_of, draw=False) for each in inputs]
@@ -535,7 +537,7 @@ class _Asking:
                 print(json.dumps(drawn), file=self._calls, flush=True)
             raised = str(reply["raised"]) if "raised" in reply else None
             value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
-        except BaseException:  # the answer's process has ended, or what it wrote is no reply
+        except BaseException:  # the answer's process has ended, or its reply is not valid
             os._exit(FAILED)
         if raised is None:
             return value
@@ -553,7 +555,7 @@ class _Asking:
         return -1 - place
 
     def _draw(self, number: int) -> dict[str, Any]:
-        """Return the next value of an iterator that the answer was given, as a reply.
+        """Return the reply with the next value of an iterator that the answer received.
 
         Raises:
             AssertionError: an assertion of the tests failed in the iterator.

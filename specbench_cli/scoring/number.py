@@ -39,7 +39,7 @@ def replacer(forms: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """Return a function that makes replacements in a text, one after the other.
 
     Args:
-        forms: Regular expressions and what replaces them.
+        forms: Regular expressions and their replacements.
     """
     compiled = [(re.compile(pattern), by) for pattern, by in forms]
 

@@ -81,12 +81,12 @@ Asked = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a run says beside its records; empty where it says nothing.
+    """Facts of a run from its manifest and prompts. A field is empty if they do not state it.
 
-    methods: of its rows, by label; None where a row's is not said. tasks: their names. prompts: of
-    each turn that was asked, task, cluster, family and category. workers: to which it was dealt.
-    repeats, loads: number of its repeats, and of its loads. seed: its random seed. Each is None if
-    the manifest does not state it.
+    methods: method name by label; None if it is not stated. tasks: names of the tasks. prompts:
+    task, cluster, family and category of each turn. workers: workers of the cluster.
+    repeats, loads: number of repeats and of loads. seed: random seed. These three are None if the
+    manifest does not state them.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Known:
     seed: int | None = None
 
     def check_plan(self, pass_: int, seed: int) -> None:
-        """Check that the run has such a pass and seed. Raises ValueError: names the field."""
+        """Raise ValueError if the run does not have this repeat or seed."""
         load, repeat = divmod(pass_, PASSES_APART)
         if self.repeats is not None:
             planned = f"{pass_}, and the run has {self.repeats} repeats"

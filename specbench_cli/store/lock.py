@@ -68,7 +68,7 @@ class Lock:
     def _take(self) -> int | None:
         """Return the file descriptor of the locked file, or None if the lock is not available.
 
-        It is not available if another process has it or is removing the file, or if specbench did
+        The lock is not available if another process has it or removes the file, or if specbench did
         not write the file. A file that a killed process left, even an empty one, is taken over.
         """
         own = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()

@@ -55,9 +55,10 @@ class Read(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a file's lines become records that their run may hold.
+    """Parser and checks that turn the lines of a file into valid records of its run.
 
-    digests: digest of each line, by that of its key. complete: the run wrote no other lines.
+    digests: digest of each line, by the digest of its key. complete: True if the run wrote no
+    other lines.
     """
 
     file: Path
@@ -91,8 +92,8 @@ def check_line(key: object, line: str, digests: Mapping[str, str], *, complete: 
 
     Args:
         key: Key of the record or prompt in the line.
-        digests: Digest of each line, by that of its key.
-        complete: The run wrote no lines except those with a digest.
+        digests: Digest of each line, by the digest of its key.
+        complete: True if the run wrote no lines except those with a digest.
     """
     expected = digests.get(short_digest(key))
     if expected is None and complete:

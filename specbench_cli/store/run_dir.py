@@ -122,9 +122,9 @@ class RunDir:
     Attributes:
         path: the folder.
         manifest: what `manifest.json` holds.
-        lock: the right to write here, for who must be the only one.
+        lock: the lock of the only process that may write here.
         order: The content of `ORDER`. If another program removed the file, an interrupted run
-            writes it again. None: do not.
+            writes it again. None disables this.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class RunDir:
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[Key, list[int] | None] | None = None
-        # By file, the digest of each line that the run wrote, by the digest of its key.
+        # File name -> digest of a line's key -> digest of the line, for all lines of the run.
         self._digests: dict[str, dict[str, str]] = {_RECORDS: {}, _PROMPTS: {}}
         self._take_digests()
         self._seals: dict[str, Seal] = {}
@@ -256,7 +256,7 @@ class RunDir:
         return (path / _MANIFEST).exists()
 
     def read(self) -> None:
-        """Have the manifest as it is now, with what other processes of the run wrote.
+        """Read the manifest again, with the changes of other processes of the run.
 
         Raises:
             UsageError: as `open`.
@@ -326,13 +326,14 @@ class RunDir:
             self._answered |= {record.key: record.output_ids for record in records}
 
     def answered(self) -> Mapping[Key, list[int] | None]:
-        """What is there: the token ids of every record by its key. Read once, and five times as
-        fast as `records`, which alone checks what a record says; what another process adds later
-        is not in it.
+        """Return the token ids of every record by its key.
+
+        The file is read once, five times faster than by `records`, which also checks the content
+        of each record. Records that another process adds later are not included.
 
         Raises:
-            UsageError: a line that is no record, or that another program changed or added; a second
-                record of the same cell; a damaged prompt.
+            UsageError: a line is not a record, or another program changed or added it; two records
+                have the same key; a prompt is damaged.
         """
         if self._answered is None:
             self._adopt_prompts()
@@ -390,7 +391,7 @@ class RunDir:
         self._adopt_prompts()
 
     def _adopt_prompts(self) -> None:
-        """Check the prompts, and store digests of those that have none."""
+        """Check the prompts, and store a digest of each prompt that has none."""
         digests = self._digests[_PROMPTS]
         for prompt, line in self._prompt_lines(digests, complete=self._is_complete):
             digests.setdefault(short_digest((prompt.prompt_id, prompt.turn)), short_digest(line))
@@ -399,8 +400,8 @@ class RunDir:
         """Return the line number, key, line and token ids of every record.
 
         Raises:
-            UsageError: a line that is no record; a second record of the same cell; a pass or seed
-                that the run does not have.
+            UsageError: a line is not a record; two records have the same key; the run does not
+                have the repeat or the seed of a record.
         """
         file, seen, known = self.path / _RECORDS, set[Key](), self._planned()
         # Store the size before reading, so that a concurrent write is noticed.
@@ -583,12 +584,12 @@ class RunDir:
             ) from error
 
     def prompts(self) -> Iterator[Prompt]:
-        """All complete prompts, in the order written.
+        """Return all complete prompts, in the order written.
 
         Raises:
-            UsageError: a damaged line; one that another program changed or added; a second one of
-                the same turn, a turn without the one before it, a task, a token or a number of
-                questions that the run does not have.
+            UsageError: a line is damaged, or another program changed or added it; two prompts have
+                the same turn; a turn lacks the one before it; the run does not have the task or a
+                token id; a task has more questions than in the run.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         return self._checked_prompts()
@@ -638,7 +639,7 @@ class RunDir:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is no prompt: {why}",
-                    # Without its prompt, a record cannot be checked: it would be lost.
+                    # A record cannot be checked without its prompt, so the record would be lost.
                     hint=f"if that line was added, delete it: sed -i {number}d"
                     f" {shlex.quote(str(file))}; if it was changed, restore it from a copy, or"
                     " begin a new run: specbench run",

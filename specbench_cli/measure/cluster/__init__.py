@@ -1,1 +1,1 @@
-"""A repeat that is scheduled on the devices of several machines, which are reached by Ray."""
+"""Scheduling of a repeat on the devices of several machines, through Ray."""

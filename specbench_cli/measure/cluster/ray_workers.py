@@ -1,4 +1,4 @@
-"""Workers over Ray: an actor for each device of a cluster that Ray's own commands started."""
+"""Workers over Ray: one actor for each device of a cluster that `ray start` created."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class RayWorkers:
 
 @contextmanager
 def connected() -> Iterator[RayWorkers]:
-    """Yield the workers of the cluster that RAY_ADDRESS names, or that this machine is a node of.
+    """Yield the workers of the cluster in RAY_ADDRESS, or of the cluster of this machine.
 
     Raises:
         EnvironmentFault: Ray is not installed, or there is no such cluster.
@@ -175,7 +175,7 @@ def measure_on_cluster(
     *,
     force: bool,
 ) -> None:
-    """Measure all repeats of a run, each by fresh workers of a cluster.
+    """Measure all repeats of a run. Each repeat uses fresh workers of a cluster.
 
     Args:
         check, force: see `Scheduler`.

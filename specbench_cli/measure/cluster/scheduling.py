@@ -1,7 +1,8 @@
 """Scheduling: the driver assigns questions to the workers of a cluster and stores their records.
 
 One worker measures all methods on a question, vanilla included. The records of an assignment are
-stored together: a worker that is lost leaves nothing half done, and another gets its questions.
+stored together. If a worker is lost, no assignment is half stored, and its questions go to another
+worker.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OWN = "CUDA_VISIBLE_DEVICES"
 
 
 class Workers(Protocol):
-    """The workers of a cluster. Each carries out one order at a time, as a `WorkerProcess` does."""
+    """The workers of a cluster. Each runs one order at a time, like a `WorkerProcess`."""
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
         """Start a worker for each device of the cluster.
@@ -52,7 +53,7 @@ class Workers(Protocol):
         """
 
     def send(self, name: str, what: str, *args: Any) -> None:
-        """Have a worker do something: a method of `ClusterWorker`."""
+        """Send an order to a worker: the name of a method of `ClusterWorker`."""
 
     def receive(self) -> tuple[str, Any]:
         """Wait for a worker to be done: its name, and what it came to, be it an exception. One that
@@ -63,16 +64,16 @@ class Workers(Protocol):
 
 
 class Scheduler:
-    """Schedules one repeat of a run on fresh workers.
+    """Scheduler of one repeat of a run on fresh workers.
 
     Args:
-        plan: of the run.
-        run_dir: which the driver alone writes.
-        view: who is told.
-        workers: the workers, not started yet.
-        number: of the repeat.
-        check: refuses models and heads that are not those that the run was begun with.
-        force: go on though the machines are others than those that the run was begun on.
+        plan: The plan of the run.
+        run_dir: Folder of the run. Only the driver writes to it.
+        view: Display of progress and notes.
+        workers: The workers, not started yet.
+        number: Number of the repeat.
+        check: Raises an error if models or heads differ from those at the start of the run.
+        force: Continue even if the machines differ from those at the start of the run.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class Scheduler:
         return bool(self._finished) and self._where.keys() <= self._finished
 
     def run(self) -> None:
-        """Have the missing questions of the repeat measured, and store their records.
+        """Measure the missing questions of the repeat on the workers, and store their records.
 
         Raises:
-            EnvironmentFault: no device, or a worker that is not as the driver and the others are.
-            WorkerLost: no worker is left, or one deal ended too many.
+            EnvironmentFault: no device, or a worker that differs from the driver or other workers.
+            WorkerLost: no worker is left, or one assignment ended too many of them.
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})

@@ -131,7 +131,7 @@ class ClusterWorker:
         """Measure questions of a repeat.
 
         Args:
-            known: what the run holds of them.
+            known: outputs of these questions that the run has already.
         """
         self._answers.learn(known)
         self._seen.records, self._seen.notes = [], []
@@ -149,7 +149,7 @@ class ClusterWorker:
         )
 
     def conclude(self) -> Conclusion:
-        """Decode the first questions that it was dealt once more, see `Repeat.look_back`."""
+        """Decode the first questions of this worker again; see `Repeat.look_back`."""
         if self._deals > 1:
             self._repeat.look_back()
         return Conclusion(
@@ -157,10 +157,10 @@ class ClusterWorker:
         )
 
     def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
-        """See `judging.near_ties`.
+        """Return the causes of near-ties; see `judging.near_ties`.
 
         Args:
-            known: what the run holds of all questions.
+            known: outputs of all questions that the run has already.
         """
         self._answers.learn(known)
         return self._repeat.near_ties(needed=True)

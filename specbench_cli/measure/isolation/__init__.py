@@ -1,6 +1,6 @@
-"""Plug-ins in processes of their own, so that they change no other method and not the run.
+"""Plug-ins in their own processes, so that they cannot affect other methods or the run.
 
-`plugin_process` is the run's side, `orders` the side of the plug-in process, `state` what an import
-must not change. The run's own process imports a plug-in too, to plan with it, once its plug-in
-process has shown that the import is harmless; it never calls what decodes.
+`plugin_process` runs in the process of the run, and `orders` in the plug-in process. `state` lists
+the process-wide state that an import must not change. The process of the run also imports a plug-in
+to plan its methods, after the plug-in process has imported it safely. It never decodes with it.
 """

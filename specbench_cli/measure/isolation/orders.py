@@ -1,4 +1,4 @@
-"""Orders of the run, carried out in a plug-in process: import the plug-in, decode its methods."""
+"""Orders that a plug-in process executes: import the plug-in, decode with its methods."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MeasureOrder:
 
 @dataclass
 class PluginOrders:
-    """Orders that a plug-in process carries out, a method each."""
+    """Orders that a plug-in process executes. Each order is a method of this class."""
 
     bench: Bench | None = None
     sampling: Sampling | None = None
@@ -85,11 +85,11 @@ class PluginOrders:
     code: state.Seen = field(default_factory=dict)
 
     def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
-        """Import the plug-in. Return the process-wide state that this changed.
+        """Import the plug-in. Return the names of process-wide state that the import changed.
 
         Args:
-            file: the plug-in; None for those that are installed.
-            held: contents of plug-in files that the run checked.
+            file: The plug-in file. None imports the installed plug-ins.
+            held: Contents of the plug-in files that the run checked.
         """
         before = state.seen()
         plugin_file.hold_all(held)
@@ -206,7 +206,7 @@ _PROPERTIES = (
 def serve() -> NoReturn:
     """Run a plug-in process from its start to its end; see `worker_process.serve`.
 
-    Its first argument is the process that it must not outlive.
+    The first argument in `sys.argv` is the parent process. If the parent ends, this one ends too.
     """
     end_with(int(sys.argv[1]))
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one

@@ -28,13 +28,13 @@ class PluginMethods:
     """The methods of a plan that are measured in plug-in processes.
 
     Args:
-        plan: of the run.
-        run_dir: whose files are watched while they are at work.
-        threads: torch's, here and there.
+        plan: The plan of the run.
+        run_dir: Folder of the run. Its files are watched while plug-in processes work.
+        threads: Number of torch threads, in this process and in the plug-in processes.
 
     Attributes:
-        labels: of the rows. heads: what the manifest keeps of their trained modules.
-        unfit: those whose process could not load what they decode with, and why.
+        labels: Labels of these methods. heads: Manifest entries of their trained modules.
+        unfit: Methods whose process could not load their models or modules, with the error.
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
@@ -138,7 +138,7 @@ class PluginMethods:
 
 
 class PluginCells(Together):
-    """Cells of one row that are measured in its plug-in's process; see `quiet.Measurable`."""
+    """Outputs of one method that its plug-in process measures; see `quiet.Measurable`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Plug-in processes: a process for each plug-in file, which imports it and decodes its methods."""
+"""Plug-in processes: one for each plug-in file. It imports the file and runs its methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _processes: dict[str | None, PluginProcess] = {}
 
 
 class PluginProcessLost(MethodFault):
-    """A plug-in process ended, or did not answer in time; the next order starts another."""
+    """A plug-in process ended, or did not answer in time. The next order starts a new one."""
 
 
 def check_plugins(config: RunConfig) -> None:
@@ -85,7 +85,7 @@ def file_of(name: str, files: Sequence[str]) -> str | None:
 
 
 def process_of(file: str | None) -> PluginProcess:
-    """Return the process of a plug-in file; None: of the installed plug-ins."""
+    """Return the process of a plug-in file. None selects the installed plug-ins."""
     return _processes.setdefault(file, PluginProcess(file))
 
 
@@ -99,16 +99,16 @@ atexit.register(end_plugin_processes)
 
 
 class PluginProcess:
-    """A process of its own for a plug-in.
+    """A process that runs one plug-in.
 
-    It is suspended between its orders, with all that it started, so that it takes no processor from
-    other methods.
+    Between orders the process and its children are suspended, so that they use no CPU time while
+    other methods are measured.
 
     Args:
-        file: the plug-in; None for those that are installed.
+        file: The plug-in file. None selects the installed plug-ins.
 
     Attributes:
-        changed: process-wide state that the import of the plug-in changed.
+        changed: Names of process-wide state that the import of the plug-in changed.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -122,10 +122,10 @@ class PluginProcess:
         return self._worker is not None
 
     def ask(self, order: str, *arguments: Any, within: float = LOADING_S) -> Any:
-        """Return the result of an order; see `orders.PluginOrders`.
+        """Send an order and return its result; see `orders.PluginOrders`.
 
         Args:
-            within: seconds.
+            within: Maximum time in seconds.
 
         Raises:
             PluginProcessLost: the process ended. MethodFault: the order failed. SpecbenchError: the
@@ -143,7 +143,7 @@ class PluginProcess:
         self.changed = self._ask("import_plugin", self._file, held, within=within)
 
     def end(self) -> int | None:
-        """End the process with all that it started. Return the exit code that it had before."""
+        """End the process and its children. Return its exit code if it had ended, else None."""
         worker, self._worker = self._worker, None
         return None if worker is None else worker.end()
 
