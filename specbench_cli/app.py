@@ -368,9 +368,15 @@ def _clean_messages_of_python() -> None:
     """
 
     class Record(logging.LogRecord):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if self.exc_info and self.exc_info[0] is not None:  # handlers print `exc_text` instead
+                lines = traceback.format_exception(*self.exc_info)
+                self.exc_text = output.safe_in_a_log(truncate("".join(lines), LONGEST_TRACE))
+
         @override
         def getMessage(self) -> str:
-            return output.plain(truncate(super().getMessage()))
+            return output.safe_in_a_log(truncate(super().getMessage()))
 
     def show(
         message: Warning | str,

@@ -306,6 +306,11 @@ def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = N
 def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
     """Raise UsageError if the file is not one that `write_listed` wrote; call this before work."""
     _check_no_folder(path)
+    if path.name == FILE_LIST:
+        raise UsageError(
+            f"{FILE_LIST} is the list of the files that specbench wrote in a folder",
+            "choose another name",
+        )
     known = _read_file_list(path.parent).get(path.name, "") if path.parent.is_dir() else ""
     if not _may_replace(path.parent, path.name, set(known.split()), overwrite):
         raise _foreign_file_error([path], overwrite)
@@ -397,7 +402,10 @@ def _is_staging(folder: Path) -> bool:
         return False
     names = {each.name for each in folder.iterdir()}
     try:
-        marked = read_own(folder / _MARK) in (_ABOUT_STAGING.encode(), b"")
+        mark = read_own(folder / _MARK)
+        # A process that was killed while it wrote the mark made no files yet.
+        empty = mark == b"" and not any((folder / _FILES).glob("*"))
+        marked = mark == _ABOUT_STAGING.encode() or empty
     except UsageError:
         return False
     others = {name for name in names - {_MARK, _FILES, _LIST} if not _TEMPORARY.fullmatch(name)}

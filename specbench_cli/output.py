@@ -67,7 +67,7 @@ class _Console(Console):
             if segment.control:
                 yield segment
             else:
-                yield Segment(_safe_in_a_log(segment.text), segment.style)
+                yield Segment(safe_in_a_log(segment.text), segment.style)
 
 
 class _Talk:
@@ -203,7 +203,7 @@ def _units(text: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-def _safe_in_a_log(text: str) -> str:
+def safe_in_a_log(text: str) -> str:
     """Return escaped text; under GitHub Actions, also escape workflow commands."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
@@ -214,7 +214,7 @@ def _safe_in_a_log(text: str) -> str:
 def data(content: RenderableType) -> None:
     """Print a result: a text, or anything that rich can draw."""
     if isinstance(content, str):
-        sys.stdout.write(f"{_safe_in_a_log(content)}\n")
+        sys.stdout.write(f"{safe_in_a_log(content)}\n")
     else:
         console(stderr=False).print(content)
 
@@ -264,7 +264,7 @@ def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
     """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
     names, cells = _cells(records, columns)
     lines = ("\t".join(map(_field, line)) for line in [names, *cells])
-    sys.stdout.writelines(f"{_safe_in_a_log(line)}\n" for line in lines)
+    sys.stdout.writelines(f"{safe_in_a_log(line)}\n" for line in lines)
 
 
 def _field(cell: str) -> str:

@@ -194,6 +194,23 @@ def test_user_s_folder_with_the_name_of_a_temporary_one_is_kept(folder):
     assert (mine / "notes").read_text() == "precious"
 
 
+def test_folder_with_an_empty_mark_and_files_is_a_user_s(folder):
+    (child := os.fork()) or os._exit(0)
+    os.waitpid(child, 0)
+    mine = folder / f"{files._staging_prefix()}{child}-mine"
+    (mine / "files").mkdir(parents=True)
+    (mine / "about").touch()
+    (mine / "files" / "notes").write_text("precious")
+    deliver(folder)
+    assert (mine / "files" / "notes").read_text() == "precious"
+
+
+def test_list_of_files_is_no_name_for_a_result(folder):
+    with pytest.raises(UsageError, match="choose another|list of the files"):
+        files.write_listed(folder / files.FILE_LIST, "{}")
+    assert not (folder / files.FILE_LIST).exists()
+
+
 def killed_while_it_delivers(folder):
     with files.staging_folder(folder) as staging:
         (staging / "a").write_text("new")

@@ -359,28 +359,29 @@ def _wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> se
     """Return the builtins' names that the task asks the answer to define.
 
     These are the names that the reference solution defines. If it defines nothing that the tests
-    read, the name is a builtin's only if the tests read one builtin and no other name.
+    read, the name is a builtin's only if the tests read one builtin and no other name that their
+    outermost lines do not bind.
     """
     own = _own(before)
     used = _used(after) - _bound(own).keys()
     found = used & vars(builtins).keys()
     if used & solution.keys():
         return {name for name in found & solution.keys() if not _is_import(solution[name])}
-    alone = len(found) == 1 and not _last(own) and not used - found - _bound_anywhere(after)
-    return found if alone else set()
+    others = used & _globals_read(after) - found - (_bound(after).keys() - _rebound(after))
+    return found if len(found) == 1 and not _last(own) and not others else set()
 
 
 def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]:
     """Return the import statements for the names that the tests read and import for themselves.
 
-    The tests read a module `math` if they only read its attributes, as in `math.isclose`. The
-    reference solution decides first: a name that it defines is the answer's, a name that it imports
-    is the tests' own.
+    The tests read a module `math` if they read an attribute, as in `math.isclose`, and never call
+    the name. The reference solution decides first: a name that it defines is the answer's, a name
+    that it imports is the tests' own.
     """
     used = _used(after)
     found = {
         name: f"import {name}"
-        for name in (used & sys.stdlib_module_names) - solution.keys() - _read_bare(after)
+        for name in (used & sys.stdlib_module_names) - solution.keys() - _used_as_function(after)
     }
     for name in used & solution.keys():
         if _is_import(solution[name]):
@@ -406,33 +407,41 @@ def _star_imports(program: str) -> list[str]:
     ]
 
 
-def _read_bare(program: str) -> set[str]:
-    """Return the names that a program reads otherwise than for an attribute."""
+def _used_as_function(program: str) -> set[str]:
+    """Return the names that a program calls, or reads without ever reading an attribute."""
     tree = _parsed(program)
     nodes = list(ast.walk(tree)) if tree else []
-    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    return {
-        node.id
+    owners = {
+        node.value.id
         for node in nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in owners
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
+    called = {
+        node.func.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    read = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return called | read - owners
 
 
-def _bound_anywhere(program: str) -> set[str]:
-    """Return the names that a program binds in any scope."""
+def _rebound(program: str) -> set[str]:
+    """Return the names that a statement reads to bind them again: `for f in [f]`, `f = g(f)`."""
     found: set[str] = set()
     tree = _parsed(program)
     for node in ast.walk(tree) if tree else ():
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found.add(node.name)
-            case ast.Name(ctx=ast.Store()):
-                found.add(node.id)
-            case ast.arg():
-                found.add(node.arg)
-            case ast.alias():
-                found.add(node.asname or node.name.partition(".")[0])
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                found |= _names(target) & _names(value)
+            case ast.Assign(targets=targets, value=value):
+                found |= set().union(*map(_names, targets)) & _names(value)
     return found
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _own(before: str) -> str:

@@ -466,6 +466,22 @@ def _log():
     log.removeHandler(handler)
 
 
+@pytest.mark.usefixtures("messages_of_python")
+@pytest.mark.parametrize("with_traceback", [False, True])
+def test_logged_text_is_no_command_in_a_github_log(with_traceback, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    words = "x\n::error::pwned ##[set-output name=x]y"
+    log = logging.getLogger("somebody's")
+    log.addHandler(handler := logging.StreamHandler(sys.stderr))
+    try:
+        raise ValueError(words)
+    except ValueError:
+        log.error("got %s", words, exc_info=with_traceback)
+    log.removeHandler(handler)
+    lines = capsys.readouterr().err.splitlines()
+    assert not any(line.startswith("::") or "##[" in line for line in lines)
+
+
 def _fail_in_a_thread():
     def fail():
         raise RuntimeError(HIDDEN)

@@ -427,6 +427,19 @@ def test_answer_that_hides_a_builtin_is_asked_for_it():
             "",
             "\nassert math.isclose(area(10), 314.15)\n",
         ),
+        (
+            "class math:\n    isclose = lambda *a: True\ndef area(r): return 0\n",
+            "",
+            "\ndef check(math):\n    assert math.isclose(area(1), 3.14)\ncheck(math)\n",
+        ),
+        *(
+            ("def double(x): return 0\nabs = lambda x: 0\n", "", tests)
+            for tests in (
+                "\ndef check(double):\n    assert abs(double(2) - 4) < 1\ncheck(double)\n",
+                "\nfor double in [double]:\n    assert abs(double(2) - 4) < 1\n",
+                "\nassert [abs(double(2) - 4) for double in [double]] == [0]\n",
+            )
+        ),
     ],
 )
 def test_answer_cannot_replace_a_builtin_or_module_that_the_tests_use(answer, before, tests):
