@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from methods._heads.held_out import HELD_OUT, area_under
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Of the squared weights in the loss, tried on what is held out."""
+"""Weights of the L2 penalty in the loss; the best on held-out questions is used."""
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -33,7 +33,7 @@ class Mined:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a judge is worth on questions held out.
+    """Quality of a judge on held-out questions.
 
     tokens: how many it was asked of; harmless: the share of these that were. auc: the chance that
     it finds a harmless token more so than an important one. caught: by threshold, the share of

@@ -44,7 +44,7 @@ class Runs:
                     self._forget(next(iter(self._of)))
 
     def go_on(self, node: dict[int, Any]) -> bool:
-        """Whether a node of the trie has others behind it."""
+        """Return True if a node of the trie has children."""
         return not node.keys() <= {self.END}
 
     def ends(self, node: dict[int, Any]) -> tuple[list[int], list[int]]:

@@ -107,7 +107,7 @@ def label(
     labels: Labels,
     seed: int,
 ) -> Iterator[Labelled]:
-    """What the draft says at each place of the replies, and the chance that it stands.
+    """Yield each reply with the draft's token at every place and its acceptance probability.
 
     Args:
         replies: prompts and answers, of which the answers are labelled.

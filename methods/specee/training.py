@@ -20,9 +20,9 @@ from methods.specee.method import SpecEEParams
 from methods.specee.predictors import ExitPredictors, looked_at, seen
 
 WIDTH = 32
-"""Of the hidden layer. The authors' is 512, for models of 32 layers and more."""
+"""Size of the hidden layer. The authors use 512, for models of 32 layers and more."""
 STEPS, RATE, DECAY = 300, 0.02, 1e-4
-"""Of Adam, on all examples at once."""
+"""Steps, learning rate and weight decay of Adam, on all examples at once."""
 SHARE = 4
 """One layer in so many is looked at always: the authors' 8 of 32."""
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
@@ -30,7 +30,7 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class Read:
-    """What the layers but the last say of n tokens of answers.
+    """Early logits of n answer tokens, from all layers except the last.
 
     logits: [n, L - 1, k], of the candidates. right: [n, L - 1] bool, whether the likeliest token
     there is the target's own; taken: [n, L - 1] bool, whether it is a candidate. question: [n], the
@@ -45,7 +45,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Worth:
-    """What predictors are worth on questions held out.
+    """Quality of the predictors on held-out questions.
 
     tokens: how many there were. right: by layer, the share of looks there at which the likeliest
     token was the target's own; auc: by layer, the chance that they trust such a look more than

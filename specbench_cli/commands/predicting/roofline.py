@@ -20,10 +20,10 @@ DTYPE = "bfloat16"
 
 
 def asked_for(options: PredictOptions) -> Roofline | None:
-    """Return the roofline that the options name, or None.
+    """Return the roofline that the options name, or None if they name none.
 
     Raises:
-        UsageError: --hardware or --shape is missing or unknown.
+        UsageError: only some of the options are given, or a name is unknown.
     """
     from specbench_cli.measure.hardware.roofline import Roofline
 
