@@ -9,9 +9,8 @@ from methods.falcon.head import BLOCK, Falcon, FalconHead
 from methods.falcon.method import Falcon as Method
 from methods.falcon.tree import KMASK2_8LAYER_TREE, decoding_tree
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -20,6 +19,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.training.heads.losses import read_target, unroll
+from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
@@ -134,16 +134,8 @@ def test_training_drafts_what_decoding_does(family, target, head):
 def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
     """Theirs draws the token behind a draft that stood as a whole without the temperature."""
     case = Case("near", pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
-    truth = Reference(case.tables[0], case.sampling).joint(case.prompt, (), 3)
-
-    def run(random):
-        session = case.open(random=random)
-        for _ in Method(Method.Params(nodes=2, depth=2, width=2)).generate(session):
-            if len(session.output()) >= 3:
-                break
-        return tuple(session.output()[:3])
-
-    assert distance(law_of(outcomes(run, 5000)), truth) < 1e-9
+    method = Method(Method.Params(nodes=2, depth=2, width=2))
+    assert distance_from_target(method, case) < 1e-9
     target, draft = (table.double() for table in case.tables)
     before, last = case.prompt[-2:]
     theirs = {}
@@ -154,7 +146,7 @@ def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_
             for third, p in enumerate((target[first, second] / heat).softmax(-1).tolist()):
                 theirs[first, second, third] = p_first * p_second * p
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, truth) > 0.02
+    assert distance(theirs, target_distribution(case)) > 0.02
 
 
 def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():

@@ -20,15 +20,15 @@ from methods.hydra_plus.method import HydraPlus
 from methods.medusa.head import MedusaHeads
 from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
+from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
@@ -375,19 +375,6 @@ def test_in_hydra_a_node_is_ranked_by_its_own_path(open_session, target):
 NEAR = Case("near", pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
 
 
-def law_of_outputs(method):
-    """Of the first tokens that a method commits, by every outcome of its chance."""
-
-    def run(random):
-        session = NEAR.open(random=random)
-        for _ in method.generate(session):
-            if len(session.output()) >= NEAR.length:
-                break
-        return tuple(session.output()[: NEAR.length])
-
-    return law_of(outcomes(run, 5000))
-
-
 def typical_as_published(epsilon=0.09, delta=0.3):
     """The law of `medusa_generate` with sampling="typical", fast=True, and of `hydra_generate`, on
     the table: a step's first token is the likeliest one, a draft token (here the head's best)
@@ -415,16 +402,14 @@ def typical_as_published(epsilon=0.09, delta=0.3):
     ],
 )
 def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not(kind, params):
-    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
-    assert distance(law_of_outputs(kind(kind.Params(**params))), truth) < 1e-9
-    assert distance(typical_as_published(), truth) > 0.4
+    assert distance_from_target(kind(kind.Params(**params)), NEAR) < 1e-9
+    assert distance(typical_as_published(), target_distribution(NEAR)) > 0.4
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])
 def test_typical_acceptance_takes_more_and_says_that_it_is_not_exact(kind):
     """The control of the test before: with the paper's rule the law is another, and is said so."""
-    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
     method = kind(kind.Params(nodes=1, accept="typical"))
     assert kind(kind.Params()).guarantee("rejection") == "exact_law"
     assert method.guarantee("rejection") == method.guarantee("greedy") == "quality_only"
-    assert distance(law_of_outputs(method), truth) > 0.02
+    assert distance_from_target(method, NEAR) > 0.02
