@@ -8,6 +8,7 @@ from threading import Event, Thread
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from methods.mtp.method import Mtp
 from methods.sps import Sps
@@ -15,6 +16,7 @@ from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
 from tests.audit.faults.learning import Learning
+from tests.audit.faults.verifies import Verifies
 
 # ---- the clock ----------------------------------------------------------------------------------
 
@@ -47,7 +49,6 @@ class BeginsAgain(Sps):
     """Starts the clock once its draft model has read the prompt, by the harness's own `begin`."""
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         session.harness.begin()
 
@@ -56,7 +57,6 @@ class RestartsTheClock(Foresees):
     """Has its whole output, metered, and then takes both clocks in hand."""
 
     def start(self, session: Session) -> None:
-        """See `Foresees`."""
         super().start(session)
         session.harness.meter.clock.restart()
         session.harness.text.start()
@@ -70,7 +70,6 @@ class SetsTheClockBack(Sps):
     """Tells the time of the first token as that of the last one."""
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
         super().observe(session, outcome)
         session.harness.text.last_ns = session.harness.text.started_ns - 1
 
@@ -82,16 +81,14 @@ class DraftsPastTheMeter(Sps):
     """Drafts with the decoder under its wrapper."""
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
-        self.model = session.draft().decoder  # type: ignore[assignment]
+        self.model = session.draft().decoder
 
 
 class DraftsInABatchPastTheMeter(Sps):
     """Feeds its draft by `forward_batch` of the decoder under its wrapper."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         if not limit:
             return session.chain(())
         part = ModelInput(session.since(self.state.length()), self.state)
@@ -103,7 +100,6 @@ class AsksItsHeadTwice(Mtp):
     """Has its head read the newest features once more than its meter knows."""
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Mtp`."""
         super().observe(session, outcome)
         head = session.artifact(*self.artifacts()).decoder
         newest = session.since(len(session.tokens()) - 1)
@@ -114,7 +110,6 @@ class StrikesForwardsOut(Sps):
     """Takes the last forward of every step out of the trace."""
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
         super().observe(session, outcome)
         del session.harness.meter.forwards[-1:]
 
@@ -123,7 +118,6 @@ class CallsTheModule(Learning):
     """Drafts one token more, by the module of its own copy instead of the copy."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         draft = super().propose(session, limit)
         self.model.module(torch.tensor([session.tokens()]))
         return draft
@@ -138,7 +132,6 @@ class WorksInTheBackground(Sps):
     quit: ClassVar[Event] = Event()
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         self.quit.clear()
         Thread(target=self.quit.wait, args=(5.0,), daemon=True).start()
@@ -148,7 +141,6 @@ class DraftsInAThread(Sps):
     """Reads the text once more in a thread while it drafts, metered."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         model, state = session.draft(), session.new_state(session.draft())
         slowed = model.decoder.forward
 
@@ -156,12 +148,12 @@ class DraftsInAThread(Sps):
             time.sleep(0.002)
             return slowed(*x, **how)
 
-        model.decoder.forward = slowly  # type: ignore[method-assign]
+        model.decoder.forward = slowly
         thread = Thread(target=model.forward, args=(session.since(0), state))
         thread.start()
         draft = super().propose(session, limit)
         thread.join()
-        model.decoder.forward = slowed  # type: ignore[method-assign]
+        model.decoder.forward = slowed
         return draft
 
 
@@ -169,7 +161,6 @@ class WorksInAProcess(Sps):
     """Has a process at work beside it."""
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         context = multiprocessing.get_context("fork")
         context.Process(target=time.sleep, args=(3,), daemon=True).start()
@@ -184,12 +175,10 @@ class ForgetsFromTheSixth(Sps):
     prompts = 0
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         self.prompts += 1
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         return super().propose(session, limit // 2 if self.prompts > 5 else limit)
 
 
@@ -197,34 +186,25 @@ class ForgetsFromTheSixteenth(ForgetsFromTheSixth):
     """From the sixteenth prompt on drafts nothing."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         return Sps.propose(self, session, 0 if self.prompts > 15 else limit)
 
 
-class BonusOfTheDraft(Sps):
+class BonusOfTheDraft(Verifies, Sps):
     """Once the output is long, commits the draft's own token behind a draft that stands."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify(draft: Draft, rows: Any, *accept: Any) -> Outcome:
-            long = len(session.output()) > 60 and draft.nodes > 1
-            outcome = verified(draft, rows, *accept)
-            if not long or outcome.origin[-1] != "bonus":
-                return outcome
-            committed = (*outcome.committed[:-1], int(draft.tokens[0]))
-            return Outcome(outcome.path, committed, outcome.origin, outcome.tested)
-
-        session.verify = verify  # type: ignore[method-assign, assignment]
+    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+        long = len(session.output()) > 60 and draft.nodes > 1
+        outcome = self.verified(draft, rows, *accept)
+        if not long or outcome.origin[-1] != "bonus":
+            return outcome
+        committed = (*outcome.committed[:-1], int(draft.tokens[0]))
+        return Outcome(outcome.path, committed, outcome.origin, outcome.tested)
 
 
 class LosesAWindow(Sps):
     """Feeds its draft the last tokens alone of a text of more than 256."""
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         if len(session.tokens()) > 256:
             self.state.rollback(0, 0)
@@ -232,18 +212,11 @@ class LosesAWindow(Sps):
             self.model.forward(Tokens(ids), self.state, logits_at=None)
 
 
-class UnverifiedWhenLong(Sps):
+class UnverifiedWhenLong(Verifies, Sps):
     """Where the text is long and the draft is sure, commits it as it is, unverified."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify(draft: Draft, rows: Any, *accept: Any) -> Outcome:
-            outcome = verified(draft, rows, *accept)
-            if len(session.tokens()) <= 310 or not draft.nodes or outcome.path:
-                return outcome
-            return Outcome((0,), (int(draft.tokens[0]),), ("accepted",), 1)
-
-        session.verify = verify  # type: ignore[method-assign, assignment]
+    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+        outcome = self.verified(draft, rows, *accept)
+        if len(session.tokens()) <= 310 or not draft.nodes or outcome.path:
+            return outcome
+        return Outcome((0,), (int(draft.tokens[0]),), ("accepted",), 1)

@@ -23,6 +23,7 @@ from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling
 from tests.audit.faults.laws import OtherLaw
+from tests.audit.faults.verifies import Verifies
 
 LATE = 40
 """Number of output tokens after which the late faults begin."""
@@ -55,7 +56,6 @@ class DrawsOnceMore(OtherLaw):
     """Method that draws twice from the third token on, and reports a q that is wrong by 10%."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         q = session.warp(logits)
         if ahead < 2:
             return q, q
@@ -67,7 +67,6 @@ class WrongAtTheFourth(OtherLaw):
     """Method that reports a q that is wrong by 10% for the fourth draft token only."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         q = session.warp(logits)
         return q, tilted(q) if ahead == 3 else q
 
@@ -76,7 +75,6 @@ class WrongWhenLong(OtherLaw):
     """Method that reports a q that is wrong by 10% once the output is long."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         q = session.warp(logits)
         return q, tilted(q) if len(session.output()) > LATE else q
 
@@ -87,17 +85,14 @@ class WrongAfterMixedSteps(OtherLaw):
     accepted: tuple[int, ...] = ()
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         self.accepted = ()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
         super().observe(session, outcome)
         self.accepted = (*self.accepted[-1:], len(outcome.path))
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         q = session.warp(logits)
         mixed = len(self.accepted) == 2 and self.accepted[0] > 0 and self.accepted[1] == 0
         return q, tilted(q) if mixed else q
@@ -134,29 +129,21 @@ def _cut(scores: Tensor, sampling: Sampling) -> Tensor:
 # ---- greedy verification ------------------------------------------------------------------------
 
 
-class Verifies(Sps):
+class ChangesLogits(Verifies, Sps):
     """Speculative sampling that changes the target's logits before they are verified."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify_changed(draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
-            return verified(draft, self.changed(session, draft, rows.clone()), *accept)
-
-        session.verify = verify_changed  # type: ignore[method-assign, assignment]
+    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+        return self.verified(draft, self.changed(session, draft, rows.clone()), *accept)
 
     def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
         """Return the logits [m + 1, V] that decide about a draft of m tokens."""
         raise NotImplementedError
 
 
-class AcceptsTies(Verifies):
+class AcceptsTies(ChangesLogits):
     """Method that accepts a draft token that ties with the largest logit (`>=` for `==`)."""
 
     def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
-        """See `Verifies`."""
         if session.sampling.rule == "greedy":
             for row, token in zip(rows, draft.tokens.tolist(), strict=False):
                 if row[token] >= row.max():
@@ -164,11 +151,10 @@ class AcceptsTies(Verifies):
         return rows
 
 
-class AcceptsRunnersUpLate(Verifies):
+class AcceptsRunnersUpLate(ChangesLogits):
     """Method that also accepts the second most likely token once the output is long."""
 
     def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
-        """See `Verifies`."""
         if not session.sampling.draws and len(session.output()) > LATE:
             for row, token in zip(rows, draft.tokens.tolist(), strict=False):
                 if token == int(row.topk(2).indices[1]):
@@ -186,7 +172,6 @@ class KeepsFeatures(Medusa):
     rejected = False
 
     def start(self, session: Session) -> None:
-        """See `Medusa`."""
         super().start(session)
         self.kept, self.rejected = None, False
         features = session.features
@@ -196,10 +181,9 @@ class KeepsFeatures(Medusa):
                 self.kept = features(n)
             return self.kept
 
-        session.features = stale  # type: ignore[method-assign]
+        session.features = stale
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Medusa`."""
         super().observe(session, outcome)
         self.rejected = not outcome.path
 
@@ -211,12 +195,10 @@ class DraftsTheSameAgain(Sps):
     drafted: int | None = None
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         self.again, self.drafted = None, None
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         if self.again is None or session.sampling.draws or limit < 1:
             draft = super().propose(session, limit)
         else:
@@ -231,7 +213,6 @@ class DraftsTheSameAgain(Sps):
         return draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
         super().observe(session, outcome)
         self.again = None if outcome.path else self.drafted
 
@@ -269,7 +250,6 @@ class ReportsAnotherNodesQ(SpsTree):
     """Tree method that reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
         return with_another_nodes_q(super().propose(session, limit))
 
 
@@ -277,5 +257,4 @@ class StandReportsAnotherNodesQ(Stand):
     """N-gram method that reports the q of another node of the same level."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Stand`."""
         return with_another_nodes_q(super().propose(session, limit))

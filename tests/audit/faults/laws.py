@@ -21,7 +21,6 @@ class OtherLaw(Sps):
     """Draws tokens from one law and hands over another; subclasses say how the two differ."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         if not session.sampling.draws:
             return super().propose(session, limit)
         x, picks = session.since(self.state.length()), []
@@ -50,7 +49,6 @@ class DrawsFromTen(OtherLaw):
     """Draws from the draft's ten likeliest tokens, and hands the whole law over."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         law = session.warp(logits)
         return largest(law, 10), law
 
@@ -62,7 +60,6 @@ class TellsFifty(OtherLaw):
     """
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         law = session.warp(logits)
         told = largest(law, 50)
         floor = torch.where(law > 0, torch.full_like(law, 1e-6), law)
@@ -74,7 +71,6 @@ class ColderThanTold(OtherLaw):
     """Draws at temperature 0.5 and hands over the law at 1."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         return session.warp(logits / 0.5), session.warp(logits)
 
 
@@ -82,7 +78,6 @@ class WrongFromTheFifth(OtherLaw):
     """From the fifth level on hands over a law that is wrong by 10%."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         law = session.warp(logits)
         if ahead < 4:
             return law, law
@@ -96,7 +91,6 @@ class TellsHalfPrecision(OtherLaw):
     """Hands its law over with eight bits, as a worker might send it."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         law = session.warp(logits)
         told = law.bfloat16().to(law.dtype)
         return law, told / told.sum(-1, keepdim=True)
@@ -106,7 +100,6 @@ class CutsOnlyWhatItTells(OtherLaw):
     """Draws under the temperature alone, and redraws what the cuts leave out as the likeliest."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         told = session.warp(logits)
         whole = (logits / session.sampling.temperature).softmax(-1).to(told.dtype)
         law = torch.where(told > 0, whole, 0.0)
@@ -118,7 +111,6 @@ class SureIfUnlimited(OtherLaw):
     """With its threshold off draws without the law's tail, and hands the whole law over."""
 
     def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
         law = session.warp(logits)
         return (largest(law, 2) if self.params.threshold == 0.0 else law), law
 
@@ -127,7 +119,6 @@ class MixesUpTheLast(SpsTree):
     """Of trees of five levels, hands over half of the last node's law shifted by one id."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
         draft = super().propose(session, limit)
         if draft.q is None or draft.levels < 5:
             return draft

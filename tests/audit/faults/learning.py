@@ -18,7 +18,6 @@ class Learning(Sps):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """See `Sps`."""
         super().start(session)
         self.model = session.trainable()
         self.state = session.new_state(self.model)
@@ -36,7 +35,6 @@ class LearnsInTheMiddle(Learning):
     """A new version arrives while it drafts: its tokens are of that, its laws of the one before."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
         rows = self.state.length()
         older = super().propose(session, limit)
         for weight in self.model.module.parameters():
@@ -53,7 +51,6 @@ class LearnsWhileDecoding(Learning):
     """Takes its step after each verification, so that no version made the output."""
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
         super().observe(session, outcome)
         with torch.inference_mode(False), torch.enable_grad():
             self.learn(session)
@@ -63,7 +60,6 @@ class TeachesAll(Learning):
     """Writes what it learnt into the draft that all rows share."""
 
     def learn(self, session: Session) -> None:
-        """See `Learning`."""
         super().learn(session)
         shared: Any = session.draft()
         with torch.inference_mode():
@@ -74,7 +70,6 @@ class TeachesTheTarget(Learning):
     """Draws the target near to its draft."""
 
     def learn(self, session: Session) -> None:
-        """See `Learning`."""
         super().learn(session)
         with torch.inference_mode():
             table = session.target.table.clamp_(min=-30.0)  # a mean of -inf and -inf is none

@@ -25,7 +25,6 @@ class ReturnsPending(Pearl):
     """Where the output's end comes within its draft, returns what was not verified."""
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
         verified = session.verify
 
         def verify_all_but_the_end(
@@ -37,7 +36,7 @@ class ReturnsPending(Pearl):
             accepted: list[Origin] = ["accepted"] * m
             return Outcome(tuple(range(m)), ids, tuple(accepted), m)
 
-        session.verify = verify_all_but_the_end  # type: ignore[method-assign]
+        session.verify = verify_all_but_the_end
         yield from super().generate(session)
 
 
@@ -45,7 +44,6 @@ class TestsTwoWithOneNumber(Pearl):
     """Tests the first token of a window, and once it stands the second one, with one number."""
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
         session._chooser.random = _OneNumber(session.random)
         yield from super().generate(session)
 
@@ -59,7 +57,6 @@ class _OneNumber:
         self._below: Tensor | None = None  # what the last number is known to be below
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """See `Random`."""
         chances = a
         if self._below is not None:
             chances = torch.cat(((a[:1] / self._below).clamp_max(1.0), a[1:]))
@@ -73,28 +70,26 @@ class KeepsStaleRows(PearlDrafter):
     """Forgets nothing: rows of rejected tokens stay, and what follows them is fed behind."""
 
     def start(self) -> None:
-        """See `PearlDrafter`."""
         super().start()
         since = self.desk.since
 
         def newest(length: int) -> Tokens:
             return since(min(length, len(self.desk.text) - 1))
 
-        self.state.rollback = lambda *_: None  # type: ignore[method-assign]
-        self.desk.since = newest  # type: ignore[method-assign]
+        self.state.rollback = lambda *_: None
+        self.desk.since = newest
 
 
 class DraftsFromStaleRows(Pearl):
     """Its drafter keeps rows of rejected tokens."""
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
         hire = session.hire
 
         def hire_another(kind: type[Drafter], params: MethodParams) -> Worker:
             return hire(KeepsStaleRows, params)
 
-        session.hire = hire_another  # type: ignore[method-assign]
+        session.hire = hire_another
         yield from super().generate(session)
 
 
@@ -102,7 +97,6 @@ class TellsTooMuch(Pearl):
     """Tells its drafter of a rejected token as if it stood, before the one in its place."""
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
         hire = session.hire
 
         def hire_and_tell(kind: type[Drafter], params: MethodParams) -> Worker:
@@ -113,8 +107,8 @@ class TellsTooMuch(Pearl):
                 stands, window, *told = message.ints
                 send(Message((stands + len(told), window, *told)))
 
-            worker.send = tell  # type: ignore[method-assign]
+            worker.send = tell
             return worker
 
-        session.hire = hire_and_tell  # type: ignore[method-assign]
+        session.hire = hire_and_tell
         yield from super().generate(session)

@@ -26,7 +26,6 @@ class RatioOfTopK(SpsTree):
     """Takes the likeliest children and hands over the law that they were not drawn from."""
 
     def start(self, session: Session) -> None:
-        """See `SpsTree`."""
         super().start(session)
         branch = session.branch
 
@@ -34,14 +33,13 @@ class RatioOfTopK(SpsTree):
             tokens, q = branch(rows, width, **rest)
             return (tokens, q) if q is None else (q.topk(width).indices, q)
 
-        session.branch = likeliest  # type: ignore[method-assign]
+        session.branch = likeliest
 
 
 class OrderedBackwards(SpsTree):
     """Has children drawn without replacement tested in the order opposite to their draws."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
         draft = super().propose(session, limit)
         order = tuple(reversed(range(draft.nodes)))
         return draft if draft.parents is None else replace(draft, order=order)
@@ -51,7 +49,6 @@ class WrongParents(SpsTree):
     """Hangs the second level's children below each other's parents."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
         draft = super().propose(session, limit)
         if draft.parents is None:
             return draft
@@ -63,7 +60,6 @@ class WorstFirst(SpsTree):
     """Takes the least likely children in greedy decoding."""
 
     def start(self, session: Session) -> None:
-        """See `SpsTree`."""
         super().start(session)
         branch = session.branch
         sign = -1 if session.sampling.rule == "greedy" else 1
@@ -71,7 +67,7 @@ class WorstFirst(SpsTree):
         def worst(rows: Tensor, width: int, **rest: Any) -> tuple[Tensor, Tensor | None]:
             return branch(sign * rows, width, **rest)
 
-        session.branch = worst  # type: ignore[method-assign]
+        session.branch = worst
 
 
 # ---- methods that draft with a head -------------------------------------------------------------
@@ -81,16 +77,14 @@ class KeepsItsDraft(Mtp):
     """Leaves what it drafted in its head's state."""
 
     def start(self, session: Session) -> None:
-        """See `Mtp`."""
         super().start(session)
-        self.levels.drop = lambda: None  # type: ignore[method-assign]
+        self.levels.drop = lambda: None
 
 
 class KeepsPredicted(KeepsItsDraft):
     """Keeps its head's rows of accepted tokens, which it made of features that it predicted."""
 
     def start(self, session: Session) -> None:
-        """See `Mtp`."""
         super().start(session)
         unread = session.unread
 
@@ -98,7 +92,7 @@ class KeepsPredicted(KeepsItsDraft):
             x = unread(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 
-        session.unread = rest  # type: ignore[method-assign]
+        session.unread = rest
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """What stood stays."""
