@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
@@ -19,7 +18,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 
@@ -39,28 +38,6 @@ def table_decoder() -> type[TableDecoder]:
 @pytest.fixture(scope="session")
 def exact_law() -> Callable[[Callable[[Random], Hashable]], Law]:
     return torch.inference_mode()(walk)
-
-
-@pytest.fixture
-def law_of_plain() -> Callable[..., Law]:
-    """The law of the first tokens of plain decoding on a table [V, V, V] of logits."""
-
-    def found(table: Tensor, sampling: Sampling, prompt: Sequence[int], length: int) -> Law:
-        law: dict[Hashable, float] = defaultdict(float)
-
-        def extend(output: tuple[int, ...], weight: float) -> None:
-            if len(output) == length:
-                law[output] += weight
-                return
-            before, last = (*prompt, *output)[-2:]
-            for token, p in enumerate(warp(table[before, last], sampling).tolist()):
-                if p > 0:
-                    extend((*output, token), weight * p)
-
-        extend((), 1.0)
-        return law
-
-    return found
 
 
 def workspace_of(
