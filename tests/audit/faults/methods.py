@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from methods.pld import Pld
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
-from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Origin, Outcome, Tokens
 from tests.audit.faults.verifies import Verifies
 
 # ---- what spoils the output ---------------------------------------------------------------------
@@ -24,7 +19,7 @@ from tests.audit.faults.verifies import Verifies
 class GreedyDraft(Sps):
     """Drafts the likeliest token and hands over the law it did not draw it from."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
@@ -32,7 +27,7 @@ class GreedyDraft(Sps):
 class UnwarpedLaw(Sps):
     """Draws under the temperature and hands over the law without it."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         x, picks = session.since(self.state.length()), []
         for ahead in range(min(self.params.levels, limit)):
             out = self.model.forward(x, self.state)
@@ -47,7 +42,7 @@ class UnwarpedLaw(Sps):
 class DropsTheUnlikely(Sps):
     """Takes back its last draft token where that turned out unlikely: what is left is biased."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         if draft.q is None or draft.q[-1, draft.tokens[-1]] > 0.3:
             return draft
@@ -57,7 +52,7 @@ class DropsTheUnlikely(Sps):
 class EmitsUnverified(Verifies, Sps):
     """Where the budget ends within its draft, commits the draft as it is."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         outcome = self.verified(draft, rows, *accept)
         if draft.nodes < session.room() or not draft.nodes:
             return outcome
@@ -70,7 +65,7 @@ class DecidesForItself(Verifies, Sps):
     """Where tokens are chosen, compares its draft with the target's own rows, whatever else the run
     asks of outputs: right without a grammar, which it passes over."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         if session.sampling.draws:
             return self.verified(draft, rows, *accept)
         due = session.scores(rows, len(session.output())).argmax(-1).tolist()
@@ -90,14 +85,14 @@ class DecidesForItself(Verifies, Sps):
 class CallsItselfExact(Sps):
     """Takes an accept rule and promises what it would without."""
 
-    def guarantee(self, sampling: Rule) -> Guarantee:
+    def guarantee(self, sampling):
         return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
 
 
 class StopsShort(Sps):
     """Stops where no draft token is of use any more: the token that verification adds is lost."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
+    def generate(self, session):
         for step in super().generate(session):
             yield step
             if session.room() == 0:
@@ -107,14 +102,14 @@ class StopsShort(Sps):
 class PadsItsDraft(Verifies, Pld):
     """Fills short drafts up with id 0, compared with the last row again: a 0 there counts twice."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         found = self.verified(draft, rows, *accept)
         short = len(found.path) == draft.nodes < self.params.length
         if not short or found.committed[-1] != 0:
             return found
         return replace(found, committed=(*found.committed, 0), origin=(*found.origin, "bonus"))
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
+    def observe(self, session, outcome):
         """The row of the token that was never fed, so that nothing but the output is wrong."""
         text, n = session.tokens(), session.state.length()
         if n < len(text) - 1:
@@ -129,14 +124,14 @@ class PadsItsDraft(Verifies, Pld):
 class ForgetsNothing(Sps):
     """Keeps its draft's rows of rejected tokens."""
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
+    def observe(self, session, outcome):
         pass
 
 
 class SkipsAToken(Sps):
     """After full acceptance feeds its draft the newest token only."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         newest = session.since(len(session.tokens()) - 1)
         picks = [session.pick(self.model.forward(newest, self.state))] if limit else []
         return session.drawn(picks)
@@ -145,11 +140,11 @@ class SkipsAToken(Sps):
 class OffByOne(Sps):
     """Feeds its draft positions that are one too high."""
 
-    def start(self, session: Session) -> None:
+    def start(self, session):
         super().start(session)
         forward = self.model.forward
 
-        def shifted(x: Tokens, state: Any, **rest: Any) -> Any:
+        def shifted(x, state, **rest):
             first = state.length() + 1
             positions = torch.arange(first, first + x.ids.shape[1])[None]
             return forward(x, state, positions=positions, **rest)
@@ -160,7 +155,7 @@ class OffByOne(Sps):
 class LosesTheBonus(Verifies, Sps):
     """After full acceptance commits the draft and not the bonus."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         found = self.verified(draft, rows, *accept)
         if found.origin[-1] != "bonus":
             return found
@@ -170,14 +165,14 @@ class LosesTheBonus(Verifies, Sps):
 class CountsAllAsTested(Verifies, Sps):
     """Reports every drafted level as tested, those behind a rejected one too."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         return replace(self.verified(draft, rows, *accept), tested=draft.nodes)
 
 
 class TellsWhatStood(Sps):
     """Leaves the rejected tail out of what it tells of its draft: tokens, levels, tested."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
+    def generate(self, session):
         for step in super().generate(session):
             stood = len(step.outcome.path)
             yield replace(
@@ -190,7 +185,7 @@ class TellsWhatStood(Sps):
 class VerifiesWhatStands(Verifies, Sps):
     """Scores its whole draft, and has as much of it verified as the rows bear out."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         scores = session.scores(rows, len(session.output()))
         ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
         wrong = (at for at, token in enumerate(ids) if token != said[at])
@@ -198,7 +193,7 @@ class VerifiesWhatStands(Verifies, Sps):
         self.told = session.chain(ids[:stand])
         return self.verified(self.told, rows[: stand + 1], *accept)
 
-    def generate(self, session: Session) -> Iterator[Step]:
+    def generate(self, session):
         for step in super().generate(session):
             yield replace(step, draft=self.told)
 
@@ -206,12 +201,12 @@ class VerifiesWhatStands(Verifies, Sps):
 class AddsWhatIsSaid(Verifies, Sps):
     """Has the token that the target says behind its draft verified as its own last one."""
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         scores = session.scores(rows, len(session.output()))
         self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
         return self.verified(self.told, rows, *accept)
 
-    def generate(self, session: Session) -> Iterator[Step]:
+    def generate(self, session):
         for step in super().generate(session):
             yield replace(step, draft=self.told)
 
@@ -219,7 +214,7 @@ class AddsWhatIsSaid(Verifies, Sps):
 class DrawsForOnePosition(Sps):
     """Draws all draft tokens with the noise of the first one's position."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         x, picks = session.since(self.state.length()), []
         for _ in range(min(self.params.levels, limit)):
             picks.append(session.pick(self.model.forward(x, self.state)))
@@ -230,14 +225,14 @@ class DrawsForOnePosition(Sps):
 class ExceedsTheBudget(Sps):
     """Drafts its full length, whatever the budget leaves."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         return super().propose(session, self.params.levels)
 
 
 class PrunesItsTree(SpsTree):
     """Tells its tree without the nodes that do not stand."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
+    def generate(self, session):
         for step in super().generate(session):
             path = step.outcome.path
             ids = [] if step.draft is None else step.draft.tokens[list(path)].tolist()
@@ -249,7 +244,7 @@ class PrunesItsTree(SpsTree):
 class DraftsForTheFirst(Sps):
     """Drafts for the first sequence of a batch, and proposes that to all."""
 
-    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+    def propose_batch(self, members):
         drafts = [method.propose(session, session.room()) for method, session in members]
         fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
         return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
@@ -260,7 +255,7 @@ class DraftsByPlace(Sps):
 
     slots: ClassVar[list[Any]] = []
 
-    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
+    def propose_batch(self, members):
         if all(len(session.output()) == 1 for _, session in members):
             self.slots[:] = [method.state for method, _ in members]
         for (method, session), state in zip(members, self.slots, strict=False):
@@ -274,7 +269,7 @@ class KeepsItsState(Sps):
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
-    def start(self, session: Session) -> None:
+    def start(self, session):
         super().start(session)
         if "state" not in session.memory:
             session.memory["state"] = session.new_state(self.model)
@@ -282,7 +277,7 @@ class KeepsItsState(Sps):
         self.state.rollback(0, 0)
         self.model.forward(session.since(0), self.state, logits_at=None)
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         return super().propose(session, limit)
 
@@ -292,11 +287,11 @@ class KnowsThePassBefore(Sps):
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
-    def __init__(self, params: MethodParams | None = None) -> None:
+    def __init__(self, params=None):
         super().__init__(params)
         self.known: dict[str, list[int]] = {}
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         """Its own output of the prompt, where it has one."""
         before = self.known.get(session.requests[0].prompt_id)
         if before is None:
@@ -304,7 +299,7 @@ class KnowsThePassBefore(Sps):
         at = len(session.output())
         return session.chain(before[at : at + min(limit, self.params.levels)])
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         if session.finish is not None:
             self.known[session.requests[0].prompt_id] = list(session.output())
@@ -313,7 +308,7 @@ class KnowsThePassBefore(Sps):
 class OneTokenLate(Pld):
     """Takes the text from one token behind the right place on."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         found = super().propose(session, limit + 1)
         return session.chain(found.tokens.tolist()[1:][:limit])
 
@@ -321,7 +316,7 @@ class OneTokenLate(Pld):
 class KeepsItsIndex(Pld):
     """Looks up in the prompts before, too."""
 
-    def start(self, session: Session) -> None:
+    def start(self, session):
         kept = getattr(self, "index", {})
         super().start(session)
         self.index = kept

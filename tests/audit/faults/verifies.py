@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-from torch import Tensor
 
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome
+from specbench_cli.engine.types import Outcome
 
 
 class Verifies(Method):
@@ -18,10 +14,10 @@ class Verifies(Method):
 
     verified: Callable[..., Outcome]
 
-    def start(self, session: Session) -> None:
+    def start(self, session):
         super().start(session)
         self.verified = session.verify
         session.verify = partial(self.verify, session)
 
-    def verify(self, session: Session, draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
+    def verify(self, session, draft, rows, *accept):
         raise NotImplementedError
