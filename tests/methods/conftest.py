@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.models.meter import Metered
@@ -132,6 +133,11 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
 
 
 @pytest.fixture(scope="session")
+def target(family: Family) -> Decoder:
+    return family.decoders["target"]
+
+
+@pytest.fixture(scope="session")
 def plain(family: Family) -> Callable[[int, Sampling], Plain]:
     """Plain decoding by transformers' module and warpers in a loop: no cache, none of our code.
 
@@ -233,5 +239,20 @@ def open_session(family: Family) -> Callable[..., Watched]:
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
         workspace = replace(workspaces[draft].alone(alone))
         return Watched(workspace, request, sampling or Sampling(), **rest)
+
+    return make
+
+
+@pytest.fixture
+def drafting(family: Family) -> Callable[..., Session]:
+    """A method with a head, on a session on prompt i, before its first `propose`."""
+
+    def make(method: Method, head: object, prompt: int = 0) -> Session:
+        space = Workspace({"target": family.decoders["target"]}, CAPACITY, make=lambda _: head)
+        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
+        session = Session(space, request, Sampling())
+        method.start(session)
+        session.prefill()
+        return session
 
     return make

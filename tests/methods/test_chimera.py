@@ -10,20 +10,10 @@ from torch.nn.functional import silu
 from methods.chimera.head import LEVELS, Chimera, ChimeraHead
 from methods.chimera.method import Chimera as Method
 from specbench_cli.engine.models.head import features
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
-from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.training.heads import family as head_family
 from specbench_cli.training.heads.losses import read_target, unroll
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +49,11 @@ def by_definition(head, target, text, path):
 
 
 def test_each_node_is_ranked_by_the_layer_over_the_context_and_the_trigrams_of_its_path(
-    family, target, head
+    drafting, target, head
 ):
-    space = Workspace({"target": target}, 96, make=lambda _: head)
     for prompt in (0, 17):  # of one token, and of many
-        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
-        session = Session(space, request, Sampling())
         method = Method(Method.Params(nodes=8))
-        method.start(session)
-        session.prefill()
+        session = drafting(method, head, prompt)
         for _ in range(3):
             draft = method.propose(session, 3)
             text, ids = list(session.tokens()), draft.tokens.tolist()

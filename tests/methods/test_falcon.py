@@ -12,19 +12,10 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.head import features
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.training.heads.losses import read_target, unroll
 from tests.methods.exact import distance_from_target, target_distribution
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +80,11 @@ def by_definition(head, target, text, path):
 
 
 def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predicts(
-    family, target, head
+    drafting, target, head
 ):
-    space = Workspace({"target": target}, 96, make=lambda _: head)
     for prompt in (0, 17):  # of one token, and of many
-        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
-        session = Session(space, request, Sampling())
         method = Method(Method.Params(nodes=10, depth=4))
-        method.start(session)
-        session.prefill()
+        session = drafting(method, head, prompt)
         for _ in range(2):
             draft = method.propose(session, 4)
             text, ids = list(session.tokens()), draft.tokens.tolist()

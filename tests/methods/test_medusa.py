@@ -32,11 +32,6 @@ from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
-
-
-@pytest.fixture(scope="module")
 def rows(target):
     return torch.randn(3, target.hidden_size, generator=torch.Generator().manual_seed(1))
 
@@ -326,38 +321,23 @@ def tree_of(session, drafted):
     return dict(zip(paths, ids, strict=True))
 
 
-@pytest.fixture
-def open_session(family):
-    """A session whose head is the given one."""
-
-    def make(head):
-        space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
-        return Session(
-            space, Request("tiny", 0, family.prompts[0], StopRule(frozenset(), 20)), Sampling()
-        )
-
-    return make
-
-
-def drafted(open_session, kind, head, **params):
-    session = open_session(head)
+def drafted(drafting, kind, head, **params):
     method = kind(kind.Params(**params))
-    method.start(session)
-    session.prefill()
+    session = drafting(method, head)
     return session, tree_of(session, method.propose(session, 4))
 
 
-def test_in_medusa_a_node_is_a_function_of_its_level_and_rank(open_session, target):
+def test_in_medusa_a_node_is_a_function_of_its_level_and_rank(drafting, target):
     head = stirred(MedusaHeads(target))
-    session, tree = drafted(open_session, Medusa, head)
+    session, tree = drafted(drafting, Medusa, head)
     said = head(session.features())[:, 0].sort(descending=True).indices
     assert len(tree) == 63
     assert tree == {node: int(said[len(node) - 1, node[-1]]) for node in tree}
 
 
-def test_in_hydra_a_node_is_ranked_by_its_own_path(open_session, target):
+def test_in_hydra_a_node_is_ranked_by_its_own_path(drafting, target):
     head = stirred(HydraHeads(target))
-    session, tree = drafted(open_session, Hydra, head, nodes=30, width=3)
+    session, tree = drafted(drafting, Hydra, head, nodes=30, width=3)
     root = session.tokens()[-1]
     for node, token in tree.items():
         rows, path = session.features(), [root, *(tree[node[:at]] for at in range(1, len(node)))]

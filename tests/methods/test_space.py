@@ -17,11 +17,7 @@ from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.look_ahead import branches
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
 from tests.methods.exact import distance_from_target, target_distribution
 
@@ -39,13 +35,11 @@ def by_transformers(module, head, ids):
     return module(inputs_embeds=rows, use_cache=False).logits[0, len(ids) - 1 :]
 
 
-def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_one(family, head):
-    space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
-    request = Request("tiny", 0, family.prompts[7], StopRule(frozenset(), 20))
-    session = Session(space, request, Sampling())
+def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_one(
+    drafting, family, head
+):
     method, module = Space(Space.Params(length=3)), family.modules["target"]
-    method.start(session)
-    session.prefill()
+    session = drafting(method, head, 7)
     due = by_transformers(module, head, list(family.prompts[7]))
     torch.testing.assert_close(method.masks.newest(), due[1:], rtol=1e-4, atol=1e-4)
     for _ in range(3):
