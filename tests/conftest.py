@@ -149,6 +149,17 @@ def server() -> Iterator[Callable[..., Any]]:
         yield lambda *args, **more: started.enter_context(double(*args, **more))
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: small models are slower on two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def short_audit() -> Iterator[None]:
     """Audits look at few cases: those of every method in full are `specbench audit --all`."""

@@ -48,17 +48,13 @@ from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
 from tests.audit.faults.laws import ColderThanTold, DrawsFromTen
 from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
-
-
-class Silent:
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 class Found:

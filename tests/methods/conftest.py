@@ -99,13 +99,9 @@ def with_noise(module: LlamaForCausalLM, seed: int, share: float) -> LlamaForCau
     return copy
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(one_thread: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="session")
