@@ -88,13 +88,15 @@ StopsAgainstLists.TestCase.settings = settings(
 TestStopsAgainstLists = StopsAgainstLists.TestCase
 
 
-def test_a_path_that_was_not_written_or_has_gaps_is_refused() -> None:
+def test_a_path_that_was_not_written_or_has_gaps_and_too_many_rows_are_refused() -> None:
     state = RecurrentState(1, CAPACITY)
     state.write(0, 3, "abc")
     with pytest.raises(ValueError, match="outside the written ones"):
         state.commit(0, range(4))
     with pytest.raises(MethodFault, match="leaves tokens out in between"):
         state.commit(0, (0, 2))
+    with pytest.raises(ValueError, match="do not fit into a state of 20 rows"):
+        state.write(0, CAPACITY, "d")
 
 
 @pytest.fixture(params=FAMILIES)
