@@ -127,7 +127,7 @@ def _tasks(base: Side, new: Side, said: list[str]) -> set[str]:
 def _places(base: Side, new: Side, tasks: set[str], said: list[str]) -> set[Place]:
     """The prompts that both were asked, alike; `said` gets the others, by task."""
     asked: list[dict[Place, str]] = [
-        {(c.key.prompt_id, c.key.turn): c.task for c in side.cells.values() if c.task in tasks}
+        {c.key.place: c.task for c in side.cells.values() if c.task in tasks}
         for side in (base, new)
     ]
     ours, theirs = asked
@@ -175,16 +175,14 @@ def _pair(
 ) -> tuple[tuple[tuple[Cell, Cell], ...], list[str]]:
     """A row's pairs; and what one side lacks of prompts and passes that both have."""
     pairs = tuple(
-        (cell, theirs[key])
-        for key, cell in ours.items()
-        if key in theirs and (key.prompt_id, key.turn) in places
+        (cell, theirs[key]) for key, cell in ours.items() if key in theirs and key.place in places
     )
     lonely = []
     for which, own, other in (("BASE", ours, theirs), ("NEW", theirs, ours)):
         alone = [
-            (key.prompt_id, key.turn)
+            key.place
             for key in own
-            if key not in other and (key.prompt_id, key.turn) in places and key.pass_ in passes
+            if key not in other and key.place in places and key.pass_ in passes
         ]
         if alone:
             lonely.append(f"{_counted(len(alone), 'output')} only {which} has{_at(alone)}")

@@ -105,9 +105,8 @@ def dump(side: Side) -> str:
     rows: dict[str, dict[str, Any]] = {}
     prompts: dict[tuple[str, int], list[Any]] = {}
     for cell in (cell for process in side.processes for cell in process):
-        place = cell.key.prompt_id, cell.key.turn
         _put(rows, cell.key.label, {name: getattr(cell, name) for name in _OF_ROW})
-        _put(prompts, place, [getattr(cell, name) for name in _OF_PROMPT])
+        _put(prompts, cell.key.place, [getattr(cell, name) for name in _OF_PROMPT])
     parts = {
         "schema": _json(SCHEMA),
         "name": _json(side.name),
