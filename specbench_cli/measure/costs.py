@@ -10,6 +10,7 @@ probed by name, have such a line of their own.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import tempfile
 from bisect import bisect_right
@@ -346,6 +347,53 @@ class Costs(_Frozen):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise UsageError(f"{path} is damaged: {where}: {first['msg']}", again) from error
+
+
+# ---- the costs in the cache ----------------------------------------------------------------------
+
+
+def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Setup) -> Path:
+    """Return the file in the user's cache of a machine's costs with some models and a set-up."""
+    key = {
+        "machine": machine_id,
+        "models": {role: facts["sha256"] for role, facts in models.items()},
+        **setup.model_dump(),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return _cache() / f"{digest[:16]}.json"
+
+
+def find_kept(
+    machine_id: str | None,
+    models: Mapping[str, str],
+    setup: Setup,
+    *,
+    heads: Mapping[str, str] | None = None,
+) -> Costs | None:
+    """Return the newest costs in the cache of a machine and a set-up that know certain models.
+
+    Args:
+        models: role -> sha256 of the weights.
+        heads: the same of models that they had better know too: those that know most count.
+    """
+    fitting = []
+    for path in _cache().glob("*.json"):
+        try:
+            costs = Costs.load(path)
+        except UsageError:
+            continue  # a newer program's, or damaged: as good as not there
+        if costs.machine.get("id") == machine_id and costs.setup == setup and costs.knows(models):
+            fitting.append(costs)
+    wanted = (heads or {}).items()
+
+    def rank(costs: Costs) -> tuple[int, str]:
+        return sum(costs.knows(dict([head])) for head in wanted), costs.created_utc
+
+    return max(fitting, key=rank, default=None)
+
+
+def _cache() -> Path:
+    return files.cache_folder() / "costs"
 
 
 def along(line: Line, x: float) -> float:

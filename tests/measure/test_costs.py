@@ -14,8 +14,9 @@ from specbench_cli.measure.costs import (
     along,
     check_writable,
     differences,
+    find_kept,
+    kept_at,
 )
-from specbench_cli.measure.kept import find, kept_at
 
 TIMES = st.floats(1, 1e9)
 
@@ -189,13 +190,13 @@ def keep(found):
 
 def test_kept_costs_are_found_by_machine_models_and_setup(cache):
     found, setup = costs(), Setup(device="cpu", dtype="float32", threads=2)
-    assert find("abc", {"target": "aa"}, setup) is None
+    assert find_kept("abc", {"target": "aa"}, setup) is None
     assert keep(found).parent == cache
-    assert find("abc", {"target": "aa", "draft": "bb"}, setup) == found
-    assert find("abc", {"target": "aa"}, setup) == found  # a run that has no draft
-    assert find("abd", {"target": "aa"}, setup) is None
-    assert find("abc", {"target": "ab"}, setup) is None
-    assert find("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
+    assert find_kept("abc", {"target": "aa", "draft": "bb"}, setup) == found
+    assert find_kept("abc", {"target": "aa"}, setup) == found  # a run that has no draft
+    assert find_kept("abd", {"target": "aa"}, setup) is None
+    assert find_kept("abc", {"target": "ab"}, setup) is None
+    assert find_kept("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
 
 
 def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
@@ -203,7 +204,7 @@ def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
     newer = costs(models=alone, created_utc="2026-11-22T12:00:00+00:00")
     assert keep(newer) != keep(costs())
     (cache / "other.json").write_text("{")
-    assert find("abc", {"target": "aa"}, newer.setup) == newer
+    assert find_kept("abc", {"target": "aa"}, newer.setup) == newer
 
 
 def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
@@ -215,9 +216,9 @@ def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
     newer = costs(created_utc="2026-11-22T12:00:00+00:00")
     keep(newer)
     wanted = {"target": "aa", "draft": "bb"}
-    assert find("abc", wanted, setup) == newer
-    assert find("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
-    assert find("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
+    assert find_kept("abc", wanted, setup) == newer
+    assert find_kept("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
+    assert find_kept("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
 
 
 def test_costs_of_before_trees_and_heads_stay_readable():
