@@ -88,7 +88,12 @@ class WorkerProcess:
                 descriptors = (*descriptors, theirs.fileno())
                 command = (*command, str(theirs.fileno()))
                 stack.enter_context(deaf_to_interrupts())
-            self._process = start(command, descriptors, leads_session=takes_orders)
+            self._process = subprocess.Popen(
+                [*command],
+                pass_fds=descriptors,
+                start_new_session=takes_orders,
+                stdin=subprocess.DEVNULL if takes_orders else None,
+            )
 
     def send(self, order: str, *arguments: Any) -> None:
         """Send an order to the process; see `serve`.
@@ -167,18 +172,6 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         raise ProcessEnded(self._process.poll())
-
-
-def start(
-    command: Collection[str], descriptors: Collection[int], *, leads_session: bool
-) -> subprocess.Popen[bytes]:
-    """Start a process. If it leads a session, its stdin is empty."""
-    return subprocess.Popen(
-        [*command],
-        pass_fds=descriptors,
-        start_new_session=leads_session,
-        stdin=subprocess.DEVNULL if leads_session else None,
-    )
 
 
 def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
@@ -18,7 +17,8 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
-from specbench_cli.measure.result import Result, exit_code, void
+from specbench_cli.measure.manifest import now
+from specbench_cli.measure.result import Result, result_of
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.arm import Arm
@@ -84,7 +84,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     return Journal(
         schema=1,
         version=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_utc=now(),
         minutes=minutes,
         config=config.model_copy(update={"methods": named, "limit": None, "category": []}),
         sources=dict(sources),
@@ -241,10 +241,7 @@ class Rounds:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
         view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
         if _finished(path):
-            run_dir = RunDir.open(path)
-            records = list(run_dir.records())
-            code = exit_code(records, run_dir.manifest)
-            return Result(path, code, void(records))
+            return result_of(RunDir.open(path))
         if RunDir.holds_run(path):
             plan, run_dir = execute.reopen(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)
