@@ -165,6 +165,15 @@ class Curve(_Frozen):
             return took
         return took * along(self.saved, min(n_tokens, self.saved[-1][0]))
 
+    def covers(self, n_tokens: float, context: float, *, tree: bool = False) -> bool:
+        """Return True if `ns` interpolates here, False if it extrapolates beyond the points."""
+        lines = self.trees_by_context if tree else self.by_context
+        return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
+
+    def prefill_ns(self, n_tokens: float) -> float:
+        """Return the time of a forward over a prompt of `n_tokens`."""
+        return along(self.prefill, n_tokens)
+
     @cached_property
     def prefill(self) -> Line:
         """Times over prompt lengths."""
@@ -240,26 +249,6 @@ class Costs(_Frozen):
     hosts: dict[str, HostCost] = {}
     batch: BatchCost | None = None
 
-    def forward_ns(
-        self,
-        model: str,
-        n_tokens: float,
-        context: float,
-        *,
-        tree: bool = False,
-        lone: bool = False,
-    ) -> float:
-        """See `Curve.ns`.
-
-        Raises:
-            KeyError: the probe did not measure this model.
-        """
-        return self.curves[model].ns(n_tokens, context, tree=tree, lone=lone)
-
-    def prefill_ns(self, model: str, n_tokens: float) -> float:
-        """Time of a forward over a prompt of `n_tokens`. Raises KeyError as `forward_ns` does."""
-        return along(self.curves[model].prefill, n_tokens)
-
     def host_ns(
         self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, of: str = ""
     ) -> float:
@@ -272,12 +261,6 @@ class Costs(_Frozen):
         """
         host = self.hosts.get(of, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
-
-    def covers(self, model: str, n_tokens: float, context: float, *, tree: bool = False) -> bool:
-        """Whether `forward_ns` interpolates here, or extrapolates beyond the last points."""
-        curve = self.curves[model]
-        lines = curve.trees_by_context if tree else curve.by_context
-        return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
 
     def knows(self, models: Mapping[str, str]) -> bool:
         """Whether it was these models (role -> sha256 of the weights) that were probed."""

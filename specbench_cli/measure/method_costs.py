@@ -126,11 +126,7 @@ def costs_of(found: Measured, bench: Bench, plan: Plan, machine: dict[str, Any])
         models=models_of(bench),
         setup=Setup(dtype=plan.config.dtype, **bench.resolved()),
         seed=plan.config.seed,
-        quietness=found.quietness,
-        curves=found.curves,
-        host=found.host,
-        hosts=found.hosts,
-        batch=found.batch,
+        **vars(found),
     )
 
 

@@ -74,13 +74,6 @@ class Prompts:
         self._answers.prompts[question.prompt_id, turn] = prompt
         return prompt, fault
 
-    def request(self, question: Question, prompt: Prompt) -> Request:
-        """A prompt as it is decoded; there is room for it."""
-        budget = self._plan.budget(question)
-        self._bench.workspace.reserve(len(prompt.ids) + budget)
-        stop = self._bench.stop(budget)
-        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category)
-
     def known(self, request: Request, number: int) -> Known:
         """Return what is known of the output of a request in repeat `number`."""
         replays = self._plan.config.verify == REPLAY

@@ -331,7 +331,10 @@ class Repeat:
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
         """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
-        requests = [self._prompts.request(question, prompt) for question, prompt in asked]
+        requests = [
+            self._bench.request_for(prompt, self._plan.budget(question))
+            for question, prompt in asked
+        ]
         turns = [
             _Turn(question, prompt, request, self._prompts.known(request, number), [])
             for (question, prompt), request in zip(asked, requests, strict=True)

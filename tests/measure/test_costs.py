@@ -95,29 +95,29 @@ def test_before_the_first_point_nothing_changes(line, share):
 
 @given(st.floats(1, 8), st.floats(16, 64))
 def test_plane_is_interpolated_exactly(n, context):
-    assert costs().forward_ns("target", n, context) == pytest.approx(1000 * n + context)
+    assert costs().curves["target"].ns(n, context) == pytest.approx(1000 * n + context)
 
 
 def test_forwards_beyond_the_grid_are_extrapolated_and_said_so():
     found = costs()
-    assert found.forward_ns("target", 12, 64) == pytest.approx(12_064)
-    assert found.forward_ns("target", 4, 264) == pytest.approx(4_264)
-    assert found.covers("target", 8, 64)
-    assert found.covers("target", 1, 0)
-    assert not found.covers("target", 9, 64)
-    assert not found.covers("target", 8, 65)
+    assert found.curves["target"].ns(12, 64) == pytest.approx(12_064)
+    assert found.curves["target"].ns(4, 264) == pytest.approx(4_264)
+    assert found.curves["target"].covers(8, 64)
+    assert found.curves["target"].covers(1, 0)
+    assert not found.curves["target"].covers(9, 64)
+    assert not found.curves["target"].covers(8, 65)
 
 
 def test_prefill_and_host_have_costs_of_their_own():
     found = costs()
-    assert found.prefill_ns("draft", 32) == pytest.approx(16_000)
+    assert found.curves["draft"].prefill_ns(32) == pytest.approx(16_000)
     assert found.host_ns(drafts=5, nodes=5) == 155
     assert found.host_ns(drafts=10, nodes=12, steps=3) == 412
 
 
 def test_model_that_was_not_probed_is_a_key_error():
     with pytest.raises(KeyError):
-        costs().forward_ns("head", 1, 16)
+        costs().curves["head"].ns(1, 16)
 
 
 def test_file_comes_back_as_it_was(tmp_path):
@@ -223,7 +223,7 @@ def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
 
 def test_costs_of_before_trees_and_heads_stay_readable():
     old = costs(schema=1)
-    assert old.forward_ns("target", 4, 16, tree=True) == old.forward_ns("target", 4, 16)
+    assert old.curves["target"].ns(4, 16, tree=True) == old.curves["target"].ns(4, 16)
     assert old.host_ns(2, 3, of="eagle3") == old.host_ns(2, 3)
 
 

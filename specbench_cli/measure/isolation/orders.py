@@ -175,16 +175,10 @@ class PluginOrders:
         if key not in self.cells:
             assert self.bench is not None
             assert self.sampling is not None
-            prompt = asked.prompt
-            self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
-            stop = self.bench.stop(asked.budget)
-            request = self.bench.request(
-                prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category
-            )
             self.cells[key] = Cell(
                 self.arms[label],
-                prompt,
-                request,
+                asked.prompt,
+                self.bench.request_for(asked.prompt, asked.budget),
                 self.bench.workspace,
                 self.sampling,
                 asked.pass_,
