@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from specbench_cli.audit.runner import CHECKS, PEER_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
+from specbench_cli.interpreter import usable_cpus
 
 
 def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
@@ -34,7 +34,7 @@ def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
 
 def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Certificate]:
     """Audit methods on all CPUs that this process may use; certificates come as they are done."""
-    workers = min(_cpus(), len(names))
+    workers = min(usable_cpus(), len(names))
     if workers < 2:
         for name in names:
             yield audit(name, plugins)
@@ -60,9 +60,3 @@ def _begin(held: Mapping[Path, bytes]) -> None:
     """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
     plugin_file.hold_all(held)
     leave_at_interrupts()
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

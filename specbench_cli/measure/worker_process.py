@@ -7,7 +7,6 @@ together with this process.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -28,16 +27,6 @@ Ctrl-C too."""
 _POLL_S = 0.2
 """Seconds between checks that the process is alive, while waiting for its answer."""
 
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
-from importlib import import_module
-module, _, function = sys.argv.pop(1).partition(":")
-getattr(import_module(module), function)()
-"""
-"""Program that calls a function with the module path of the parent. `python -m` would search the
-working folder first, where a user's file can shadow a module that the program needs."""
-
 
 class ProcessEnded(Exception):
     """The process ended before it answered.
@@ -51,22 +40,11 @@ class ProcessEnded(Exception):
         self.code = code
 
 
-def python_command(function: str, *arguments: str) -> list[str]:
-    """Return the command that calls a function in a fresh interpreter.
-
-    Args:
-        function: "module:function", which is called without arguments.
-        arguments: `sys.argv[1:]` of the process.
-    """
-    modules = json.dumps([*map(str, sys.path)])
-    return [sys.executable, "-P", "-c", _PROGRAM, modules, function, *arguments]
-
-
 class WorkerProcess:
     """A child process that was started by a command.
 
     Args:
-        command: see `python_command`.
+        command: see `interpreter.python_command`.
         descriptors: open files that the process inherits.
         takes_orders: True if the process is controlled by orders only. It then gets a connection,
             whose file descriptor is its last argument, and its own session. Ctrl-C does not reach

@@ -19,7 +19,7 @@ def audited(capsys, tmp_path, monkeypatch, short_audit):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
     monkeypatch.setattr(registry, "_plugged_in", {})
-    monkeypatch.setattr(audit, "_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
+    monkeypatch.setattr(audit, "usable_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
 
     def call(*args):
         code = app._run(["audit", *map(str, args)])

@@ -454,7 +454,7 @@ def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreig
 
 def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, monkeypatch):
     file = write(tmp_path / "own.py")
-    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    monkeypatch.setattr(audit, "usable_cpus", lambda: 2)
     plugin_file.hold(file)
     write(file, word="other")
     with pytest.raises(UsageError, match="there is no method"):

@@ -55,7 +55,7 @@ def call(folder, *words):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_audits_in_several_processes_run_no_module_of_the_working_folder(folder, monkeypatch):
-    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    monkeypatch.setattr(audit, "usable_cpus", lambda: 2)
     with pytest.raises(UsageError, match="there is no method"):  # from a process that works
         list(audit.audit_all(["nosuch-a", "nosuch-b"]))
     assert ran(folder) == ""
