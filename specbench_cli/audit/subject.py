@@ -16,8 +16,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import FeatureHead, Head
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Rule
-
-LOSSLESS = ("exact_tokens", "exact_law")
+from specbench_cli.store.schema import LOSSLESS
 
 NODES = "nodes"
 """The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""

@@ -31,7 +31,7 @@ from specbench_cli.comparison.outcome import Change, Finding
 from specbench_cli.comparison.processes import Processes
 from specbench_cli.stats.bootstrap import WIDEST
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
-from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
     from specbench_cli.comparison.scope import Scope

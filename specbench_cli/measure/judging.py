@@ -16,12 +16,12 @@ from specbench_cli.errors import PromptError
 from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.cell import Cell
-from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.scoring import score
 from specbench_cli.stats.neartie import at_least_one
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import LOSSLESS, Record, Verdict
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Verdict
 from specbench_cli.tasks import written_text
 from specbench_cli.tasks.schema import Question
 
@@ -111,7 +111,7 @@ class Judging:
 
     def _verdict(self, cell: Cell, group: Group) -> Verdict:
         assert cell.measured is not None
-        if cell.arm.label == REFERENCE:
+        if cell.arm.label == BASELINE:
             return self._of_reference(cell, group)
         rule, output = self._sampling.rule, cell.measured.output
         guarantee = cell.arm.guarantees[rule]
