@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench_cli.audit import audit as module
+from specbench_cli.audit import runner as module
 
 
 @pytest.mark.long
