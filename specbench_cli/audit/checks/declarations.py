@@ -15,8 +15,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from specbench_cli.audit.cases import Case, sampling_of
-from specbench_cli.audit.checks.conduct import RULES, cases
+from specbench_cli.audit.cases import RULES, Case, sampling_of
+from specbench_cli.audit.checks.conduct import cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.subject import Subject, longest
