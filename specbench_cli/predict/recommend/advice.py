@@ -13,10 +13,10 @@ from specbench_cli.engine.method import Method
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.plan import AUTO
+from specbench_cli.predict.recommend.engines import Models, lines
 from specbench_cli.predict.recommend.journal import Journal
 from specbench_cli.predict.recommend.modelled import Modelled, model
 from specbench_cli.predict.recommend.search import Outcome
-from specbench_cli.predict.serving.lines import Models, lines
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.summary.metrics import Row
