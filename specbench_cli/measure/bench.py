@@ -35,7 +35,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
-from specbench_cli.measure.hardware.energy import Energy
+from specbench_cli.measure.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.placement import check_threads, choose_device, placement
 from specbench_cli.models.heads import HeadFiles, resolve_head

@@ -25,7 +25,7 @@ from specbench_cli.errors import (
     on_one_line,
     truncate,
 )
-from specbench_cli.measure.hardware.energy import Energy
+from specbench_cli.measure.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.phases import divided

@@ -7,7 +7,9 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.hardware.roofline import (
+from specbench_cli.models.aliases import UNITS, aliases
+from specbench_cli.models.shapes import Shape, pair, shapes
+from specbench_cli.predict.accelerators import (
     CONTEXTS,
     INPUTS,
     ROWS,
@@ -16,8 +18,6 @@ from specbench_cli.measure.hardware.roofline import (
     accelerators,
     distinct_experts,
 )
-from specbench_cli.models.aliases import UNITS, aliases
-from specbench_cli.models.shapes import Shape, pair, shapes
 
 SMALL = Shape(
     layers=2, hidden=8, mlp=16, heads=4, kv_heads=2, vocab=32, positions=64, source="made"
