@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.audit.audit import audit
+from specbench_cli.audit.runner import audit
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute

@@ -9,7 +9,6 @@ import pytest
 from specbench_cli.comparison import timing
 from specbench_cli.comparison.cell import Counters, Key, RowKey, Times
 from specbench_cli.comparison.outcome import Change
-from specbench_cli.comparison.pages import words
 from specbench_cli.comparison.processes import processes
 from specbench_cli.comparison.scope import Scope
 from specbench_cli.comparison.timing import (
@@ -329,6 +328,6 @@ def test_an_interval_whose_ends_are_no_figures_is_not_printed(low, high):
     told = {"low": ends[0], "high": ends[1], "significant": False}
     found = Change(figure=DECODE, ratio=1.25, **told)
     assert ends == (None, None)
-    assert timing._words(found) == "decode +25.0%"
-    assert words.change(found) == "+25.0%"
+    assert str(found) == "decode +25.0%"
+    assert found.percent == "+25.0%"
     assert timing._ends(-0.1, 0.1) == (math.exp(-0.1), math.exp(0.1))

@@ -129,13 +129,10 @@ def forget_work(out: Path, name: str) -> None:
 
 def _is_curves(content: bytes) -> bool:
     """Return True if `finish` wrote the content."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    if not isinstance(found, dict) or not found:
-        return False
-    return all(isinstance(each, dict) and "curve" in each for each in found.values())
+    found = files.json_object(content)
+    return bool(found) and all(
+        isinstance(each, dict) and "curve" in each for each in found.values()
+    )
 
 
 def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":

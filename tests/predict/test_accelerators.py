@@ -7,7 +7,9 @@ import pytest
 
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.hardware.roofline import (
+from specbench_cli.models.aliases import UNITS, aliases
+from specbench_cli.models.shapes import Shape, pair, shapes
+from specbench_cli.predict.accelerators import (
     CONTEXTS,
     INPUTS,
     ROWS,
@@ -16,8 +18,6 @@ from specbench_cli.measure.hardware.roofline import (
     accelerators,
     distinct_experts,
 )
-from specbench_cli.models.aliases import UNITS, aliases
-from specbench_cli.models.shapes import Shape, pair, shapes
 
 SMALL = Shape(
     layers=2, hidden=8, mlp=16, heads=4, kv_heads=2, vocab=32, positions=64, source="made"
@@ -125,9 +125,9 @@ def test_the_table_has_the_rooflines_own_times_and_reads_between_them():
     for role in ("target", "draft"):
         for n in ROWS:
             for at in CONTEXTS:
-                assert table.forward_ns(role, n, at) == pytest.approx(roofline.ns(role, n, at))
+                assert table.curves[role].ns(n, at) == pytest.approx(roofline.ns(role, n, at))
         for n, at in ((3, 77), (33, 500), (100, 3000)):
-            between = table.forward_ns(role, n, at)
+            between = table.curves[role].ns(n, at)
             assert between == pytest.approx(roofline.ns(role, n, at), rel=0.01)
     assert (table.host_ns(3, 4, steps=5), table.batch) == (0, None)
 

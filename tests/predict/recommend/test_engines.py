@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from specbench_cli import registry
-from specbench_cli.predict.serving.lines import Models, engines, lines
+from specbench_cli.predict.recommend.engines import Models, engines, lines
 
 NAMES = Models("org/big", "org/small", "org/head")
 EVERY = [

@@ -77,7 +77,7 @@ class Models:
 @cache
 def engines() -> tuple[Engine, ...]:
     """All that is known, in the file's order."""
-    text = files("specbench_cli.predict.serving").joinpath("engines.yaml").read_text("utf-8")
+    text = files("specbench_cli.predict.recommend").joinpath("engines.yaml").read_text("utf-8")
     return tuple(Engine.model_validate(each) for each in yaml.safe_load(text)["engines"])
 
 

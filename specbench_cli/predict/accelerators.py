@@ -39,12 +39,10 @@ from specbench_cli.measure.costs import (
     Quietness,
     Setup,
 )
+from specbench_cli.models.aliases import BYTES
 from specbench_cli.models.shapes import Shape, pair, shape
 
 HARDWARE = Path(__file__).parent / "devices.yaml"
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one number."""
-
 ROWS = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 CONTEXTS = (1, 256, 1024, 4096, 16384, 65536)
 """Where the table has points; between them it is read as measured ones are."""
