@@ -25,7 +25,7 @@ from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
@@ -179,6 +179,7 @@ __all__ = [
     "Method",
     "MethodFault",
     "MethodParams",
+    "ModelInput",
     "Nodes",
     "NumberOrAuto",
     "Origin",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -19,10 +19,9 @@ from specbench_cli.api import (
     Decoder,
     Features,
     Head,
-    Input,
     KVState,
     LayerShape,
-    LogitsAt,
+    ModelInput,
     Out,
     State,
     spread,
@@ -124,19 +123,10 @@ class UnfusedHead(Head, Artifact):
         return KVState(shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-        **_: Any,
-    ) -> Out:
-        """See `Decoder.forward`, over one sequence. A drafted row's position and what it sees of
-        others go with what its parent left, so that they are not asked for."""
+    def execute(self, model_input: ModelInput) -> Out:
+        """See `Decoder.execute`, over one sequence. The positions and the mask of drafted rows are
+        not read: both follow from the rows that the parents left."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
         self.ran += 1

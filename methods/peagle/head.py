@@ -29,7 +29,7 @@ from methods._heads.module import DraftHead, Out
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import Past
 from methods.eagle3.head import Eagle3, Eagle3Head
-from specbench_cli.api import Decoder, Features, Input, LayerReader, LogitsAt, State
+from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
 from specbench_cli.api import Out as Answer
 
 MASKED = "mask_hidden"
@@ -120,15 +120,14 @@ class PEagleHead(Eagle3Head):
         assert isinstance(module, PEagle)
         self.mask, self._masked = module.mask, read.get(MASKED)
 
-    def forward(
-        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
-    ) -> Answer:
+    def execute(self, model_input: ModelInput) -> Answer:
         """See the class; logits are of the last true row and of the masks'."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
         n, k, start = x.rows.shape[1], x.ids.shape[1] - x.rows.shape[1], state.length()
         rows = torch.cat((x.rows, self._masked.expand(1, k, -1)), 1)
         asked = None if logits_at is None else torch.arange(n - 1, n + k, device=self.device)
-        out = super().forward(Features(x.ids, rows), state, logits_at=asked, **how)
+        out = super().execute(model_input._replace(x=Features(x.ids, rows), logits_at=asked))
         state.rollback(0, start + n)
         return out
