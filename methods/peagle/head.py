@@ -21,13 +21,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from methods._heads.files import HeadFiles, HeadShape
 from methods._heads.layouts import Layout
 from methods._heads.module import DraftHead, Out
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import Past
+from methods._heads.slots import HeadInput
 from methods.eagle3.head import Eagle3, Eagle3Head
 from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
 from specbench_cli.api import Out as Answer
@@ -87,18 +87,11 @@ class PEagle(Eagle3):
         mask = files.token(files.config, "ptd_token_id", target)
         return {**super().facts(files, target), "mask": mask}
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
+    def forward(self, x: HeadInput) -> Out:
         """See `DraftHead.forward`: later steps read no row that the head left."""
-        if slots is None:
-            features = self.read(self.mask_hidden).expand_as(features)
-        return super().forward(embedded, features, places, past, slots)
+        if x.slots is None:
+            x = x._replace(features=self.read(self.mask_hidden).expand_as(x.features))
+        return super().forward(x)
 
 
 class PEagleHead(Eagle3Head):
