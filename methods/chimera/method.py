@@ -19,7 +19,7 @@ from specbench_cli.api import (
     Session,
     Trained,
     best_tree,
-    host,
+    fill,
 )
 
 
@@ -71,7 +71,7 @@ class Chimera(Method):
         """Choose the tree, make room for it, and have the target keep what the context is of."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
-        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -80,13 +80,8 @@ class Chimera(Method):
             return session.chain(())
         levels = self.levels
         # 1 and 2. Keys and values of new rows; what the last trigram says.
-        out = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.unread(levels.state.length()))
         # 3. Trigrams of drafted tokens, which are forgotten with the step.
-        tokens: list[host.Ids] = []
-        for ahead, level in enumerate(tree.levels()):
-            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
-            tokens.append(level.take(children))
-            if level.fed:
-                out = levels.feed(level.inner(tokens[-1]), level.above)
+        draft = fill(tree, levels, first, session).draft
         levels.drop()
-        return session.tree(host.joined(tokens), tree.parents)
+        return draft

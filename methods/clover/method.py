@@ -81,7 +81,7 @@ class Clover(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep the rows that the head reads."""
-        self.levels = Levels.of_head(session, self.artifacts()[0], self.params.nodes)
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 4."""

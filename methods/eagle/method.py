@@ -91,11 +91,8 @@ class Eagle(Method):
         else:
             whole = best_tree(params.nodes, depth=params.depth)
         self.tree = whole.within(params.depth, session.target.vocab_size)
-        size = len(self.tree.nodes)
-        session.reserve(size)
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)  # the second-to-top features: what the target's output matrix reads
-        self.levels = Levels(session, head, session.new_state(head, slack=size))
+        # The head reads the second-to-top features: what the target's output matrix reads.
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""

@@ -71,11 +71,9 @@ class Eagle3(Method):
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep what the head reads."""
         params = self.params
-        session.reserve(most(params.nodes))
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)  # a low, a middle and a high layer, not EAGLE's one below the output
         fed = params.width * (params.depth - 1)
-        self.levels = Levels(session, head, session.new_state(head, slack=fed))
+        # The head reads a low, a middle and a high layer, not EAGLE's one below the output.
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=most(params.nodes), fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""

@@ -79,7 +79,7 @@ class Falcon(Method):
         """Choose the tree, make room for it, and have the target keep what the head reads."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = decoding_tree(self.params.tree, self.params.nodes, depth, width)
-        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from methods._heads.trees import TreeParams, static_tree
 from methods.hydra.head import HydraHeads
 from specbench_cli.api import (
@@ -24,7 +21,7 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Trained,
-    host,
+    fill,
 )
 
 
@@ -87,17 +84,6 @@ class Hydra(Method):
         tree = self.tree.within(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        out = self.levels.begin()
         how: Law = "point" if self.params.children == "likeliest" else "wor"
-        tokens, laws = list[host.Ids](), list[Tensor]()
-        for ahead, level in enumerate(tree.levels()):
-            children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
-            tokens.append(level.take(children))
-            if q is not None:
-                laws.append(q.index_select(0, host.ids(level.rows, q.device)))
-            if level.fed:  # by their path: what was read at their parents, and themselves
-                out = self.levels.feed(level.inner(tokens[-1]), level.above)
-        drafted = session.tree(host.joined(tokens), tree.parents)
-        if not laws:
-            return drafted
-        return Draft(drafted.tokens, tree.parents, law=how, q=torch.cat(laws))
+        # Nodes are fed by their path: what was read at their parents, and themselves.
+        return fill(tree, self.levels, self.levels.begin(), session, how=how).draft
