@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from methods.eagle.head import EagleHead
 from specbench_cli.api import (
     AUTO,
+    Artifact,
     Draft,
     Growth,
     GrowthParams,
@@ -19,7 +20,6 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    Trained,
     most,
     select,
     size_of,
@@ -55,6 +55,7 @@ class Eagle2(Method):
     Params: ClassVar[type[MethodParams]] = Eagle2Params
     params: Eagle2Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = EagleHead
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
@@ -62,10 +63,6 @@ class Eagle2(Method):
     def uses_costs(self) -> bool:
         """To choose the tree's size."""
         return self.params.nodes == AUTO
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(EagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep what the head reads."""

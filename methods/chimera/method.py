@@ -11,13 +11,13 @@ from typing import ClassVar
 
 from methods.chimera.head import LEVELS, ChimeraHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     best_tree,
     fill,
 )
@@ -61,11 +61,8 @@ class Chimera(Method):
     Params: ClassVar[type[MethodParams]] = ChimeraParams
     params: ChimeraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = ChimeraHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The draft model."""
-        return (Trained(ChimeraHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the context is of."""

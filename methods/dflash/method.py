@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from methods.dflash.head import DFlashHead
-from specbench_cli.api import Draft, Features, Field, Method, MethodParams, Out, Session, Trained
+from specbench_cli.api import Artifact, Draft, Features, Field, Method, MethodParams, Out, Session
 
 
 class DFlashParams(MethodParams):
@@ -49,12 +49,9 @@ class DFlash(Method):
     Params: ClassVar[type[MethodParams]] = DFlashParams
     params: DFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = DFlashHead
     paper: ClassVar[Mapping[str, Any]] = {"length": 15}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head: layers of its own, the target's embedding and output matrix."""
-        return (Trained(DFlashHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""

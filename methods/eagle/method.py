@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 
 from methods.eagle.head import EagleHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     best_tree,
     host,
     tree_of_choices,
@@ -74,12 +74,9 @@ class Eagle(Method):
     Params: ClassVar[type[MethodParams]] = EagleParams
     params: EagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = EagleHead
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(EagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the head reads."""

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 from methods.eagle3.head import Eagle3Head
 from specbench_cli.api import (
     AUTO,
+    Artifact,
     Draft,
     GrowthParams,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     expand,
     most,
     select,
@@ -56,6 +56,7 @@ class Eagle3(Method):
     Params: ClassVar[type[MethodParams]] = Eagle3Params
     params: Eagle3Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = Eagle3Head
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
@@ -63,10 +64,6 @@ class Eagle3(Method):
     def uses_costs(self) -> bool:
         """To choose the tree's size."""
         return self.params.nodes == AUTO
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head: a layer, and an output matrix over a part of the target's vocabulary."""
-        return (Trained(Eagle3Head, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep what the head reads."""

@@ -13,6 +13,7 @@ from methods._heads.trees import TreeParams, static_tree
 from methods.hydra.head import HydraHeads
 from specbench_cli.api import (
     AcceptParams,
+    Artifact,
     Draft,
     Field,
     HeadLevels,
@@ -20,7 +21,6 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    Trained,
     fill,
 )
 
@@ -64,11 +64,8 @@ class Hydra(Method):
     Params: ClassVar[type[MethodParams]] = HydraParams
     params: HydraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = HydraHeads
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The heads."""
-        return (Trained(HydraHeads, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""

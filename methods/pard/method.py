@@ -13,6 +13,7 @@ import torch
 
 from methods.pard.head import PardDraft
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Method,
@@ -21,7 +22,6 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Tokens,
-    Trained,
 )
 
 
@@ -57,12 +57,9 @@ class Pard(Method):
     Params: ClassVar[type[MethodParams]] = PardParams
     params: PardParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = PardDraft
     paper: ClassVar[Mapping[str, Any]] = {"length": 12}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The adapted draft."""
-        return (Trained(PardDraft, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""

@@ -13,6 +13,7 @@ import torch
 
 from methods.peagle.head import PEagleHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Features,
     Field,
@@ -20,7 +21,6 @@ from specbench_cli.api import (
     MethodParams,
     Out,
     Session,
-    Trained,
 )
 
 
@@ -56,12 +56,9 @@ class PEagle(Method):
     Params: ClassVar[type[MethodParams]] = PEagleParams
     params: PEagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = PEagleHead
     paper: ClassVar[Mapping[str, Any]] = {"length": 7}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(PEagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from methods.space.head import MaskToken
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Method,
     MethodParams,
     Out,
     Session,
-    Trained,
 )
 
 
@@ -59,6 +59,7 @@ class Space(Method):
     Params: ClassVar[type[MethodParams]] = SpaceParams
     params: SpaceParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = MaskToken
     paper: ClassVar[Mapping[str, Any]] = {"length": 5}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
@@ -66,10 +67,6 @@ class Space(Method):
     def batches(self) -> bool:
         """No: a forward with masks is one request's."""
         return False
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The mask token; what the target learnt with it is in the target."""
-        return (Trained(MaskToken, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have a group of masks stand behind the last token and each draft token (step 2)."""
