@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from methods.dflash.head import DFlashHead
-from specbench_cli.api import Artifact, Draft, Features, Field, Method, MethodParams, Out, Session
+from specbench_cli.api import Artifact, Draft, Features, Field, Method, MethodParams, Session
 
 
 class DFlashParams(MethodParams):
@@ -71,7 +71,4 @@ class DFlash(Method):
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.
-        picks = [
-            session.pick(Out(row[None, None], row), k) for k, row in enumerate(said[1 : n + 1])
-        ]
-        return session.drawn(picks)
+        return session.drawn_at_once(said[1 : n + 1])

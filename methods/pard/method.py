@@ -18,8 +18,6 @@ from specbench_cli.api import (
     Field,
     Method,
     MethodParams,
-    Out,
-    Outcome,
     Session,
     Tokens,
 )
@@ -78,10 +76,7 @@ class Pard(Method):
         x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
         said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
         # 2. Each from its own row: x_{t+2} does not know which x_{t+1} was drawn.
-        picks = [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
+        draft = session.drawn_at_once(said)
         # 3. What was a mask is fed as a token once it is one.
         self.state.rollback(0, text)
-        return session.drawn(picks)
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Nothing is left to forget."""
+        return draft

@@ -19,7 +19,6 @@ from specbench_cli.api import (
     Field,
     Method,
     MethodParams,
-    Out,
     Session,
 )
 
@@ -76,6 +75,4 @@ class PEagle(Method):
         unread = session.unread(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
-        return session.drawn(
-            [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
-        )
+        return session.drawn_at_once(said)

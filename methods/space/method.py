@@ -17,7 +17,6 @@ from specbench_cli.api import (
     Field,
     Method,
     MethodParams,
-    Out,
     Session,
 )
 
@@ -75,6 +74,4 @@ class Space(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
         said = self.masks.newest()[: min(self.params.length, limit)]
-        return session.drawn(
-            [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
-        )
+        return session.drawn_at_once(said)

@@ -149,15 +149,6 @@ def best_tree(
     return tree_of_choices(chosen)
 
 
-SPARSE_25 = tree_of_choices(
-    tuple(map(int, node))
-    for node in (
-        "0 1 2 3 00 01 02 03 10 11 20 30 000 001 002 010 011 020 100 200 0000 0001 0010 00000 00001"
-    ).split()
-)
-"""25 nodes on five levels, 4, 8, 8, 3 and 2, as many as in EAGLE's own tree."""
-
-
 def fill(
     template: Template,
     levels: Levels | HeadLevels,
