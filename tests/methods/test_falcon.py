@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from methods._heads.trees import static_tree
 from methods.falcon.head import BLOCK, Falcon, FalconHead
+from methods.falcon.method import KMASK2_8LAYER_TREE
 from methods.falcon.method import Falcon as Method
-from methods.falcon.tree import KMASK2_8LAYER_TREE, decoding_tree
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
@@ -137,7 +140,8 @@ def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_
 
 
 def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():
-    whole = decoding_tree("kmask2_8layer_tree", 165, 8, 20)
+    published = partial(static_tree, "kmask2_8layer_tree", choices=KMASK2_8LAYER_TREE)
+    whole = published(165, 8, 20)
     assert [sum(len(node) == at for node in whole.nodes) for at in range(1, 9)] == [
         *(20, 15, 19, 23),
         *(21, 23, 21, 23),
@@ -145,6 +149,6 @@ def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree()
     assert whole.nodes == KMASK2_8LAYER_TREE  # level by level, siblings by rank
     assert (0, 0, 0, 1, 2) not in whole.nodes
     assert {(0, 0, 0, 1, 1, 0), (3, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)} < {*whole.nodes}
-    assert all(len(decoding_tree("kmask2_8layer_tree", n, 8, n).nodes) == n for n in range(1, 166))
-    assert max(len(node) for node in decoding_tree("kmask2_8layer_tree", 165, 4, 8).nodes) == 4
+    assert all(len(published(n, 8, n).nodes) == n for n in range(1, 166))
+    assert max(len(node) for node in published(165, 4, 8).nodes) == 4
     assert Method.paper["nodes"] == len(whole.nodes)

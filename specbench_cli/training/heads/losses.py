@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
-from methods._heads.slots import Past, take
+from methods._heads.slots import HeadInput, Past, take
 from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
@@ -126,7 +126,7 @@ def unroll(
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
-    out = head(embed(following), head.read(read.features), places, past, slots)
+    out = head(HeadInput(embed(following), head.read(read.features), places, past, slots))
     steps = min(steps, head.levels or steps)
     for step in range(steps):
         inside, valid = placed(starts, slots, step)
@@ -135,7 +135,8 @@ def unroll(
             token = following.gather(1, inside)
             if head.mask is not None:
                 token = torch.full_like(token, head.mask)
-            out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
+            at = places.gather(1, slots) + step + 1
+            out = head(HeadInput(embed(token), out.hidden, at, past))
 
 
 def placed(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:
