@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.family import Schedule
     from specbench_cli.training.heads.mat import Estimate
-    from specbench_cli.training.loop import Point, Result
+    from specbench_cli.training.loop import Point, Result, Schedule
 
     Plan = TypeVar("Plan", bound=Schedule)
 
@@ -87,8 +86,7 @@ def check_model(out: Path, name: str) -> None:
         out: the folder of `--out`.
         name: name of the model's folder inside `out`.
     """
-    from specbench_cli.training.loop import has_work
-    from specbench_cli.training.trainer import WORK
+    from specbench_cli.training.loop import WORK, has_work
 
     folder = out / name
     for place in (out / WORK, out / WORK / name, folder):
@@ -118,8 +116,7 @@ def forget_work(out: Path, name: str) -> None:
     Raises:
         UsageError: the folder contains other files.
     """
-    from specbench_cli.training.loop import forget
-    from specbench_cli.training.trainer import WORK
+    from specbench_cli.training.loop import WORK, forget
 
     folder = out / WORK / name
     files.refuse_link(folder)

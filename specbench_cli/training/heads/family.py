@@ -25,7 +25,7 @@ from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
-from specbench_cli.training.family import Schedule, StagePlan
+from specbench_cli.training.loop import Schedule, StagePlan
 
 OWN_STEPS = 2000
 OWN_LR = 1e-3
