@@ -124,14 +124,14 @@ def _top(
 
 def main(
     args: Sequence[str] | None = None,
-    commands: typer.Typer = app,
+    commands: typer.Typer | None = None,
     program: str = "specbench",
 ) -> NoReturn:
     """Run the command line and exit with one of `ExitCode`.
 
     Args:
         args: the arguments after the program's name; default: the process's.
-        commands: the commands that the arguments may name.
+        commands: the commands that the arguments may name; None is all of `app`.
         program: the program's name, for its help.
     """
     output.open_closed_streams()
@@ -159,7 +159,7 @@ def main(
     sys.exit(code)
 
 
-def _run(args: list[str], commands: typer.Typer = app, program: str = "specbench") -> int:
+def _run(args: list[str], commands: typer.Typer | None = None, program: str = "specbench") -> int:
     """The exit code of a command; whatever goes wrong has been said when this returns."""
     if TRACEBACK in args:  # before a command or after it
         os.environ["SPECBENCH_DEBUG"] = "1"
@@ -167,7 +167,7 @@ def _run(args: list[str], commands: typer.Typer = app, program: str = "specbench
     try:
         args = run.spelled_out(args)
         _check_folders(args)
-        if commands is app:
+        if commands is None:
             _check_moved(args)
         registry.guard_neighbours()
         command = get_command(_asked(args, commands))
