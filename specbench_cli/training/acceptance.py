@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import TemplateEncoder, reply_chats
+from specbench_cli.training.heads.build import write_head
 from specbench_cli.training.heads.mat import answer_of
 from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer
 from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim
@@ -245,10 +246,7 @@ def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
     `facts` go under "specbench"."""
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
     config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    with files.staging_folder(folder, overwrite=None) as staging:
-        save_file(named, staging / "model.safetensors", metadata={"format": "pt"})
-        (staging / "config.json").write_text(text, encoding="utf-8")
+    write_head(folder, named, config)
 
 
 def _write(replies: Sequence[Labelled], file: Path) -> None:

@@ -36,7 +36,7 @@ from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Corpus, Encoder
-from specbench_cli.training.heads.family import as_stored, most_frequent
+from specbench_cli.training.heads.build import as_stored, most_frequent
 from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim

@@ -25,7 +25,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import SCHEDULES, HeadSchedule, schedule_of_parallel
+from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule, schedule_of_parallel
 from specbench_cli.training.heads.mat import Estimate, Log
 from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer
 from specbench_cli.training.loop import WORK, Point

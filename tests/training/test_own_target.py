@@ -39,7 +39,7 @@ from specbench_cli.training.align import Aligner, alignment
 from specbench_cli.training.corpus import Encoder, TemplateEncoder
 from specbench_cli.training.heads import losses as head_losses
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import RIDGE, HeadSchedule, begin_linear
+from specbench_cli.training.heads.build import RIDGE, HeadSchedule, begin_linear
 from specbench_cli.training.heads.losses import Kept, read_target, what_is_said
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import WORK, Point

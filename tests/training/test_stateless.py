@@ -25,7 +25,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import TorchTarget, build_stateless, schedule_of
+from specbench_cli.training.heads.build import TorchTarget, build_stateless, schedule_of
 from specbench_cli.training.heads.losses import head_loss, read_target, unroll
 from specbench_cli.training.heads.mat import estimate
 from specbench_cli.training.heads.trainer import HeadTrainer

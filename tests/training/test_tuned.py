@@ -17,7 +17,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS
 from specbench_cli.training.heads import tuned
-from specbench_cli.training.heads.family import TorchTarget, schedule_of
+from specbench_cli.training.heads.build import TorchTarget, schedule_of
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
 from specbench_cli.training.losses import autocast, read

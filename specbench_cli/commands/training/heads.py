@@ -164,7 +164,7 @@ def train_head(
         asked.lr,
     )
     result = trainer.train_kind(kind, scaled, asked.loss)
-    shared.finish({scaled.name: result}, asked.out, {scaled.name: result.mat})
+    shared.finish({scaled.name: result}, asked.out)
     output.note(
         f"{scaled.name}: {result.curve[-1].tokens:,} tokens in {result.seconds:.0f} s;"
         f" {result.parameters:,} parameters; MAT {result.mat[-1].mat:.2f} as a chain on held-out"

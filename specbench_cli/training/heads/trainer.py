@@ -33,7 +33,7 @@ from specbench_cli.training.corpus import (
     reply_chats,
 )
 from specbench_cli.training.heads import mat as head_mat
-from specbench_cli.training.heads.family import (
+from specbench_cli.training.heads.build import (
     SCHEDULES,
     HeadSchedule,
     TorchTarget,
