@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,17 @@ def figures() -> Iterator[None]:
 
     with patch(WRITE_FIGURES, write_figures):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def curves() -> Iterator[Callable[[], AbstractContextManager[object]]]:
+    """Trainings draw no curves, which takes longer than a short training, except inside the
+    context manager that this returns."""
+    from specbench_cli.commands.training import _shared
+
+    draw = _shared._draw
+    with patch.object(_shared, "_draw", lambda *_: None):
+        yield lambda: patch.object(_shared, "_draw", draw)
 
 
 SIZES = {

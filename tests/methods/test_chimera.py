@@ -12,7 +12,7 @@ from methods.chimera.method import Chimera as Method
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training.heads import family as head_family
+from specbench_cli.training.heads import build as head_build
 from specbench_cli.training.heads.losses import read_target, unroll
 
 
@@ -100,8 +100,8 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
 @pytest.fixture(scope="module")
 def new(family):
     """One as training begins with it."""
-    schedule, config = head_family.SCHEDULES["chimera"], family.modules["target"].config
-    return head_family.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
+    schedule, config = head_build.SCHEDULES["chimera"], family.modules["target"].config
+    return head_build.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
 
 
 def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
@@ -111,8 +111,8 @@ def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
 
 
 def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
-    config = head_family.head_config(family.modules["target"].config, new.recipe.mlp)
-    head_family.export(new, config, tmp_path, {"kind": "chimera"})
+    config = head_build.head_config(family.modules["target"].config, new.recipe.mlp)
+    head_build.export(new, config, tmp_path, {"kind": "chimera"})
     again = ChimeraHead.load(tmp_path, {"target": target}).own
     for name, tensor in new.state_dict().items():
         assert again.state_dict()[name].equal(tensor.half().float())

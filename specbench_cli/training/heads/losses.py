@@ -17,15 +17,11 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
-from specbench_cli.training.replies import KeptRows, Reply, RowFiles
+from specbench_cli.training.replies import ROWS_AT_ONCE, KeptRows, Reply, RowFiles
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
 The others are still read."""
-
-
-ROWS_AT_ONCE = 512
-"""Rows whose logits over a whole vocabulary are held at a time."""
 
 
 Drafter = DraftHead | FeatureHead | ParallelHead

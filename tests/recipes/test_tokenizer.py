@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from specbench_cli.training.corpus import tokenizer_texts
-from specbench_cli.training.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from recipes.embedded.tokenizer import tokenizer_texts, train_tokenizer
+from specbench_cli.training.corpus import SPECIAL_TOKENS
 
 CHAT = [
     {"role": "user", "content": "Grüß Gott!"},

@@ -1,4 +1,4 @@
-"""Points of a law: drafts that `specbench train` made, and rows of runs of several batch sizes."""
+"""Points of a law: drafts of the recipe `grid`, and rows of runs of several batch sizes."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def points_of(words: Sequence[str]) -> list[Point]:
         own = list(_rows(path) if RunDir.holds_run(path) else _drafts(path))
         if not own:
             raise UsageError(
-                f"{path} holds neither a run nor drafts that `specbench train grid` made",
-                f"specbench train grid --out {path}",
+                f"{path} holds neither a run nor drafts that `python -m recipes.studies grid` made",
+                f"python -m recipes.studies grid --out {path}",
             )
         found += own
     return found

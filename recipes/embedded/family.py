@@ -1,4 +1,4 @@
-"""The embedded family: shapes, schedules, and how a model is built, stored and read back.
+"""The embedded family: shapes, schedules, and how a model is built and stored.
 
 All are Llama models. **Stored in fp16, and the upcast is the model**: what is trained next to a
 finished model reads it back first.
@@ -6,7 +6,6 @@ finished model reads it back first.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
 
 import torch
 from torch import nn
@@ -17,73 +16,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from recipes.embedded.tokenizer import MAX_POSITIONS, VOCAB_SIZE
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import disable_progress_bars
-from specbench_cli.engine.models.load import module_in
-from specbench_cli.training.tokenizer import MAX_POSITIONS, SPECIAL_TOKENS, VOCAB_SIZE
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """A stretch of training: `steps` updates of `sequences` x `length` tokens.
-
-    towards: the `text` (cross-entropy), the finished `target` (KL), or `exits` (early ones too).
-    reads: the `corpus`; most of what is `hard` for the target (see `HARD`), in all wordings or in
-        the `open` ones alone; or the target's own `replies`.
-    """
-
-    steps: int
-    sequences: int
-    length: int
-    towards: Literal["text", "target", "exits"] = "text"
-    reads: Literal["corpus", "open", "hard", "replies"] = "corpus"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How long, on what and how fast a model called `name` learns.
-
-    horizon: where the learning rate would reach its end, for a training that stops before.
-    """
-
-    name: str
-    stages: tuple[StagePlan, ...]
-    peak_lr: float
-    warmup_steps: int = 100
-    horizon: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        """How many it reads."""
-        return sum(s.steps * s.sequences * s.length for s in self.stages)
-
-    def scaled(self, factor: float) -> Self:
-        """The same with its steps and warm-up multiplied, at least one of each."""
-        return replace(
-            self,
-            stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
-            warmup_steps=max(1, round(self.warmup_steps * factor)),
-            horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
-        )
-
-    def wider(self, sequences: int) -> Self:
-        """The same tokens and warm-up, so many sequences an update: the updates are fewer."""
-        first = self.stages[0].sequences / sequences
-        stages = tuple(
-            replace(s, steps=max(1, round(s.steps * s.sequences / sequences)), sequences=sequences)
-            for s in self.stages
-        )
-        return replace(
-            self,
-            stages=stages,
-            warmup_steps=max(1, round(self.warmup_steps * first)),
-            horizon=None if self.horizon is None else max(1, round(self.horizon * first)),
-        )
-
-    def smoke(self) -> Self:
-        """Two small steps of every stage."""
-        stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
-        return replace(self, stages=stages, warmup_steps=1, horizon=None)
+from specbench_cli.training.corpus import SPECIAL_TOKENS
+from specbench_cli.training.loop import Schedule, StagePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +134,3 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     with files.staging_folder(folder, overwrite=None) as staging:
         stored.save_pretrained(staging)
         tokenizer.save_pretrained(staging, save_jinja_files=False)
-
-
-def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
-    """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
-    found: LlamaForCausalLM = module_in(folder, device, torch.float32)
-    return found

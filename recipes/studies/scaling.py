@@ -1,4 +1,4 @@
-"""Laws as tables, as JSON and as files."""
+"""`python -m recipes.studies scaling`: laws as tables, as JSON and as files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from specbench_cli import output
-from specbench_cli.config.numbers import short
+from pydantic import Field
+
+from recipes.studies.figure import draw
+from recipes.studies.laws import Law, Said, laws_of, predictions
+from recipes.studies.loglinear import Estimate
+from recipes.studies.numbers import number, short
+from recipes.studies.points import FIGURES, SIZES, Point, points_of
+from specbench_cli import files, output
+from specbench_cli.config import options
+from specbench_cli.config.commands import SHOWN, CommandOptions, Form
+from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
+from specbench_cli.errors import UsageError
 from specbench_cli.report.document import Bullets, Document, Grid, Paragraph, Part, Picture
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import render
-from specbench_cli.report.scaling.figure import draw
-from specbench_cli.report.scaling.laws import Law, Said
-from specbench_cli.report.scaling.points import FIGURES, SIZES, Point
-from specbench_cli.stats.loglinear import Estimate
 
 TITLE = "Scaling"
 NOTE = (
@@ -26,6 +32,78 @@ NOTE = (
     " largest size, as the law of the others predicts the mean of its points, and what that came"
     " to."
 )
+
+
+class ScalingOptions(CommandOptions):
+    """Options of `scaling`."""
+
+    runs: Annotated[
+        list[str],
+        Option(
+            ARGUMENTS,
+            "RUN",
+            "Folders of `python -m recipes.studies grid`, or runs of several --batch.",
+        ),
+    ]
+    at: Annotated[
+        list[str],
+        Option(
+            SHOWN,
+            "SIZE=N",
+            "What the laws say of a size: tokens=30M, layers=8, batch=16.",
+            default="none",
+        ),
+    ] = Field([])
+    out: Annotated[
+        Path | None,
+        Option(OUTPUT, "DIR", "Write files to this folder too.", default="none", short="-o"),
+    ] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    form: Annotated[
+        Form,
+        Option(OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"),
+    ] = "table"
+    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
+        False
+    )
+
+
+@options.parsed_command("recipes.studies.scaling:ScalingOptions")
+def scaling(asked: ScalingOptions) -> None:
+    """Show how acceptance grows with the sizes of trained drafts, or with the batch of runs.
+
+    Log-linear laws of alpha and MAT along the tokens that drafts were trained on, their layers, or
+    the batch, with intervals, a held-out point and warnings; with --out too: the table, the points
+    and a picture of the residuals (scaling.md, .json, .svg, .png).
+    """
+    points, out = points_of(asked.runs), asked.out
+    laws = laws_of(points)
+    predicted = [each for word in asked.at for each in predictions(laws, *_size(word))]
+    show(laws, predicted, "json" if asked.as_json else asked.form)
+    if out is None:
+        return
+    try:
+        with files.staging_folder(out, overwrite=asked.overwrite) as staging:
+            written = write(points, laws, predicted, staging)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}") from error
+    for file in written:
+        output.note(str(out / file.relative_to(staging)))
+
+
+def _size(word: str) -> tuple[str, float]:
+    """Return the size that a word of `--at` names, and its value."""
+    size, _, value = word.partition("=")
+    try:
+        wanted = number(value)
+    except ValueError:
+        wanted = 0.0
+    if size not in SIZES or not 0 < wanted < float("inf"):
+        raise UsageError(
+            f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
+            hint="--at tokens=30M",
+        )
+    return size, wanted
 
 
 def as_dict(law: Law) -> dict[str, Any]:

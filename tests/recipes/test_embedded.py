@@ -1,4 +1,4 @@
-"""The embedded family's recipes, on tiny runs, and what `specbench train` leaves behind."""
+"""`python -m recipes.embedded`: the family's recipes, on tiny runs, and what they leave behind."""
 
 import json
 import shutil
@@ -13,15 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from recipes.embedded import commands, family
+from recipes.embedded.early_exit import exit_loss
+from recipes.embedded.trainer import Trainer
 from specbench_cli.app import with_all_options
-from specbench_cli.commands.training.app import app as train
 from specbench_cli.errors import UsageError
-from specbench_cli.training import family
-from specbench_cli.training.losses import exit_loss, target_loss, text_loss
+from specbench_cli.training.loop import WORK
+from specbench_cli.training.losses import read, target_loss, text_loss
 from specbench_cli.training.packing import Batch
-from specbench_cli.training.trainer import WORK, Trainer
 
-app = with_all_options(train)
+app = with_all_options(commands.app)
 
 
 CPU = torch.device("cpu")
@@ -33,7 +34,7 @@ Recipes = tuple[family.Recipe, family.Recipe, family.Recipe]
 
 
 def train(command: str, out: Path) -> None:
-    """`specbench train COMMAND --smoke`, of models of the family's depths and of small widths."""
+    """Run a command with --smoke, on models of the family's depths and of small widths."""
     with pytest.MonkeyPatch.context() as patch:
         for name, rate in (("BASE", 0.03), ("TARGET", 0.03), ("EXIT", 1e-3)):
             # a rate at which two steps teach it to end its replies
@@ -111,7 +112,7 @@ def test_the_second_vocabulary_is_another_one(smoke: Path) -> None:
 
 def test_the_early_exit_variant_starts_from_the_target(smoke: Path) -> None:
     target, variant = (
-        family.read(smoke / name, CPU).state_dict() for name in ("embedded-7m", "embedded-exit")
+        read(smoke / name, CPU).state_dict() for name in ("embedded-7m", "embedded-exit")
     )
     far = max(float((target[key] - variant[key]).abs().max()) for key in target)
     assert 0 < far < 0.02  # four steps of AdamW at a rate of 0.001
@@ -168,7 +169,7 @@ def test_kl_to_itself_is_zero_and_cross_entropy_starts_at_a_uniform_guess() -> N
 def test_without_skipped_layers_the_exit_loss_is_the_last_plus_an_early_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specbench_cli.training.losses.MAX_DROPOUT", 0.0)
+    monkeypatch.setattr("recipes.embedded.early_exit.MAX_DROPOUT", 0.0)
     model = family.build(replace(family.DRAFT, layers=2), 0, CPU)
     early = family.build(replace(family.DRAFT, layers=1), 0, CPU)
     early.load_state_dict(
@@ -194,9 +195,3 @@ def test_scaling_a_recipe_keeps_every_stage() -> None:
     tiny = family.DRAFT.scaled(1e-6)
     assert [stage.steps for stage in tiny.stages] == [1] * len(family.DRAFT.stages)
     assert tiny.warmup_steps == 1
-
-
-@pytest.mark.parametrize("scale", ["0", "-1", "nan"])
-def test_a_scale_that_is_not_positive_is_a_usage_error(tmp_path: Path, scale: str) -> None:
-    done = CliRunner().invoke(app, ["pair", "--out", str(tmp_path), f"--steps-scale={scale}"])
-    assert isinstance(done.exception, UsageError)

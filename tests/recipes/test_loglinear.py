@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specbench_cli.stats.loglinear import TooFar, fit_loglinear
+from recipes.studies.loglinear import TooFar, fit_loglinear
 
 SIZES = (1e5, 3e5, 1e6, 3e6, 1e7)
 

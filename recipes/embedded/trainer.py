@@ -7,8 +7,7 @@ the target fine-tuned so that its earlier layers can speak too; `embedded-xv` is
 vocabulary of its own, which can follow the target through text only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,21 +15,18 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recipes.embedded.early_exit import exit_loss
+from recipes.embedded.family import HARD, Recipe, build, export
+from recipes.embedded.tokenizer import tokenizer_texts, train_tokenizer
 from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import disable_progress_bars, read_tokenizer
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.training import loop
-from specbench_cli.training.corpus import Chat, Corpus, Encoder, reply_chats, tokenizer_texts
-from specbench_cli.training.family import HARD, Recipe, build, export, read
-from specbench_cli.training.losses import Loss, compiled, exit_loss, target_loss, text_loss
+from specbench_cli.training.corpus import Chat, Corpus, Encoder, reply_chats
+from specbench_cli.training.loop import WORK, Report
+from specbench_cli.training.losses import Loss, compiled, read, target_loss, text_loss
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import Replies, asked, sample_replies
-from specbench_cli.training.tokenizer import train_tokenizer
-
-Report = Callable[[str, loop.Point], None]
-
-WORK = "training"
-"""Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
 
 N_REPLIES = 3000
 FOREIGN_SEED, OPEN_SEED, HARD_SEED = 1000, 2000, 3000
@@ -87,20 +83,13 @@ class Trainer:
         model = build(recipe, self.seed, self.device)
         if start is not None:
             model.load_state_dict(read(start, self.device).state_dict())
-        optimization = loop.Optimization(
-            recipe.peak_lr,
-            end_lr=0.05 * recipe.peak_lr,
-            warmup_steps=recipe.warmup_steps,
-            horizon=recipe.horizon,
+        result = loop.train(
+            model,
+            self._stages(recipe, model, Encoder(tokenizer), target),
+            recipe.optimization,
+            self.out / WORK / recipe.name,
+            progress=partial(self.report, recipe.name),
         )
-        with deterministic(self.device):
-            result = loop.train(
-                model,
-                self._stages(recipe, model, Encoder(tokenizer), target),
-                optimization,
-                self.out / WORK / recipe.name,
-                progress=partial(self.report, recipe.name),
-            )
         export(model, tokenizer, self.out / recipe.name)
         return result
 
@@ -124,10 +113,7 @@ class Trainer:
             losses[towards] = compiled(loss) if self.fast else loss
         if target is not None:
             sources["replies"] = Replies(encode.padding, partial(self._replies, encode, target))
-        return [
-            loop.Stage(s.steps, s.sequences, s.length, losses[s.towards], sources[s.reads])
-            for s in recipe.stages
-        ]
+        return [each.stage(losses[each.towards], sources[each.reads]) for each in recipe.stages]
 
     def _replies(self, encode: Encoder, target: Path) -> list[Encoded]:
         """The target's replies to questions like those of training, for a draft's `encode`."""
@@ -154,14 +140,3 @@ class Trainer:
                 trained.save_pretrained(staging, save_jinja_files=False)
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
         return tokenizer
-
-
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
-    """On a CPU, make two runs equal: compiled embedding gradients else add up in any order."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(before or device.type == "cpu")
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

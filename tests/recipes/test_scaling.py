@@ -1,4 +1,4 @@
-"""`specbench report --scaling`: laws of trained drafts, of runs by batch, and what they refuse."""
+"""`python -m recipes.studies scaling`: laws of trained drafts and of runs by batch."""
 
 import json
 import math
@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.studies import commands, points
+from recipes.studies.laws import laws_of, predictions
+from recipes.studies.numbers import number, short
+from recipes.studies.points import RECORD, Point, points_of
 from specbench_cli import app
-from specbench_cli.config.numbers import number, short
 from specbench_cli.errors import ExitCode, UsageError
-from specbench_cli.report.scaling import points
-from specbench_cli.report.scaling.laws import laws_of, predictions
-from specbench_cli.report.scaling.points import RECORD, Point, points_of
 
 SIZES = (1e5, 3e5, 1e6, 3e6)
 
 
 def made(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
-    """A folder of drafts as `train grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
+    """A folder of drafts as the recipe `grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
     + 0.02 layers, and MAT six times that; seeds lie 0.002 apart."""
     for tokens in sizes:
         for depth in layers:
@@ -119,7 +119,8 @@ def call(capsys, monkeypatch):
     monkeypatch.setenv("SPECBENCH_DEBUG", "")
 
     def run(*args):
-        return (app._run(["report", "--scaling", *map(str, args)]), *capsys.readouterr())
+        code = app._run(["scaling", *map(str, args)], commands.app, "recipes")
+        return (code, *capsys.readouterr())
 
     return run
 
@@ -149,8 +150,6 @@ def test_programs_get_numbers(call, tmp_path):
         (["--at", "tokens=lots"], "'tokens=lots' is no size: tokens, layers, batch"),
         (["--at", "width=3"], "'width=3' is no size"),
         (["--at", "tokens=-3"], "is no size"),
-        (["--to", "md"], "--scaling takes neither"),
-        (["--prompt", "a"], "--scaling takes neither"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, told):

@@ -1,24 +1,51 @@
-"""`specbench train quality`: what the embedded models can do, measured by the harness itself."""
+"""Quality of the embedded models, measured by ordinary runs of specbench.
+
+A worse target raises acceptance, so acceptance alone proves nothing: the target must do its tasks,
+and its draft must be worse at them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from specbench_cli import files, output
 from specbench_cli.config import options
+from specbench_cli.config.commands import CommandOptions
+from specbench_cli.config.options import MEASURING, OUTPUT, Option
 
 if TYPE_CHECKING:
-    from specbench_cli.config.train import QualityOptions
+    from specbench_cli.store.schema import Record
 
 TASK = "mini"
 K = 5
 MAX_NEW_TOKENS = 128
 FILE = "quality.json"
 BASELINE = "vanilla"
+REPETITIVE = 0.5
+"""Below this share of distinct 4-grams an output repeats itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One label's figures over some outputs.
+
+    Attributes:
+        outputs: how many there are.
+        accuracy: mean score; None where the task has no scorer.
+        ended: share of outputs that end by the EOS within the budget.
+        repetitive: share of outputs whose 4-grams repeat (see `REPETITIVE`).
+        mat: mean accepted tokens, micro; None where nothing was decoded in steps.
+    """
+
+    outputs: int
+    accuracy: float | None
+    ended: float
+    repetitive: float
+    mat: float | None
 
 
 class Measurement(NamedTuple):
@@ -39,7 +66,20 @@ MEASUREMENTS = (
 )
 
 
-@options.parsed_command("specbench_cli.config.train:QualityOptions")
+class QualityOptions(CommandOptions):
+    """Options of `quality`."""
+
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for quality.json and the runs behind it.")]
+    limit: Annotated[
+        int | None,
+        Option(MEASURING, "N", "Questions, spread over the families.", default="all"),
+    ] = None
+    seed: Annotated[
+        int, Option(MEASURING, "N", "Seed of sampling and of the choice of questions.")
+    ] = 0
+
+
+@options.parsed_command("recipes.embedded.quality:QualityOptions")
 def quality(asked: QualityOptions) -> None:
     """Measure the shipped models on the task mini: accuracy, MAT, endings, repetition.
 
@@ -75,7 +115,6 @@ def _measured(
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir
-    from specbench_cli.summary.quality import quality as figures
 
     params: dict[str, dict[str, Any]] = {BASELINE: {}, measurement.method: {}}
     if measurement.method != BASELINE:
@@ -99,7 +138,7 @@ def _measured(
         else:
             plan, run_dir = execute.start(config, {}, folder, view)
         execute.run(plan, run_dir, view)
-    found = figures(RunDir.open(folder).records(), measurement.method)
+    found = figures_of(RunDir.open(folder).records(), measurement.method)
     return {
         family: {
             key: round(value, 4) if isinstance(value, float) else value
@@ -107,3 +146,35 @@ def _measured(
         }
         for family, each in found.items()
     }
+
+
+def figures_of(records: Iterable[Record], label: str) -> dict[str, Quality]:
+    """Figures of one row of a run by family, `all` the last; failed cells are left out."""
+    families: dict[str, list[Record]] = {}
+    for record in records:
+        if record.label == label and record.error is None:
+            families.setdefault(record.family, []).append(record)
+    every = [record for own in families.values() for record in own]
+    return {
+        family: _figures(own) for family, own in [*sorted(families.items()), ("all", every)] if own
+    }
+
+
+def distinct_4_grams(ids: Sequence[int]) -> float:
+    """Distinct 4-grams over all 4-grams of an output; 1 where it has none."""
+    grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def _figures(records: Sequence[Record]) -> Quality:
+    scores = [record.score for record in records if record.score is not None]
+    outputs = [record.output_ids or [] for record in records]
+    steps = sum(len(record.steps.committed) for record in records if record.steps is not None)
+    tokens = sum(len(ids) - 1 for ids in outputs)
+    return Quality(
+        outputs=len(records),
+        accuracy=sum(scores) / len(scores) if scores else None,
+        ended=sum(record.finish == "eos" for record in records) / len(records),
+        repetitive=sum(distinct_4_grams(ids) < REPETITIVE for ids in outputs) / len(records),
+        mat=tokens / steps if steps else None,
+    )

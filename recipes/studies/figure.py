@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench_cli.config.numbers import short
+from recipes.studies.laws import Law
+from recipes.studies.numbers import short
+from recipes.studies.points import FIGURES, SIZES
 from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.scaling.laws import Law
-from specbench_cli.report.scaling.points import FIGURES, SIZES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,20 +5,25 @@ follow as `<|user|>q<|assistant|>a<|end|>`. `<|end|>` is the EOS. Byte-level mea
 survives encoding and decoding, whatever the tokenizer was trained on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from specbench_cli.training.corpus import (
+    ASSISTANT,
+    BEGIN,
+    END,
+    PAD,
+    SPECIAL_TOKENS,
+    USER,
+    Chat,
+    generated_chats,
+)
+
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 4096
-END, USER, ASSISTANT, BEGIN, PAD = SPECIAL_TOKENS = (
-    "<|end|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|begin|>",
-    "<|pad|>",
-)
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -26,6 +31,14 @@ CHAT_TEMPLATE = (
     "{% else %}{{ '<|user|>' + message['content'] }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
+
+def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000) -> Iterator[str]:
+    """Plain texts that the merges are learnt from, about the corpus's own mixture."""
+    for chat in [*islice(generated_chats(seed), n_generated), *gsm8k]:
+        for question, answer in chat:
+            yield question
+            yield answer
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from specbench_cli.config.numbers import short
+from recipes.studies.loglinear import Estimate, LogLinear, TooFar, fit_loglinear
+from recipes.studies.numbers import short
+from recipes.studies.points import FIGURES, SIZES, Point
 from specbench_cli.errors import UsageError
-from specbench_cli.report.scaling.points import FIGURES, SIZES, Point
-from specbench_cli.stats.loglinear import Estimate, LogLinear, TooFar, fit_loglinear
 
 Pairs = Sequence[tuple[float, float]]
 
@@ -87,7 +87,7 @@ def laws_of(points: Sequence[Point]) -> list[Law]:
     if not found:
         raise UsageError(
             f"no two of {len(points)} points differ in one size alone: {', '.join(SIZES)}",
-            "specbench train grid --out DIR; or runs of one command with several --batch",
+            "python -m recipes.studies grid --out DIR; or runs of one command with several --batch",
         )
     return found
 

@@ -25,7 +25,7 @@ from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
 from specbench_cli.engine.types import Out
 from specbench_cli.errors import MethodFault, UsageError
-from specbench_cli.training.family import Schedule, StagePlan
+from specbench_cli.training.loop import Schedule, StagePlan
 
 OWN_STEPS = 2000
 OWN_LR = 1e-3
@@ -298,7 +298,19 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.taps)},
     }
-    text = json.dumps(words, indent=2, sort_keys=True) + "\n"
+    write_head(folder, tensors(head), words)
+
+
+def write_head(
+    folder: Path,
+    named: dict[str, Tensor],
+    config: dict[str, Any],
+    *,
+    weights: str = "model.safetensors",
+    config_name: str = "config.json",
+) -> None:
+    """Write the tensors and the configuration of a head to a folder, which they replace."""
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
-        save_file(tensors(head), staging / "model.safetensors", metadata={"format": "pt"})
-        (staging / "config.json").write_text(text, encoding="utf-8")
+        save_file(named, staging / weights, metadata={"format": "pt"})
+        (staging / config_name).write_text(text, encoding="utf-8")
