@@ -44,7 +44,7 @@ from specbench_cli.engine.spans.spans import SpanParams, Spans
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import DraftModelMethod, draft_chains
+from specbench_cli.engine.drafting.chains import DraftModelMethod, draft_chains, drawn_at_once
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule, rule_of
 from specbench_cli.engine.drafting.lengths import Fixed, Length
 
@@ -97,8 +97,7 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
 # Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
-from specbench_cli.engine.workers.rollouts import Guess, Rollouts, guesses
-from specbench_cli.engine.workers.windows import Preparer, Windows
+from specbench_cli.engine.workers.rollouts import Guess, Preparer, Rollouts, Windows, guesses
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
@@ -223,6 +222,7 @@ __all__ = [
     "best_tree",
     "config_of",
     "draft_chains",
+    "drawn_at_once",
     "expand",
     "fill",
     "fill_from",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from specbench_cli.engine.drafting.lengths import Fixed, Length
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome, Tokens
+from specbench_cli.engine.types import Draft, Out, Outcome, Tokens
 from specbench_cli.engine.verify.choosing import Pick
 
 
@@ -77,3 +79,8 @@ def draft_chains(
                 going.append(at)
         due = going
     return [session.drawn(own) for (session, _), own in zip(sequences, picks, strict=True)]
+
+
+def drawn_at_once(session: Session, rows: Tensor) -> Draft:
+    """Draw a chain from logits [m, V] that one forward gave, a token from each row."""
+    return session.drawn([session.pick(Out(row[None, None], row), k) for k, row in enumerate(rows)])
