@@ -51,9 +51,7 @@ def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
 
 def test_points_stand_at_their_rows_rates(sweep):
     found = sweep()
-    drawn = {
-        tuple(at) for each in pareto.draw(found).axes[0].collections for at in each.get_offsets()
-    }
+    drawn = {tuple(at) for line in pareto.draw(found).axes[0].lines for at in line.get_xydata()}
     for point in found.points:
         if point.along:
             assert (point.row.discard_rate, point.row.verification_rate) in drawn
