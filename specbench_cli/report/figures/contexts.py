@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.store.schema import Record
 from specbench_cli.summary.pairing import decode
 from specbench_cli.summary.speedups import Speedup, speedups
 
@@ -49,7 +48,10 @@ def groups(cells: Cells) -> list[Group]:
     labels = [cells.baseline[0].label, *(row.label for row in cells.sped)]
     found = []
     for mean, part in zip(means, map(set, parts), strict=True):
-        own = {label: _of(cells.records[label], part) for label in labels}
+        own = {
+            label: [r for r in cells.records[label] if (r.prompt_id, r.turn) in part]
+            for label in labels
+        }
         found.append(Group(mean, speedups(own, decode, _RESAMPLES).of))
     return found
 
@@ -71,8 +73,7 @@ def draw(cells: Cells) -> Figure | None:
     ]
     look = style.Look(face=style.OURS, edge=0.5, size=3.2)
     panels = {
-        label: plots.Panel([plots.Rule(y=1), *behind, plots.Series(own, look)], x, y)
-        for label, own in lines.items()
+        label: plots.Panel([*behind, plots.Series(own, look)], x, y) for label, own in lines.items()
     }
     return plots.small_multiples(panels, "context (tokens)", "decode speedup", ratio=0.8)
 
@@ -85,7 +86,3 @@ def _line(found: Sequence[Group], label: str) -> list[plots.Point]:
         for context, own in known
         if own.ratio is not None
     ]
-
-
-def _of(records: Sequence[Record], outputs: set[tuple[str, int]]) -> list[Record]:
-    return [r for r in records if (r.prompt_id, r.turn) in outputs]

@@ -26,21 +26,13 @@ _BEYOND = 1.5
 """Lines are drawn as far as this factor beyond the points' speedups."""
 
 
-def costs(cells: Cells) -> dict[str, float]:
-    """By label, decode time of a step in plain steps; of rows that have MAT and a decode
-    speedup."""
-    return {
-        row.label: row.mat / row.decode_speedup
-        for row in cells.summary.rows
-        if row.mat is not None and row.decode_speedup is not None
-    }
-
-
 def draw(cells: Cells) -> Figure | None:
     """The figure; None where no method but vanilla has steps and times."""
-    found = costs(cells)
-    rows = [(row, row.mat, found[row.label]) for row in cells.summary.rows if row.label in found]
-    points = [(row, plots.Point(cost, mat)) for row, mat, cost in rows if mat is not None]
+    points = [
+        (row, plots.Point(row.mat / row.decode_speedup, row.mat))
+        for row in cells.summary.rows
+        if row.mat is not None and row.decode_speedup is not None
+    ]
     if len(points) < 2:
         return None
     names = [style.width_of([style.short(row.label)], style.SMALL) for row, _ in points]

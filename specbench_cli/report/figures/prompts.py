@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.summary.speedups import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,13 +23,9 @@ _DECADE = 30
 
 def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
     """Family, vanilla's and the method's seconds of every output that both have a time of."""
-    reference = {(r.prompt_id, r.turn, r.pass_): r for r in cells.timed(BASELINE)}
     found = list[tuple[str, float, float]]()
-    for own in cells.timed(label):
-        vanilla = reference.get((own.prompt_id, own.turn, own.pass_))
-        if vanilla is None or not (own.ns.total and own.n_tokens):
-            continue
-        if vanilla.ns.total and vanilla.n_tokens:
+    for vanilla, own in cells.pairs(label):
+        if own.ns.total and own.n_tokens and vanilla.ns.total and vanilla.n_tokens:
             scaled = vanilla.ns.total * own.n_tokens / vanilla.n_tokens
             found.append((own.family, scaled / 1e9, own.ns.total / 1e9))
     return found

@@ -53,16 +53,9 @@ class Fall:
 
 def falls(cells: Cells) -> list[Fall]:
     """The methods whose steps and times are known, in the table's order."""
-    reference = {(r.prompt_id, r.turn, r.pass_): r for r in cells.baseline}
     found = []
     for row in cells.sped:
-        pairs = [
-            (vanilla, own)
-            for own in cells.timed(row.label)
-            if (vanilla := reference.get((own.prompt_id, own.turn, own.pass_))) is not None
-            and _known(vanilla)
-            and _known(own)
-        ]
+        pairs = [pair for pair in cells.pairs(row.label) if all(map(_known, pair))]
         if pairs and row.mat is not None and row.mat != 1:
             found.append(_fall(row.label, pairs))
     return found

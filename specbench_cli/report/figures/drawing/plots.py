@@ -223,12 +223,13 @@ class Axis:
 
     def apply(self, axes: Axes, which: Literal["x", "y"]) -> None:
         """Set scale, limits and ticks of one axis of `axes`."""
-        from matplotlib.ticker import NullFormatter
+        from matplotlib.ticker import LogFormatter, NullFormatter
 
         axis = axes.xaxis if which == "x" else axes.yaxis
         if self.log:
             axes.set(**{f"{which}scale": "log"})
-            axis.set_minor_formatter(NullFormatter())
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(NullFormatter() if self.ticks else LogFormatter())
             axes.tick_params(axis=which, which="minor", length=1.2, width=0.4)
         axes.set(**{f"{which}lim": (self.low, self.high)})
         if self.bins is not None:
@@ -296,16 +297,9 @@ def _legend(figure: Figure, panels: Sequence[Panel], columns: int) -> None:
         own, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(reversed(labels), reversed(own), strict=True))
     names = [name for name in _entries(panels) if name in handles]
-    spaces: Any = {
-        "handletextpad": 0.3,
-        "handlelength": 1.2,
-        "columnspacing": 1.0,
-        "borderpad": 0.1,
-    }
-    look: Any = {"loc": "lower center", "ncols": columns, "frameon": False, "fontsize": 6}
     if names:
         own = [handles[name] for name in names]
-        figure.legend(own, names, **look, **spaces, labelspacing=0.25)
+        figure.legend(own, names, loc="lower center", ncols=columns)
 
 
 # ---- plot kinds ----------------------------------------------------------------------------------

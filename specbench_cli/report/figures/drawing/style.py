@@ -50,6 +50,13 @@ _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "xtick.color": INK,
     "ytick.color": INK,
     "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 6,
+    "legend.handletextpad": 0.3,
+    "legend.handlelength": 1.2,
+    "legend.columnspacing": 1.0,
+    "legend.labelspacing": 0.25,
+    "legend.borderpad": 0.1,
     "svg.hashsalt": "specbench",
     "text.parse_math": False,  # a label with two `$` must not be read as a formula
     "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are the default
