@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from specbench_cli.comparison.pages import words
 from specbench_cli.comparison.trend import ACCEPTANCE, BAD, MAT, SPEEDUP, Series, Trends
 from specbench_cli.report.figures.drawing import plots, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PANELS = 12
 """Of a page."""
@@ -42,7 +38,7 @@ def write(trends: Trends, folder: Path) -> list[Path]:
     return files
 
 
-def draw(trends: Trends, page: Sequence[Series]) -> Figure:
+def draw(trends: Trends, page: Sequence[Series]) -> plots.Figure:
     """One page: panels of one figure on the same axes; at least one series."""
     reach = _reach(page)
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROW_IN, _FULL = 0.3, 0.82
 """Of the histogram: height of a row, and of its tallest bar as a part of it."""
@@ -25,7 +21,7 @@ _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
 so."""
 
 
-def draw_counts(cells: Cells) -> Figure | None:
+def draw_counts(cells: Cells) -> plots.Figure | None:
     """Histograms of accepted tokens; None where no method drafts, or none says what it accepted."""
     shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
     shares = {label: own for label, own in shares.items() if own}
@@ -57,7 +53,7 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
     return {n: counts[n] / counts.total() for n in sorted(counts)}
 
 
-def draw_levels(cells: Cells) -> Figure | None:
+def draw_levels(cells: Cells) -> plots.Figure | None:
     """Acceptance by level; None where no method drafts, or none says what it drafted."""
     rates = {r.label: r.acceptance_by_position for r in cells.summary.rows}
     rates = {label: own for label, own in rates.items() if own}

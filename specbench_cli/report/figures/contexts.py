@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.pairing import decode
 from specbench_cli.summary.speedups import Speedup, speedups
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _GROUPS, _FEWEST, _SPREAD = 4, 6, 1.5
 """At most so many groups of at least so many questions, if their contexts differ by this factor."""
@@ -56,7 +52,7 @@ def groups(cells: Cells) -> list[Group]:
     return found
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where contexts are alike or nothing has a decode speedup."""
     found = groups(cells)
     lines = {row.label: _line(found, row.label) for row in cells.sped}

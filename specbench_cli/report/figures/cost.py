@@ -7,16 +7,12 @@ MAT / cost is the decode speedup; it is the same along each grey line.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.labels import Word
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.speedups import BASELINE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
@@ -26,7 +22,7 @@ _BEYOND = 1.5
 """Lines are drawn as far as this factor beyond the points' speedups."""
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method but vanilla has steps and times."""
     points = [
         (row, plots.Point(row.mat / row.decode_speedup, row.mat))

@@ -9,16 +9,12 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
 from specbench_cli.summary.metrics import Row, has_partial
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RANDOM = "random"
 """The word by which a method's parameter asks for a coin in its rule's place."""
@@ -27,7 +23,7 @@ _BY_WORK = "tokens for a target forward's work"
 Speed = Callable[[Row], float | None]
 
 
-def draw(summary: Summary) -> Figure | None:
+def draw(summary: Summary) -> plots.Figure | None:
     """The figure; None where no lossy row was scored."""
     return plots.page([panel(summary)], columns=2) if _series(_drawn(summary)) else None
 

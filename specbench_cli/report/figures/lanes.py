@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from specbench_cli.predict.lanes import Lanes, lanes_of
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "aux", "learn")} | {
     "unused": ("white", "xxxxxx")
@@ -33,14 +29,14 @@ _STEPS = 4
 """Of the row with the longest steps, in the figure of a run."""
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The lanes of a run's first prompt, as long as a few steps take; None without traces."""
     order = {label: place for place, label in enumerate(cells.records)}
     records = sorted(cells.traced, key=lambda record: order[record.label])
     return draw_lanes([lanes_of(record) for record in records], style.COLUMN_IN, _STEPS)
 
 
-def draw_lanes(lanes: Sequence[Lanes], width: float, steps: int) -> Figure | None:
+def draw_lanes(lanes: Sequence[Lanes], width: float, steps: int) -> plots.Figure | None:
     """The first steps of some outputs.
 
     Args:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.metrics import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _APART = 0.05
 """Of a level: two rows that draft as long are one point, and no line."""
@@ -40,7 +36,7 @@ def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
     }
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method is there with several lengths."""
     found = lines(cells)
     if not found:

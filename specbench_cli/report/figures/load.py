@@ -7,14 +7,10 @@ A diamond at the top of the first panel is the rate from which on arrivals outru
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.load import LoadRow, knee, load_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PANELS = (
     ("goodput (tokens/s)", ("tokens_per_s",)),
@@ -32,7 +28,7 @@ def lines(cells: Cells) -> dict[str, list[LoadRow]]:
     return {label: rows for label, rows in found.items() if len(rows) > 1}
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None of a run without several rates."""
     found = lines(cells)
     if not found:

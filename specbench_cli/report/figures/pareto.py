@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
@@ -17,16 +17,13 @@ from specbench_cli.report.figures.drawing.labels import Word
 from specbench_cli.summary.pareto import Point as SweepPoint
 from specbench_cli.summary.pareto import Sweep, is_number, is_ranked
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _FRONT = "#b5b5b5"
 
 Lines = dict[str, list[SweepPoint]]
 """By the name of a line, the points on it."""
 
 
-def draw(sweep: Sweep) -> Figure | None:
+def draw(sweep: Sweep) -> plots.Figure | None:
     """The figure; None where no swept row is lossless and has rates that are known."""
     series: Lines = {}
     for point in sweep.points:

@@ -6,13 +6,8 @@ differ in length, vanilla's time is scaled to the method's tokens, as in the spe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EDGE = 1.25
 _VECTORS = 500
@@ -31,7 +26,7 @@ def times(cells: Cells, label: str) -> list[tuple[str, float, float]]:
     return found
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method is paired with vanilla."""
     from matplotlib.ticker import LogLocator
 

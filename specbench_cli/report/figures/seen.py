@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FEWEST, _SHARE = 6, 5
 """Prompts of a point: at least so many, and one in so many of all."""
@@ -54,7 +50,7 @@ def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
     return plots.Point(sum(each[0] for each in prompts) / n, mat, mat - half, mat + half)
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no row learns from prompt to prompt, or prompts are few."""
     drafting = [row for row in cells.summary.rows if row.acceptance_rate is not None]
     if not any(row.order_matters for row in drafting):

@@ -7,7 +7,6 @@ means nothing without what it costs: see `frontier`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
@@ -15,9 +14,6 @@ from specbench_cli.summary import formats, text
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROW_IN, _BAR = 0.225, 0.7
 """Height of a row in inches, and of its bar in rows."""
@@ -31,7 +27,7 @@ _WORDS = {text.RUN_SCOPE: "run"}
 """Word beside the border of a section; of any other section it is "engine"."""
 
 
-def draw(summary: Summary) -> Figure | None:
+def draw(summary: Summary) -> plots.Figure | None:
     """Return the figure, or None if no lossless row has a speedup."""
     rows = [(row, row.speedup) for row in summary.lossless if row.speedup is not None]
     if not rows:

@@ -6,16 +6,12 @@ A panel for speedup, where something has one, and one for MAT; each field has it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.forced import ByTarget, by_target
 from specbench_cli.summary.metrics import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ROW_IN = 0.24
 _PANELS: tuple[tuple[str, Callable[[Row], float | None], Callable[[Row], str]], ...] = (
@@ -24,7 +20,7 @@ _PANELS: tuple[tuple[str, Callable[[Row], float | None], Callable[[Row], str]], 
 )
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where there is one target, or no figure."""
     found = by_target(cells.summary, cells.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]

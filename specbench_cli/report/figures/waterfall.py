@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LOOKS = {
     part: style.PARTS[part] for part in ("verify", "draft", "host", "overlap", "prefill", "learn")
@@ -61,7 +57,7 @@ def falls(cells: Cells) -> list[Fall]:
     return found
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method's times are known by part."""
     found = falls(cells)
     if not found:

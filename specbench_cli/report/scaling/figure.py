@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, log10
-from typing import TYPE_CHECKING
 
 from specbench_cli.config.numbers import short
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.scaling.laws import Law
 from specbench_cli.report.scaling.points import FIGURES, SIZES
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _LAW_IN, _OFF_IN = 1.7, 0.9
 _ASIDE, _MARGIN = 1.05, 1.15
 """Factors: a prediction stands beside what it is of, and the axes go on beyond the sizes."""
 
 
-def draw(laws: Sequence[Law]) -> Figure:
+def draw(laws: Sequence[Law]) -> plots.Figure:
     """Return the figure, two columns of a journal wide."""
     looks = {
         where: style.look(at) for at, where in enumerate(dict.fromkeys(law.where for law in laws))

@@ -18,7 +18,7 @@ from specbench_cli.report.figures.drawing.style import INK, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 
 # ---- marks ---------------------------------------------------------------------------------------
 
