@@ -249,7 +249,7 @@ def look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
 
 def family(place: int) -> Look:
     """Return the look of a family's points."""
-    return Look(INK, _FAMILIES[place % len(_FAMILIES)], "white", "", 2.5, 0.45)
+    return Look(INK, _FAMILIES[place % len(_FAMILIES)], "white", "", 2.4, 0.45)
 
 
 def guide(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
