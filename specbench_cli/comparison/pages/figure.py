@@ -12,15 +12,15 @@ from specbench_cli.comparison.trend import ACCEPTANCE, BAD, MAT, SPEEDUP, Series
 from specbench_cli.report.figures.drawing import plots, style
 
 PANELS = 12
-"""Of a page."""
+"""Maximum number of panels on a page."""
 _NAMES = {SPEEDUP: "speedup", MAT: "mat", ACCEPTANCE: "acceptance"}
 """The figures that are plotted, and the words of their files."""
 _LEAST_REACH = 0.05
-"""Of the y axis: less than that is no news, and is not blown up."""
+"""Smallest reach of the y axis, so that small changes are not blown up."""
 _ROOM = 1.5
-"""Of the farthest level."""
+"""Reach of the y axis over the farthest level."""
 _WITHIN = 0.98
-"""Of the runs are within the axes; the others are drawn at their edge."""
+"""Share of runs within the axes; the others are drawn at their edge."""
 _CHANGED = "#D55E00"
 
 

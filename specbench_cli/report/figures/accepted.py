@@ -13,7 +13,7 @@ from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 
 _ROW_IN, _FULL = 0.3, 0.82
-"""Of the histogram: height of a row, and of its tallest bar as a part of it."""
+"""Height of a row of the histogram, and of its tallest bar as a part of it."""
 _LONGEST = 16
 """The last bar stands for this many and more."""
 _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17

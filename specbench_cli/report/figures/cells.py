@@ -1,4 +1,4 @@
-"""What figures are drawn of: a run's summary, and its records without their bulk."""
+"""Data of figures: a run's summary, and its records without their bulk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computed when: a lane a worker, forwards by what they were for, messages as arrows.
+"""Timeline of a few steps: a lane a worker, forwards by their purpose, messages as arrows.
 
 Time runs from the end of prefill. A mark under a lane ends a step; the number at it is how many
 tokens the step committed. A forward through a part of a model is drawn less high, by its share.
@@ -17,7 +17,7 @@ from specbench_cli.report.figures.drawing import plots, style
 _LOOKS = {role: style.PARTS[role] for role in ("prefill", "draft", "verify", "aux", "learn")} | {
     "unused": ("white", "xxxxxx")
 }
-"""Of what a forward was for."""
+"""Colour and hatching by the purpose of a forward."""
 _EDGE = dict.fromkeys(_LOOKS, "white") | {"unused": style.MUTED}
 _LANE_IN, _BAR, _ROOM_IN = 0.24, 0.5, 0.11
 """Height of a lane and, in lanes, of its forwards; the width that a step's number needs."""
@@ -26,7 +26,7 @@ _LEARNING, _LEARNT = -1, 0.06
 _LOWEST = 0.3
 """Height of a forward through next to nothing of a model, in that of a whole one."""
 _STEPS = 4
-"""Of the row with the longest steps, in the figure of a run."""
+"""Steps in the figure of a run, of the row with the longest ones."""
 
 
 def draw(cells: Cells) -> plots.Figure | None:

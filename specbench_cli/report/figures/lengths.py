@@ -14,7 +14,7 @@ from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.metrics import Row
 
 _APART = 0.05
-"""Of a level: two rows that draft as long are one point, and no line."""
+"""Difference in levels below which two rows are one point, and no line."""
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:

@@ -1,4 +1,4 @@
-"""What requests met at several arrival rates: goodput, time to the first token, latency.
+"""Goodput, time to the first token and latency of requests at several arrival rates.
 
 A line a row, with 95% intervals; of the two times the median (filled) and p99 (hollow, broken).
 A diamond at the top of the first panel is the rate from which on arrivals outrun a row.

@@ -76,7 +76,7 @@ _ROOM = 1.15
 
 
 def _inside(point: SweepPoint) -> bool:
-    """Whether a point decides how far the left panel reaches."""
+    """Return True if a point decides how far the left panel reaches."""
     return point.along is not None or point.front
 
 

@@ -40,7 +40,7 @@ def points(cells: Cells, label: str) -> list[plots.Point]:
 
 
 def _point(prompts: Sequence[tuple[int, int, int]]) -> plots.Point:
-    """Of prompts' places, committed tokens and steps."""
+    """Return the point of some prompts, each a place, its committed tokens and its steps."""
     from scipy.stats import t
 
     n, steps = len(prompts), sum(each[2] for each in prompts)

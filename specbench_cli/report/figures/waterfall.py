@@ -30,7 +30,7 @@ _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
 """In rows: what of one is used, how much of it by the stairs, and the measured bar below them."""
 _OVERLAP = 1e-3
-"""Of decode time; less is rounding of the clock."""
+"""Share of decode time below which an overlap is rounding of the clock."""
 
 
 @dataclass(frozen=True, slots=True)

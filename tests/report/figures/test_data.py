@@ -1,4 +1,4 @@
-"""What is drawn is what the summary and the records say."""
+"""Figures draw the values of the summary and the records."""
 
 from __future__ import annotations
 

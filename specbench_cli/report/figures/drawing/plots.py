@@ -304,7 +304,7 @@ def _legend(figure: Figure, panels: Sequence[Panel], columns: int) -> None:
 
 # ---- plot kinds ----------------------------------------------------------------------------------
 
-_RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.1, 0.36, 0.12
+_RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.12, 0.36, 0.12
 """Margin at the right of rows, with a column of words, and between panels."""
 
 

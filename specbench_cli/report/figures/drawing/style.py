@@ -39,7 +39,7 @@ PARTS = {
     "aux": ("#009E73", "....."),
     "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
-"""What time went to: colour and hatching, apart in grey too."""
+"""Colour and hatching by use of time, apart in grey too."""
 _FONT = "DejaVu Sans"
 _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "font.family": _FONT,
@@ -66,9 +66,9 @@ _STAMPS = {
     "png": ("Software",),
     "pdf": ("CreationDate", "Creator", "Producer"),
 }
-"""Of a file: what would not be the same twice, or elsewhere."""
+"""Metadata that would differ between two writes of the same figure, by format."""
 _REACH = 1.8
-"""Of the largest speedup."""
+"""Limit of an axis over the largest speedup."""
 _LETTERS = 24
 """That a line of a row's label has."""
 
