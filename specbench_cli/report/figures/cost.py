@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.labels import Word
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row, has_partial
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 RANDOM = "random"

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, text
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 _ROW_IN, _BAR = 0.225, 0.7

@@ -1,0 +1,76 @@
+"""The laws as a picture: a stack a size, with each figure's lines and points, and their residuals.
+
+A hollow mark with an interval is the held-out point as the other points predict it, beside what it
+came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite, log10
+
+from recipes.studies.laws import Law
+from recipes.studies.numbers import short
+from recipes.studies.points import FIGURES, SIZES
+from specbench_cli.report.figures.drawing import plots, style
+
+_LAW_IN, _OFF_IN = 1.7, 0.9
+_ASIDE, _MARGIN = 1.05, 1.15
+"""Factors: a prediction stands beside what it is of, and the axes go on beyond the sizes."""
+
+
+def draw(laws: Sequence[Law]) -> plots.Figure:
+    """Return the figure, two columns of a journal wide."""
+    looks = {
+        where: style.look(at) for at, where in enumerate(dict.fromkeys(law.where for law in laws))
+    }
+    stacks = []
+    for size in (name for name in SIZES if any(law.along == name for law in laws)):
+        stack = list[plots.Panel]()
+        for figure in FIGURES:
+            own = [law for law in laws if (law.figure, law.along) == (figure, size)]
+            stack += _panels(own, FIGURES[figure][0], SIZES[size], looks) if own else []
+        stacks.append(stack)
+    return plots.page(*stacks, width=style.PAGE_IN)
+
+
+def _panels(
+    laws: Sequence[Law], figure: str, size: str, looks: Mapping[str, style.Look]
+) -> list[plots.Panel]:
+    """Return the panel of a figure's laws, and below it that of their residuals."""
+    seen = sorted({x for law in laws for x, _ in law.points})
+    low, high = seen[0] / _MARGIN, seen[-1] * _MARGIN
+    x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)
+    lines = [mark for law in laws for mark in _law(law, looks[law.where])]
+    off = [
+        plots.Series(
+            [plots.Point(size, y - _at(law, size)) for size, y in law.points],
+            replace(looks[law.where], line="", size=3),
+        )
+        for law in laws
+    ]
+    zero = plots.Rule(y=0, colour=style.MUTED, width=0.6)
+    return [
+        plots.Panel(lines, x, plots.Axis(figure), high=_LAW_IN),
+        plots.Panel([zero, *off], replace(x, name=size), plots.Axis("residual"), high=_OFF_IN),
+    ]
+
+
+def _at(law: Law, size: float) -> float:
+    """Return the value of a law at a size."""
+    return law.fit.a.value + law.fit.b.value * log10(size)
+
+
+def _law(law: Law, look: style.Look) -> Iterator[plots.Series]:
+    """Yield a law's line, its points, and the prediction of the held-out point."""
+    ends = [plots.Point(at, _at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
+    yield plots.Series(ends, replace(look, marker=""))
+    points = [plots.Point(x, y) for x, y in law.points]
+    yield plots.Series(points, replace(look, line="", size=3), law.where or "all")
+    if law.held is not None:
+        said = law.held.predicted
+        known = isfinite(said.low) and isfinite(said.high)
+        interval = (said.low, said.high) if known else ()
+        point = plots.Point(law.held.size * _ASIDE, said.value, *interval)
+        yield plots.Series([point], replace(look, face="white", line=""))
