@@ -76,7 +76,6 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         )
     if how.parent is not None:
         repeat_process.begin_repeat(how.parent)
-    # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 
     form = "json" if how.as_json else how.format
@@ -111,7 +110,7 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
     flags = {name: value for name, value in given.items() if name not in BLOCKS}
     if "acceptance" in flags:
         flags["acceptance"] = chance(flags["acceptance"])
-    return load(
+    config, sources = load(
         from_command_line(flags, given.get("set", []), given.get("sweep", [])),
         how.config,
         methods=registry,
@@ -120,16 +119,20 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
         vet=_vet,
         check=permission_check(how.trust),
     )
+    for row in config.methods:
+        if row.name in registry.ours():
+            registry.declare(row.name, row.params)  # refuse wrong parameters before torch is loaded
+    return config, sources
 
 
 def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import is_matrix, pairs
     from specbench_cli.plan.power import outlook
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
-        first, facts = execute.dry(each)
+        first, facts = dry(each)
         view.planned({**facts, "detects": outlook(first)})
     return ExitCode.OK
 

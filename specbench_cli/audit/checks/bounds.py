@@ -19,8 +19,7 @@ from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
 from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Draft, Step
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Draft, Rule, Step
 from specbench_cli.engine.verify.tree import ROOT
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")

@@ -21,9 +21,8 @@ from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.spans.judge import SpanRule
 from specbench_cli.engine.spans.ledger import open_tokens
-from specbench_cli.engine.types import Step
+from specbench_cli.engine.types import Rule, Step
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.watch import Told, untrue
 from specbench_cli.store.invariants import validate

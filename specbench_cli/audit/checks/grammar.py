@@ -17,8 +17,8 @@ from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import Reference, cut, warped
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.grammar import GrammarMask
-from specbench_cli.engine.verify.sampling import Rule
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled")
 CASES = 8

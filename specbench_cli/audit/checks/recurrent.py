@@ -15,7 +15,7 @@ from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Rule
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 CASES = 6

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """The folder of a matrix that is begun; each of its runs can be planned."""
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import pairs
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import new_path
 
     runs = pairs(asked)
     for each in runs.values():
-        execute.dry(each)  # what one of them lacks is said before another is measured
+        dry(each)  # what one of them lacks is said before another is measured
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
     matrix.create(path, matrix.Order(order, sources))

@@ -18,8 +18,8 @@ from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import Finish, StopRule
 from specbench_cli.engine.session import Harness, Session
 from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
-from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify import decide
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
@@ -162,7 +162,7 @@ def asked_a_row_late(
     **beside: Tensor | None,
 ) -> Tensor | None:
     """Each draft token at its own row of the target, which is that of the token behind it."""
-    return accept.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
+    return decide.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
 
 
 # ---- in place of the generator ------------------------------------------------------------------

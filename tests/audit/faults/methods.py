@@ -14,9 +14,8 @@ from methods.sps import Sps
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
+from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Rule, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.sampling import Rule
 
 # ---- what spoils the output ---------------------------------------------------------------------
 
