@@ -183,21 +183,6 @@ def noisy(share: float | None) -> bool:
     return share is not None and share > CEILING
 
 
-def wait_until_quiet(limit_s: float, ceiling: float = CEILING) -> float | None:
-    """Idle until a window's share is at most `ceiling`, or `limit_s` seconds have passed.
-
-    Returns:
-        The last window's share; None at once where it cannot be measured.
-    """
-    meter = QuietMeter()
-    deadline = time.monotonic() + limit_s
-    while True:
-        meter.open()
-        share = meter.close()
-        if share is None or share <= ceiling or time.monotonic() >= deadline:
-            return share
-
-
 def tree_seconds(pid: int | None = None) -> float:
     """CPU seconds of a process, this one if none is named, and all its descendants, those already
     reaped included; 0 of a process that is no more."""
