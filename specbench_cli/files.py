@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 from specbench_cli.errors import UsageError
 
@@ -479,3 +480,12 @@ def _foreign_file_error(paths: list[Path], overwrite: bool | None = False) -> Us
         f"{paths[0]}{more}: specbench did not write this, or it was changed since",
         f"{away} or remove it" if overwrite is None else f"{away}, or replace it: {OVERWRITE}",
     )
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in the content of a file, or {} if it is something else."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -373,11 +373,7 @@ def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
 
 def _is_costs(content: bytes) -> bool:
     """Return True if any version of `Costs.save` wrote the content."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"schema", "machine", "curves", "host"} <= found.keys()
+    return {"schema", "machine", "curves", "host"} <= files.json_object(content).keys()
 
 
 @contextmanager

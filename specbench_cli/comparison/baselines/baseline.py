@@ -6,7 +6,6 @@ no paths. Several runs of one program are several processes of one baseline.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -73,11 +72,7 @@ def save(
 
 def _is_baseline(content: bytes) -> bool:
     """Return True if the content is a baseline of any version."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"schema", "machine", "rows", "prompts"} <= found.keys()
+    return {"schema", "machine", "rows", "prompts"} <= files.json_object(content).keys()
 
 
 def load(path: Path) -> Side:
