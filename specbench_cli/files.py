@@ -202,6 +202,15 @@ def read_own(path: Path) -> bytes | None:
         return file.read(_MOST_READ)
 
 
+def json_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in some content, or {} if there is none."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def replace(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a reader sees the old content or the new one.
 
@@ -480,12 +489,3 @@ def _foreign_file_error(paths: list[Path], overwrite: bool | None = False) -> Us
         f"{paths[0]}{more}: specbench did not write this, or it was changed since",
         f"{away} or remove it" if overwrite is None else f"{away}, or replace it: {OVERWRITE}",
     )
-
-
-def json_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in the content of a file, or {} if it is something else."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -9,6 +9,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from specbench_cli.engine.models.artifact import Artifact, Trained
 from specbench_cli.engine.params import Claim, MethodParams
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
@@ -16,7 +17,6 @@ from specbench_cli.errors import MethodFault
 
 if TYPE_CHECKING:
     from specbench_cli.engine.batch import Batch
-    from specbench_cli.engine.models.artifact import Trained
     from specbench_cli.engine.session import Session
     from specbench_cli.engine.types import Draft, Outcome, Rule, Step
 
@@ -34,6 +34,7 @@ class Method(ABC):
         project: the project that implements the method, if no paper proposes it.
         Params: its parameters.
         needs: what it cannot run without ("draft").
+        Head: class of its trained head, whose source is the parameter `head`. None means none.
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
@@ -64,6 +65,7 @@ class Method(ABC):
     project: ClassVar[str] = ""
     Params: ClassVar[type[MethodParams]] = MethodParams
     needs: ClassVar[frozenset[str]] = frozenset()
+    Head: ClassVar[type[Artifact] | None] = None
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
@@ -145,8 +147,9 @@ class Method(ABC):
         return ()
 
     def artifacts(self) -> tuple[Trained, ...]:
-        """The trained modules that it needs; loaded before anything is timed."""
-        return ()
+        """Return the trained modules that it needs: by default its `Head`. They are loaded before
+        anything is timed."""
+        return () if self.Head is None else (Trained(self.Head, self.params.head),)
 
     def check(self) -> None:
         """See that it can run here, with these parameters; asked before anything is loaded.

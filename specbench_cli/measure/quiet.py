@@ -87,19 +87,6 @@ class QuietMeter:
         return _share(start, _read(self._pids))
 
 
-class Meter(Protocol):
-    """Meter of the CPU share of other processes (`QuietMeter`)."""
-
-    def open(self) -> None:
-        """Start a window."""
-
-    def full(self) -> bool:
-        """Whether the window is long enough to say something."""
-
-    def close(self) -> float | None:
-        """End it, idling until it is full: the others' share; None where unknown."""
-
-
 class Measurable(Protocol):
     """A cell: it can be measured, again if need be, and is told how quiet that was."""
 
@@ -122,7 +109,7 @@ class Windows:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: QuietMeter,
         *,
         allow_noise: bool,
         between: Callable[[], object] | None = None,

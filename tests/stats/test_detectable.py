@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.statistics.simulated_intervals import Setting
 from specbench_cli.stats.bootstrap import PairedTimes, resample
 from specbench_cli.stats.detectable import POWER, detectable
-from specbench_cli.stats.simulated import Setting
 from specbench_cli.stats.simultaneous import different
 
 
