@@ -41,7 +41,9 @@ CASES = [
     for name in registry.ours()
     for passed in ({}, *PASSED.get(name, []))
 ]
-ATTRIBUTES = [name for name in inspect.get_annotations(Method) if name not in ("params", "Params")]
+ATTRIBUTES = [
+    name for name in inspect.get_annotations(Method) if name not in ("params", "Params", "Head")
+]
 
 
 @pytest.mark.parametrize(("name", "passed"), CASES)
