@@ -16,8 +16,9 @@ from typing import Any
 from specbench_cli import output
 from specbench_cli.config.sweep import written
 from specbench_cli.summary import metrics
+from specbench_cli.summary.columns import Column, Value
 from specbench_cli.summary.formats import NONE
-from specbench_cli.summary.metrics import Column, Row, Value
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 _RATES = ("discard_rate", "verification_rate")
@@ -78,7 +79,7 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     return Sweep(tuple(params), tuple(points))
 
 
-def swept(sweep: Sweep) -> tuple[Column, ...]:
+def swept(sweep: Sweep) -> tuple[Column[Row], ...]:
     """Return the columns of a sweep: parameters, costs, gains and the Pareto front."""
     front = {point.row.label for point in sweep.points if point.front}
     return metrics.table(
@@ -91,7 +92,7 @@ def swept(sweep: Sweep) -> tuple[Column, ...]:
     )
 
 
-def _parameter(name: str) -> Column:
+def _parameter(name: str) -> Column[Row]:
     """Return the column of a parameter; numbers sort as numbers."""
 
     def value(row: Row) -> Value:

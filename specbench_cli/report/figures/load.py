@@ -60,7 +60,7 @@ def _series(
 ) -> Series:
     colour, marker = look
     return Series(
-        points=[Point(row.offered or 0.0, *(row.rates() | row.times())[key]) for row in rows],
+        points=[Point(row.offered or 0.0, *row.figures[key]) for row in rows],
         colour=colour,
         marker=marker,
         face="white" if hollow else "",

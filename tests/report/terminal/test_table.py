@@ -11,15 +11,16 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli import output
+from specbench_cli.report import tables
 from specbench_cli.report.content import report
 from specbench_cli.report.document import grid
-from specbench_cli.report.html import tables
 from specbench_cli.report.html.page import warned
-from specbench_cli.report.html.tables import overall
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Incidents, Reading
-from specbench_cli.report.terminal.table import BAR_MARKS, bar_marks, footer, print_runs, run_text
+from specbench_cli.report.tables import overall
+from specbench_cli.report.terminal.grid import BAR_MARKS, bar_marks
+from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
 from specbench_cli.summary import formats, metrics, text
@@ -188,14 +189,8 @@ def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
         ((0.0, 0.0, 1.0), "..........."),
     ],
 )
-def test_bar_has_eleven_marks_by_largest_remainder(make_reading, shares, bar):
-    row = replace(
-        make_reading().summary.rows[0],
-        share_target=shares[0],
-        share_draft=shares[1],
-        share_host=shares[2],
-    )
-    marks = bar_marks(row)
+def test_bar_has_eleven_marks_by_largest_remainder(shares, bar):
+    marks = bar_marks(shares)
     assert "".join(BAR_MARKS[name] * n for name, n in marks.items()) == bar
 
 
@@ -223,7 +218,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
     shown = grid(COST, reading.summary.rows)
     at = shown.headings.index("work")
-    assert {line[0]: line[at] for line in shown.rows}["staged"] == f"{work:.2f}"
+    assert {line[0].shown: line[at].shown for line in shown.rows}["staged"] == f"{work:.2f}"
     (table,) = overall(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
     assert f" work: {column.meaning}" == note
