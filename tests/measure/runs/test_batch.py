@@ -9,8 +9,8 @@ from specbench_cli.measure.view import Progress
 from specbench_cli.plan import plan
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.report.reading import read_together
-from specbench_cli.store.run_dir import RunDir
 from specbench_cli.report.terminal.table import load_lines
+from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.load import load_rows, saturation
 from specbench_cli.summary.pairing import process
 

@@ -24,6 +24,7 @@ from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
 from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.columns import informative
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import COST, alike
 from specbench_cli.summary.summary import summarise
@@ -494,9 +495,9 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
     for chosen in (metrics.SPEED, metrics.COST):
         found = grid(chosen, reading.summary.rows)
         for head, said in zip(found.headings, found.rows[0], strict=True):
-            assert said == on_page.get(head, said)
+            assert said.shown == on_page.get(head, said.shown)
         assert len(set(found.headings)) == len(found.headings)
-    for column in metrics.of(metrics.TERMINAL, reading.summary.rows)[2:]:
+    for column in informative(metrics.TERMINAL, reading.summary.rows)[2:]:
         assert column.heading in heading and column.heading in on_page
         assert column is metrics.TIME or column.shown(row) in written
 
@@ -509,4 +510,4 @@ def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
         for row in rows:
             for column in filter(lambda column: column.when([row]), chosen):
                 nothing = column.shown(row) in ("", formats.NONE)
-                assert (column.value(row) is None) is nothing
+                assert (column.cell(row).value is None) is nothing
