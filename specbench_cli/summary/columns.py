@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from specbench_cli import output
 from specbench_cli.summary.formats import NONE
 
 Align = Literal["l", "r", "c"]
@@ -95,3 +98,18 @@ def informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[
 def data_of(columns: Sequence[Column[R]], row: R) -> dict[str, Value]:
     """Return the values of a row for programs, by TSV name."""
     return {name: get(row) for column in columns for name, get in column.data.items()}
+
+
+def write_csv(lines: Sequence[Mapping[str, object]], path: Path, *, empty: str = "") -> Path:
+    """Write records as a CSV file that is safe in a spreadsheet. A missing value is empty.
+
+    Args:
+        lines: the records. The names of their values are the header.
+        empty: the header of a file without records.
+    """
+    names = list(dict.fromkeys(name for line in lines for name in line)) or [empty]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(output.harmless, names))
+        writer.writerows([output.harmless(line.get(name)) for name in names] for line in lines)
+    return path

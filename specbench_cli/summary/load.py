@@ -8,18 +8,15 @@ over blocks of requests in their order, since those of a queue depend on each ot
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli import output
 from specbench_cli.store.schema import Record
 from specbench_cli.summary.columns import Column, Value, data_of, informative
 from specbench_cli.summary.formats import NONE
@@ -178,18 +175,6 @@ def as_dict(row: LoadRow) -> Mapping[str, object]:
     """Return a row for programs: rates and percentiles with the ends of their intervals, by
     name."""
     return data_of(informative(DATA, [row]), row)
-
-
-def write_loads(rows: Sequence[LoadRow], path: Path) -> Path:
-    """`as_dict` of each row as a line of CSV."""
-    lines = [as_dict(row) for row in rows]
-    names = dict.fromkeys(name for line in lines for name in line)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({name: output.harmless(value) for name, value in line.items()})
-    return path
 
 
 def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from specbench_cli.report.markdown import render
 from specbench_cli.report.reading import Incidents
 from specbench_cli.report.terminal.table import load_lines
 from specbench_cli.store.schema import PASSES_APART, Batch
+from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import (
     as_dict,
     errors,
@@ -23,7 +24,6 @@ from specbench_cli.summary.load import (
     load_rows,
     resampled,
     saturation,
-    write_loads,
 )
 from specbench_cli.summary.summary import summarise
 
@@ -141,7 +141,7 @@ def test_table_page_file_and_figure_say_the_same(queue, manifest, tmp_path):
     summary = summarise(records, manifest, resamples=9)
     page = render(report(summary, manifest, Incidents(), [], loads=rows))
     assert "## Under load" in page and f"- {lines[-1]}" in page
-    with write_loads(rows, tmp_path / "load.csv").open() as file:
+    with write_csv(list(map(as_dict, rows)), tmp_path / "load.csv").open() as file:
         written = list(csv.DictReader(file))
     assert [line["load"] for line in written] == ["poisson:2", "poisson:8"]
     assert float(written[1]["tokens_per_s"]) == as_dict(rows[1])["tokens_per_s"]

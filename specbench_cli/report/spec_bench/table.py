@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specbench_cli import output
 from specbench_cli.report.document import Grid, grid_of_values
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
@@ -24,7 +22,7 @@ from specbench_cli.report.spec_bench.formulas import (
 )
 from specbench_cli.report.tokens import text_of, tokenizer_of
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.columns import Heading
+from specbench_cli.summary.columns import Heading, write_csv
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.source import Source
@@ -149,15 +147,7 @@ def spec_bench(run: Source, sources: Sequence[Source], summary: Summary) -> Spec
 
 def write(found: SpecBench, folder: Path) -> list[Path]:
     """Write `spec_bench.csv`, and an answer file of theirs a row and pass where texts are known."""
-    files = [folder / "spec_bench.csv"]
-    lines = found.records()
-    with files[0].open("w", newline="", encoding="utf-8") as file:
-        names = list(lines[0]) if lines else ["method"]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writerow({name: output.harmless(name) for name in names})
-        writer.writerows(
-            {name: output.harmless(each) for name, each in line.items()} for line in lines
-        )
+    files = [write_csv(found.records(), folder / "spec_bench.csv", empty="method")]
     slugs = _slugs(dict.fromkeys(label for run in found.runs for label in run))
     for number, run in enumerate(found.runs, start=1):
         for label, answers in run.items():
