@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
+from specbench_cli.report.document import plain
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.columns import Column, look_of
+from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
@@ -40,7 +41,13 @@ def _measured(line: Line) -> str:
 
 
 def _words(heading: str, shown: Callable[[Line], str]) -> Column[Line]:
-    return Column(heading, align="l", shown=shown, look=lambda line: look_of(shown(line)))
+    return Column(
+        heading,
+        align="l",
+        shown=shown,
+        data={heading: lambda line: plain(shown(line)).value},
+        look=lambda line: plain(shown(line)).look,
+    )
 
 
 METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (

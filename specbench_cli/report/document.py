@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, informative, look_of
+from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, informative
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.text import Sections
+
+_SHORT = 32
+"""Maximum number of characters of a text that stays on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +171,4 @@ def plain(value: object) -> Cell:
         return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
     except ValueError:
         known = None if shown == formats.NONE else shown
-        return Cell(shown, known, look_of(shown))
+        return Cell(shown, known, "long" if len(shown) > _SHORT else "")

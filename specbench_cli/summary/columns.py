@@ -15,8 +15,6 @@ Align = Literal["l", "r", "c"]
 Value = str | int | float | bool | None
 R = TypeVar("R")
 """The kind of thing that a row of the table shows."""
-_SHORT = 32
-"""Maximum number of characters of a text that stays on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,6 @@ class Column(Heading, Generic[R]):
         if shown not in ("", NONE):
             value = next(iter(self.data.values()))(row) if self.data else shown
         return Cell(shown, value, self.look(row), self.shares(row), self.link(row))
-
-
-def look_of(text: str) -> str:
-    """Return the look of a text, which is "long" if it takes more than one line."""
-    return "long" if len(text) > _SHORT else ""
 
 
 def informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:
