@@ -12,15 +12,15 @@ from statistics import median
 from typing import Any
 
 from specbench_cli import output
-from specbench_cli.judge.broken import BASELINE
 from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
-from specbench_cli.measure.hardware.roofline import Roofline
 from specbench_cli.models.shapes import PREFIX as SHAPE
+from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import Prediction, Row
 from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
 from specbench_cli.predict.settings import Setting
 from specbench_cli.report.document import Grid, grid
 from specbench_cli.report.terminal.grid import show
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.formats import NONE, number, percent, ratio
 
