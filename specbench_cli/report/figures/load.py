@@ -37,10 +37,7 @@ def draw(cells: Cells) -> plots.Figure | None:
     for name, keys in _PANELS:
         marks = [
             plots.Series(
-                [
-                    plots.Point(row.offered or 0.0, *(row.rates() | row.times())[key])
-                    for row in rows
-                ],
+                [plots.Point(row.offered or 0.0, *row.figures[key]) for row in rows],
                 style.look(at, hollow=hollow, line="--" if hollow else "-", size=3.2),
                 style.short(label),
             )
