@@ -275,9 +275,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Drawn tokens under the target's law, as transformers' own module says it: the sum of their
-    log-probabilities (natural, -12 at least) less what that law gives to be expected, the variance
-    that it gives, and the logarithms of the moments that `stats.martingale` needs."""
+    """Drawn tokens under the target's distribution, as transformers' own module says it: the sum of
+    their log-probabilities (natural, -12 at least) less what that distribution gives to be
+    expected, the variance that it gives, and the logarithms of the moments that `stats.martingale`
+    needs."""
 
     __pydantic_config__ = STRICT
 
@@ -322,11 +323,11 @@ class Record:
     energy_j: joules that the machine's counters moved by while it was decoded, of a batch an equal
         share; null where there is no counter (the manifest says why), and of a void or failed one.
     extra: what else a method counted, summed over its steps; null where it counts nothing.
-    log_likelihood: of the output under the target's warped law, natural, all tokens; null where
-    outputs are compared token by token.
+    log_likelihood: of the output under the target's warped distribution, natural, all tokens; null
+    where outputs are compared token by token.
     likelihood: how likely a drawn output is, against what was to be expected; null likewise.
-    log_probs: natural logarithm of each output token's probability under the target's law (the
-    warped one where temperature is above 0), to 3 decimals; null where it was not computed.
+    log_probs: natural logarithm of each output token's probability under the target's distribution
+    (the warped one where temperature is above 0), to 3 decimals; null where it was not computed.
     target_equivalents: the target's work, in whole forwards of it: parts count as their share.
     version: how often what drafts had learnt before this request; null where nothing is learnt.
     batch: null for a sequence that was decoded alone.
