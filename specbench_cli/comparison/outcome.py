@@ -34,7 +34,7 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """A time's ratio, NEW over BASE (above 1: slower), with its simultaneous interval; None where
-    its ends are no figures (`stats.bootstrap.WIDEST`).
+    its ends are no figures (`stats.bootstrap.MAX_INTERVAL_RATIO`).
 
     figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; relative
     to what `comparison.timing` says. significant: the interval excludes 1. detects: the smallest

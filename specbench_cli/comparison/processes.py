@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specbench_cli.comparison.cell import Cell, Place
 from specbench_cli.comparison.side import Side
-from specbench_cli.stats.regression import ALONE, MIN_PAIRS, partnered
+from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED, has_partner
 from specbench_cli.summary.speedups import MAX_LOST
 
 Outputs = Mapping[str, Mapping[Place, Cell]]
@@ -37,7 +37,7 @@ class Processes:
         """How many pairs there are; 0 where the runs took no turns."""
         if self.pair is None:
             return 0
-        return len(set(self.pair[partnered(self.pair, np.array(self.new, dtype=bool))]))
+        return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
 
     def cells(self, label: str, places: Iterable[Place], *, of_new: bool) -> Iterator[Cell]:
         """A label's outputs at some places, of one side's processes."""
@@ -118,4 +118,4 @@ def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | No
             place += 2
     if len(number) < 2 * MIN_PAIRS:
         return None
-    return [number.get(run, ALONE) for run in of]
+    return [number.get(run, UNPAIRED) for run in of]

@@ -29,8 +29,13 @@ import numpy as np
 from specbench_cli.comparison.cell import Cell, Place, RowKey
 from specbench_cli.comparison.outcome import Change, Finding
 from specbench_cli.comparison.processes import Processes
-from specbench_cli.stats.bootstrap import WIDEST
-from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
+from specbench_cli.stats.bootstrap import MAX_INTERVAL_RATIO
+from specbench_cli.stats.regression import (
+    MIN_PAIRS,
+    MIN_PROMPTS,
+    RegressionSeries,
+    estimate_slowdowns,
+)
 from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
@@ -48,25 +53,25 @@ def changes(scope: Scope, run: Processes, tolerance: float) -> dict[RowKey, tupl
         run: of the two sides.
         tolerance: the slowdown that is let pass, 0.05 for 5%.
     """
-    asked: list[tuple[RowKey, str, Series]] = []
+    asked: list[tuple[RowKey, str, RegressionSeries]] = []
     for row, pairs in scope.pairs.items():
         places = _places(pairs)
         if _unjudged(row, places, run) is None:
             labels = _against(row.label), row.label
             asked += ((row, *one) for one in _series(row, pairs, run.whole(labels, places)))
-    found = shifts([series for *_, series in asked], above=math.log1p(tolerance))
+    found = estimate_slowdowns([series for *_, series in asked], tolerance=math.log1p(tolerance))
     result: dict[RowKey, tuple[Change, ...]] = {}
     for (row, figure, series), shift in zip(asked, found, strict=True):
         if shift is not None:
             low, high = _ends(shift.low, shift.high)
             change = Change(
                 figure=figure,
-                ratio=math.exp(shift.change),
+                ratio=math.exp(shift.log_ratio),
                 low=low,
                 high=high,
                 significant=shift.significant,
-                detects=math.exp(shift.detects),
-                relative=not series.disturbed,
+                detects=math.exp(shift.detectable),
+                relative=not series.one_sided_noise,
             )
             result[row] = (*result.get(row, ()), change)
     return result
@@ -121,7 +126,7 @@ def _explained(change: Change, verify: Change | None, tolerance: float) -> bool:
 
 def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
     """An interval's ends as ratios, of their logarithms; None where they are no figures."""
-    if not high - low <= math.log(WIDEST):
+    if not high - low <= math.log(MAX_INTERVAL_RATIO):
         return None, None
     return math.exp(low), math.exp(high)
 
@@ -172,7 +177,7 @@ Figure = Callable[[Cell, Cell], float | None]
 
 def _series(
     row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes
-) -> Iterator[tuple[str, Series]]:
+) -> Iterator[tuple[str, RegressionSeries]]:
     """A row's figures."""
     places = _places(pairs)
     if row.label == BASELINE:
@@ -188,14 +193,14 @@ def _series(
     for figure, of in COMPONENTS.items():
         if figure == DRAFT and run.pair is not None:
             alone = _one(figure, row, alike, run, _draft_alone, apart)
-            yield figure, replace(alone, disturbed=True)
+            yield figure, replace(alone, one_sided_noise=True)
         else:
             yield figure, _one(figure, row, alike, run, of, apart)
 
 
 def _one(
     figure: str, row: RowKey, places: Sequence[Place], run: Processes, of: Figure, apart: float
-) -> Series:
+) -> RegressionSeries:
     """A figure's logarithms at every place of every process."""
     values = np.full((len(places), len(run.outputs)), np.nan)
     for p, process in enumerate(run.outputs):
@@ -205,7 +210,7 @@ def _one(
             value = of(own, other) if own is not None and other is not None else None
             if value:
                 values[i, p] = math.log(value)
-    return Series(figure, values, np.array(run.new, dtype=bool), apart, run.pair)
+    return RegressionSeries(figure, values, np.array(run.new, dtype=bool), apart, run.pair)
 
 
 def _apart(label: str, places: Sequence[Place], run: Processes) -> float:

@@ -202,7 +202,11 @@ def _changes(
 ) -> tuple[ChangePoint, ...]:
     known = [i for i, value in enumerate(values) if value is not None]
     series = [value for value in values if value is not None]
-    shifts = changes.shifts(series, level=level) if noisy else changes.steps(series)
+    shifts = (
+        changes.find_level_shifts(series, level=level)
+        if noisy
+        else changes.find_exact_changes(series)
+    )
     points = []
     for shift in shifts:
         last, first = known[shift.at - 1], known[shift.at]
