@@ -54,6 +54,9 @@ class ReportOptions(CommandOptions):
     force: Annotated[
         bool, Option(SHOWN, None, "Put runs side by side that do not belong together.")
     ] = False
+    explain: Annotated[
+        bool, Option(SHOWN, None, "Print all notes below the table, not only the short ones.")
+    ] = False
     prompt: Annotated[
         str | None,
         Option(SHOWN, "ID", "Show outputs on this prompt beside vanilla's instead."),
