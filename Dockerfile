@@ -1,5 +1,5 @@
 # specbench in a container: `docker build -t specbench .`, or with CUDA: `--build-arg DEVICE=cuda`. How to run it:
-# docs/install.md.
+# docs/how-to/install.md.
 ARG DEVICE=cpu
 
 FROM python:3.12-slim-bookworm AS wheel

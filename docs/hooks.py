@@ -32,7 +32,7 @@ GALLERY = "gallery"
 MARK = "<!-- gallery -->"
 """Where docs/gallery.md shows the reference runs."""
 METRICS_MARK = "<!-- metrics -->"
-"""Marker in docs/glossary.md that is replaced by the table of metrics."""
+"""Marker in docs/reference/glossary.md that is replaced by the table of metrics."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",

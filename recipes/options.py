@@ -1,6 +1,6 @@
-"""Reference page of all options, generated from the config models: docs/options.md.
+"""Reference page of all options, generated from the config models: docs/reference/cli.md.
 
-python -m recipes.options > docs/options.md
+python -m recipes.options > docs/reference/cli.md
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD = """\
 For everyone who writes a command line, a config file or a script: each option with its values, \
 its default and its other names.
 
-`python -m recipes.options > docs/options.md` generates this page from the config models in \
+`python -m recipes.options > docs/reference/cli.md` generates this page from the config models in \
 `specbench_cli/config`. An option of a run can also be set by its environment variable, and by its \
 key in `specbench.yaml` (`specbench init` writes one with comments). Precedence: option, `--set`, \
 environment, `--config` file, `./specbench.yaml`, profile, default."""

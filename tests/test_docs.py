@@ -17,12 +17,12 @@ from specbench_cli.errors import EnvironmentFault
 from specbench_cli.models import resolve
 from specbench_cli.store.run_dir import RunDir
 
-HEADS = (Path(__file__).parents[1] / "docs" / "heads.md").read_text(encoding="utf-8")
+HEADS = (Path(__file__).parents[1] / "docs/how-to/heads.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    """The complete example of docs/heads.md, as a file."""
+    """The complete example of docs/how-to/heads.md, as a file."""
     (after,) = HEADS.split("<!-- plugin with a head -->\n")[1:]
     file = tmp_path_factory.mktemp("plugin") / "bottleneck.py"
     file.write_text(re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1])

@@ -25,6 +25,13 @@ PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
 CODELESS = ("PreTrainedTokenizerFast", "GenerationConfig")
 """Classes of transformers that read data alone."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+"""README, and the pages of the site that are files in docs/."""
+
+
+def name_of(page: Path) -> str:
+    """Return the path of a page from the root of the repository."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def block_after(marker: str) -> str:
@@ -54,7 +61,7 @@ def shipped() -> set[str]:
     ("marker", "page", "rows"),
     [
         ("families", "README.md", family_rows),
-        ("methods", "docs/catalogue.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
+        ("methods", "docs/reference/methods.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
     ],
 )
 def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
@@ -64,11 +71,11 @@ def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
 
 
 def test_the_page_of_options_is_generated():
-    """python -m recipes.options > docs/options.md."""
-    assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == options.page()
+    """python -m recipes.options > docs/reference/cli.md."""
+    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == options.page()
 
 
-ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
 STATION = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `(\S+)` \|", re.MULTILINE)
 
 
@@ -108,9 +115,9 @@ def test_layout_names_every_folder_of_modules():
     assert all((ROOT / folder).is_dir() for folder in said)
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_of_the_docs_are_files_that_tests_run(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     for file, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
         assert code == (ROOT / file).read_text(encoding="utf-8"), file
 
@@ -136,10 +143,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_local_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
@@ -151,14 +155,16 @@ def test_local_links_lead_somewhere(page):
 
 
 def test_readme_names_every_page():
-    assert not [page for page in PAGES[1:] if f"docs/{page.name}" not in README]
+    assert not [page for page in PAGES if f"({name_of(page)})" not in README][1:]
 
 
 def test_the_site_leads_to_every_page_and_to_the_gallery():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
-    assert {page.name for page in PAGES[1:]} | {"index.md"} <= said
-    for page, mark in (("gallery", "<!-- gallery -->"), ("glossary", "<!-- metrics -->")):
+    pages = {name_of(page).removeprefix("docs/") for page in PAGES[1:]}
+    assert pages | {"index.md"} <= said
+    marks = (("gallery", "<!-- gallery -->"), ("reference/glossary", "<!-- metrics -->"))
+    for page, mark in marks:
         assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").count(mark) == 1
 
 

@@ -1,5 +1,5 @@
 """How many tokens the likelihood of drawn outputs takes to show a draft that was drawn from another
-law than it says: figures of docs/audit.md.
+law than it says: figures of docs/explanations/audit.md.
 
 python benchmarks/statistics/likelihood_power.py [prompts]
 

@@ -88,7 +88,7 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the table row of a method in docs/catalogue.md, as Markdown."""
+    """Return the table row of a method in docs/reference/methods.md, as Markdown."""
     row = {
         "method": f"`{facts['name']}`",
         "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
@@ -111,7 +111,7 @@ def family_rows() -> list[dict[str, str]]:
         groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
     return [
         {
-            "what drafts": family + (", [lossy](docs/lossy.md)" if lossy else ""),
+            "what drafts": family + (", [lossy](docs/how-to/lossy.md)" if lossy else ""),
             "methods": ", ".join(names),
         }
         for (family, lossy), names in sorted(

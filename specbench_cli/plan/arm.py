@@ -138,7 +138,9 @@ class Arm:
             said = said() if callable(said) else said
             if not fits(said):
                 fault = wrong_return(self.method, hook, said, what)
-                raise UsageError(fault.message, "docs/methods.md describes what each hook returns")
+                raise UsageError(
+                    fault.message, "docs/how-to/methods.md describes what each hook returns"
+                )
 
     @property
     def file_sha256(self) -> str:

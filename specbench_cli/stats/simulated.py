@@ -1,6 +1,6 @@
 """Runs that never were: times of methods whose true speedups are known.
 
-The tests and docs/statistics.md say how often the statistics are right about them.
+The tests and docs/explanations/statistics.md say how often the statistics are right about them.
 """
 
 from __future__ import annotations

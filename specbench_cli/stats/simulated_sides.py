@@ -1,6 +1,6 @@
 """Two sides that never were: figures of rows whose true changes are known.
 
-The tests and docs/statistics.md say how often the gate is right about them.
+The tests and docs/explanations/statistics.md say how often the gate is right about them.
 """
 
 from __future__ import annotations

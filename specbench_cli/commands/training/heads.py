@@ -225,7 +225,7 @@ def stateless(asked: MethodHeadOptions) -> None:
 
     OUT gets a folder named after its kind, for --set METHOD.head=FOLDER. Each level of a head
     without a state (a FeatureHead) learns the target's distribution at its place, on the target's
-    own replies; otherwise as [bold]specbench train eagle[/bold]. docs/heads.md has an example.
+    own replies; otherwise as [bold]specbench train eagle[/bold]. Example: docs/how-to/heads.md.
     """
     from specbench_cli import registry
 
