@@ -1,4 +1,4 @@
-"""Steps of `mkdocs build` beside docs/: README, results/, the gallery and the table of metrics.
+"""Steps of `mkdocs build` beside docs/: README, results/ and the gallery.
 
 Links between files of the repository become links between pages of the site. If the linked file has
 no page, the text stays without a link.
@@ -19,11 +19,9 @@ from mkdocs.structure.pages import Page
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report.gallery.gallery import PICTURE, publish
-from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -31,11 +29,10 @@ GALLERY = "gallery"
 """The folder of the static gallery on the site, as `specbench publish` makes it."""
 MARK = "<!-- gallery -->"
 """Where docs/gallery.md shows the reference runs."""
-METRICS_MARK = "<!-- metrics -->"
-"""Marker in docs/reference/glossary.md that is replaced by the table of metrics."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "results/README.md",
     "results/experiments/**/*.md",
     "results/experiments/**/*.png",
@@ -72,20 +69,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     there = {file.src_uri for file in files}
     parts = _FENCE.split(markdown)
     parts[::2] = [linked(part, page.file.src_uri, there) for part in parts[::2]]
-    page_text = "".join(parts).replace(MARK, "\n\n".join(_shown))
-    return page_text.replace(METRICS_MARK, metrics_table())
-
-
-def metrics_table() -> str:
-    """Return a table of all metrics, in the order of their declaration."""
-    return table(
-        ("name", "heading", "unit", "meaning"),
-        (
-            (f"`{name}`", inline(each.heading), inline(each.unit), inline(each.meaning))
-            for name, each in METRICS.items()
-        ),
-        escaped=True,
-    )
+    return "".join(parts).replace(MARK, "\n\n".join(_shown))
 
 
 def on_post_build(config: MkDocsConfig) -> None:

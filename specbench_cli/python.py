@@ -231,7 +231,7 @@ class Run:
 
         `speedup` is a ratio over vanilla with its 95% interval, `speedup_low` and `speedup_high`;
         rows that share one of the `letters` do not differ significantly. Other columns: the figures
-        of `summary.csv` (docs/reference/glossary.md).
+        of `summary.csv` (docs/reference/metrics.md).
         """
         from specbench_cli.summary.summary import ALL
 

@@ -17,13 +17,15 @@ from specbench_cli.errors import EnvironmentFault
 from specbench_cli.models import resolve
 from specbench_cli.store.run_dir import RunDir
 
-HEADS = (Path(__file__).parents[1] / "docs/how-to/heads.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+HEADS = (DOCS / "how-to/heads.md").read_text(encoding="utf-8")
+TUTORIAL = (DOCS / "tutorials/add-a-head.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    """The complete example of docs/how-to/heads.md, as a file."""
-    (after,) = HEADS.split("<!-- plugin with a head -->\n")[1:]
+    """The complete example of the tutorial, as a file."""
+    (after,) = TUTORIAL.split("<!-- plugin with a head -->\n")[1:]
     file = tmp_path_factory.mktemp("plugin") / "bottleneck.py"
     file.write_text(re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1])
     assert registry.load_plugin(str(file)) == ["bottleneck"]
@@ -88,7 +90,7 @@ def test_a_run_without_the_heads_folder_says_what_to_type(plugin, capsys, tmp_pa
 
 
 def test_all_names_of_the_page_are_in_the_api():
-    imported = re.findall(r"from specbench_cli\.api import \((.*?)\)", HEADS, re.DOTALL)
+    imported = re.findall(r"from specbench_cli\.api import \((.*?)\)", TUTORIAL, re.DOTALL)
     names = {name.strip() for block in imported for name in block.split(",") if name.strip()}
     names |= {"Artifact", "FeatureHead", "Head", "NORMED", "Levels", "Weights", "EnvironmentFault"}
     names |= {"MethodFault", "UsageError", "tree_of_choices", "tree_of_widths"}

@@ -14,9 +14,10 @@ import grimp
 import pytest
 import yaml
 
-from recipes import options
+from recipes import reference
 from specbench_cli import __version__, registry
 from specbench_cli.commands._card import brief, catalogue_row, family_rows
+from specbench_cli.config.sources import OTHER_VARIABLES
 from specbench_cli.errors import ExitCode
 from specbench_cli.registry import ours
 
@@ -34,9 +35,9 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def block_after(marker: str) -> str:
-    """The one code block that follows a marker in README."""
-    (after,) = README.split(f"<!-- {marker} -->\n")[1:]
+def block_after(marker: str, page: str = README) -> str:
+    """Return the one code block that follows a marker in a page."""
+    (after,) = page.split(f"<!-- {marker} -->\n")[1:]
     return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
 
 
@@ -60,7 +61,7 @@ def shipped() -> set[str]:
 @pytest.mark.parametrize(
     ("marker", "page", "rows"),
     [
-        ("families", "README.md", family_rows),
+        ("families", "docs/reference/methods.md", family_rows),
         ("methods", "docs/reference/methods.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
     ],
 )
@@ -70,9 +71,14 @@ def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
     assert found == [list(row.values()) for row in rows()]
 
 
-def test_the_page_of_options_is_generated():
-    """python -m recipes.options > docs/reference/cli.md."""
-    assert (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8") == options.page()
+@pytest.mark.parametrize(("name", "text"), reference.pages().items())
+def test_the_pages_of_the_reference_are_generated(name, text):
+    """python -m recipes.reference."""
+    assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == text
+
+
+def test_the_reference_has_all_environment_variables():
+    assert reference.VARIABLES.keys() == OTHER_VARIABLES
 
 
 ARCHITECTURE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
@@ -93,7 +99,7 @@ def test_an_option_passes_at_most_six_stations():
 
 
 def test_exit_codes_are_the_documented_ones():
-    codes = README.split("## Exit codes")[1].split("## ")[0]
+    codes = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", codes, re.M)
                   for code in line.split(",")}  # fmt: skip
     assert documented == {int(code) for code in ExitCode}
@@ -101,7 +107,7 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_layout_names_every_folder_of_modules():
     said = set()
-    for line in block_after("layout").splitlines():
+    for line in block_after("layout", ARCHITECTURE).splitlines():
         for name in re.findall(r"\S+/(?=\s|$)", line.split("   ")[0] + " "):
             folder, _, several = name.rstrip("/").partition("{")
             inside = several.rstrip("}").split(",") if several else [""]
@@ -163,9 +169,7 @@ def test_the_site_leads_to_every_page_and_to_the_gallery():
     said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
     pages = {name_of(page).removeprefix("docs/") for page in PAGES[1:]}
     assert pages | {"index.md"} <= said
-    marks = (("gallery", "<!-- gallery -->"), ("reference/glossary", "<!-- metrics -->"))
-    for page, mark in marks:
-        assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").count(mark) == 1
+    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
 
 
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):

@@ -104,14 +104,14 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return the method table of README: one row per family, and one for its lossy methods."""
+    """Return the method table by family: one row per family, and one for its lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, entry in registry.ours().items():
         lossy = entry.guarantee == registry.LOSSY
         groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
     return [
         {
-            "what drafts": family + (", [lossy](docs/how-to/lossy.md)" if lossy else ""),
+            "what drafts": family + (", [lossy](../how-to/lossy.md)" if lossy else ""),
             "methods": ", ".join(names),
         }
         for (family, lossy), names in sorted(

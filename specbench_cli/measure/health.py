@@ -169,7 +169,7 @@ def compiler() -> Check:
 
 
 def kernels() -> Check:
-    """What multiplies on this CPU: docs/how-to/models.md, "Kernels on a CPU"."""
+    """What multiplies on this CPU: docs/explanations/kernels.md."""
     lacking, own = lacks_kernels(), own_kernels(torch.device("cpu"), torch.float32)
     return Check(
         "kernels",
