@@ -81,10 +81,7 @@ class DySpec(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree and prefill the draft."""
-        model, most = session.draft(), self.params.nodes
-        session.reserve(most)
-        self.levels = Levels(session, model, session.new_state(model, slack=most))
-        self.levels.begin(session.since(0))
+        self.levels = Levels.of_draft(session, nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""

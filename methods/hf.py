@@ -33,6 +33,7 @@ from transformers.utils import logging
 from methods._heads.slots import rotary_of
 from methods.dflash.head import DFlash
 from specbench_cli.api import (
+    Artifact,
     Draft,
     EnvironmentFault,
     Field,
@@ -45,7 +46,6 @@ from specbench_cli.api import (
     Session,
     Step,
     StopRule,
-    Trained,
     key_of,
 )
 
@@ -174,10 +174,7 @@ class HfDFlash(HfVanilla):
     name: ClassVar[str] = "hf:dflash"
     Params: ClassVar[type[MethodParams]] = HfDFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head's torch module."""
-        return (Trained(DFlash, cast(HfDFlashParams, self.params).head),)
+    Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
         """The kind of candidates."""

@@ -72,10 +72,7 @@ class RsdC(Method):
         sizes = [1]
         for width in self.widths:
             sizes.append(sizes[-1] * width)
-        session.reserve(sum(sizes[1:]))
-        model = session.draft()
-        self.levels = Levels(session, model, session.new_state(model, slack=sum(sizes[1:-1])))
-        self.levels.begin(session.since(0))
+        self.levels = Levels.of_draft(session, nodes=sum(sizes[1:]), fed=sum(sizes[1:-1]))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -98,10 +95,7 @@ class RsdC(Method):
             level = [*range(len(parents) - len(above), len(parents))]
         if not tokens:
             return session.chain(())
-        tree = session.tree(torch.cat(tokens), tuple(parents))
-        if not laws:
-            return tree
-        return Draft(tree.tokens, tree.parents, law="wor", q=torch.cat(laws))
+        return session.tree(torch.cat(tokens), tuple(parents), laws)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: nodes were fed in their order, the deepest level was not."""

@@ -64,10 +64,7 @@ class RsdS(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree and prefill the draft."""
-        model, most = session.draft(), self.params.width * self.params.depth
-        session.reserve(most)
-        self.levels = Levels(session, model, session.new_state(model, slack=most))
-        self.levels.begin(session.since(0))
+        self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
@@ -86,8 +83,7 @@ class RsdS(Method):
             parents += [beams[node[0]] for node in kept]
             tokens += [node[1] for node in kept]
             beams = [*range(len(tokens) - len(kept), len(tokens))]
-        tree = session.tree(tokens, tuple(parents))
-        return Draft(tree.tokens, tree.parents, law="wor", q=torch.cat(laws)) if laws else tree
+        return session.tree(tokens, tuple(parents), laws)
 
     def _drawn(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
         """Step 2, from the beams' laws q [m, V] and the logarithms of their chances."""

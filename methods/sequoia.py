@@ -85,10 +85,8 @@ class Sequoia(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree and prefill the draft."""
-        model, largest = session.draft(), max(most(self.params.nodes), self.params.width)
-        session.reserve(largest)
-        self.levels = Levels(session, model, session.new_state(model, slack=largest))
-        self.levels.begin(session.since(0))
+        largest = max(most(self.params.nodes), self.params.width)
+        self.levels = Levels.of_draft(session, nodes=largest)
         self.stood = session.memory.setdefault("stood", [])  # ranks; `width` where none stood
 
     def propose(self, session: Session, limit: int) -> Draft:

@@ -94,10 +94,7 @@ class SpsTree(Method):
             largest, fed = most(params.nodes), params.width * (params.depth - 1)
         else:
             largest, fed = len(self.shape.nodes), 1 + max(self.shape.fed)
-        session.reserve(largest)
-        model = session.draft()
-        self.levels = Levels(session, model, session.new_state(model, slack=fed))
-        self.levels.begin(session.since(0))
+        self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""

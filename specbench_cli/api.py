@@ -25,7 +25,7 @@ from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
-from specbench_cli.engine.models.decoder import Decoder, LogitsAt, Part, State
+from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
@@ -52,8 +52,8 @@ from specbench_cli.engine.drafting.lengths import Fixed, Length
 from specbench_cli.engine.learning import Topics
 
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
-# by rank (`fill`), or grows where the draft is sure of itself: `grow`, which is `expand` and then
-# `select`; `size_of` chooses how many nodes pay here, at `most` so many.
+# by rank (`fill`), or grows where the draft is sure of itself (`Growth`, level by level): `grow` is
+# `expand` and then `select`; `size_of` chooses how many nodes pay here, at `most` so many.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
@@ -68,6 +68,7 @@ from specbench_cli.engine.drafting.growth import (
     Candidates,
     Chosen,
     Grown,
+    Growth,
     GrowthParams,
     Nodes,
     expand,
@@ -156,6 +157,7 @@ __all__ = [
     "FusedDecoder",
     "FusedStack",
     "Grown",
+    "Growth",
     "GrowthParams",
     "Guarantee",
     "Guess",
@@ -179,6 +181,7 @@ __all__ = [
     "Method",
     "MethodFault",
     "MethodParams",
+    "ModelInput",
     "Nodes",
     "NumberOrAuto",
     "Origin",

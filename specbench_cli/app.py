@@ -64,6 +64,17 @@ HELP = ["--help", "-h"]
 
 TRAIN = "train"
 
+MOVED = {
+    ("train", "pair"): "embedded pair",
+    ("train", "exit"): "embedded exit",
+    ("train", "foreign"): "embedded foreign",
+    ("train", "quality"): "embedded quality",
+    ("train", "grid"): "studies grid",
+    ("train", "compare"): "studies compare",
+    ("report", "--scaling"): "studies scaling",
+}
+"""Former commands and options, with the recipe of the repository that each became."""
+
 LONGEST_TRACE = 20_000
 """Maximum number of characters of a traceback that are printed or logged."""
 
@@ -111,11 +122,17 @@ def _top(
         typer.echo(context.get_help())
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
+def main(
+    args: Sequence[str] | None = None,
+    commands: typer.Typer | None = None,
+    program: str = "specbench",
+) -> NoReturn:
     """Run the command line and exit with one of `ExitCode`.
 
     Args:
         args: the arguments after the program's name; default: the process's.
+        commands: the commands that the arguments may name; None is all of `app`.
+        program: the program's name, for its help.
     """
     output.open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -131,7 +148,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if own:
         sys.unraisablehook = _once_more
         _clean_messages_of_python()
-    code = _run(list(sys.argv[1:] if args is None else args))
+    code = _run(list(sys.argv[1:] if args is None else args), commands, program)
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     code = _flush_stdout(code)
@@ -142,7 +159,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def _run(args: list[str]) -> int:
+def _run(args: list[str], commands: typer.Typer | None = None, program: str = "specbench") -> int:
     """The exit code of a command; whatever goes wrong has been said when this returns."""
     if TRACEBACK in args:  # before a command or after it
         os.environ["SPECBENCH_DEBUG"] = "1"
@@ -150,12 +167,14 @@ def _run(args: list[str]) -> int:
     try:
         args = run.spelled_out(args)
         _check_folders(args)
+        if commands is None:
+            _check_moved(args)
         registry.guard_neighbours()
-        command = get_command(_asked(args))
+        command = get_command(_asked(args, commands))
         plain_help(command)
         if COMPLETION in os.environ:  # a shell asks what may stand here
             return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
-        with command.make_context("specbench", args) as context:
+        with command.make_context(program, args) as context:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:
         return wanted.exit_code
@@ -204,6 +223,17 @@ def _check_folders(args: Sequence[str]) -> None:
         name, given, joined = option.partition("=")
         if name in ("--out", "-o"):
             check_one_line("--out", joined if given else value)
+
+
+def _check_moved(args: Sequence[str]) -> None:
+    """Raise UsageError if the arguments name a command that is now a recipe of the repository."""
+    for (command, word), recipe in MOVED.items():
+        if args[:1] == [command] and word in (args[1:2] if command == TRAIN else args):
+            raise UsageError(
+                f"`specbench {command} {word}` has moved: it is a recipe of the repository now, and"
+                " not part of the package",
+                f"in a checkout of the repository: python -m recipes.{recipe} --help",
+            )
 
 
 def _flush_stdout(code: int) -> int:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 from specbench_cli.errors import UsageError
 
@@ -199,6 +200,15 @@ def read_own(path: Path) -> bytes | None:
         return None
     with os.fdopen(fd, "rb") as file:
         return file.read(_MOST_READ)
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in some content, or {} if there is none."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def replace(path: Path, content: str | bytes) -> None:

@@ -70,7 +70,7 @@ class Entry:
         builds_on: keys of further papers to cite.
         project: the project that implements it, if no paper proposes it.
         more_needs: True if `needs` is not all that it needs with default parameters: it loads
-            trained modules (`artifacts`), or checks the machine itself (`check`).
+            trained modules (`Head`, `artifacts`), or checks the machine itself (`check`).
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
@@ -212,6 +212,8 @@ def _needs_more(node: ast.stmt) -> bool:
 
     `artifacts` that returns `... if ... else ()` depends on a parameter that is off by default.
     """
+    if isinstance(node, ast.AnnAssign):
+        return isinstance(node.target, ast.Name) and node.target.id == "Head"
     if not isinstance(node, ast.FunctionDef):
         return False
     returned = node.body[-1].value if isinstance(node.body[-1], ast.Return) else None

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,17 @@ def server() -> Iterator[Callable[..., Any]]:
         yield lambda *args, **more: started.enter_context(double(*args, **more))
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: small models are slower on two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def short_audit() -> Iterator[None]:
     """Audits look at few cases: those of every method in full are `specbench audit --all`."""
@@ -173,6 +184,17 @@ def figures() -> Iterator[None]:
 
     with patch(WRITE_FIGURES, write_figures):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def curves() -> Iterator[Callable[[], AbstractContextManager[object]]]:
+    """Trainings draw no curves, which takes longer than a short training, except inside the
+    context manager that this returns."""
+    from specbench_cli.commands.training import _shared
+
+    draw = _shared._draw
+    with patch.object(_shared, "_draw", lambda *_: None):
+        yield lambda: patch.object(_shared, "_draw", draw)
 
 
 SIZES = {

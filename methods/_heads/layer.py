@@ -22,9 +22,8 @@ from specbench_cli.api import (
     KVState,
     Layer,
     LayerReader,
-    LogitsAt,
+    ModelInput,
     Scratch,
-    State,
     layer_bytes,
     spread,
 )
@@ -212,15 +211,14 @@ class PrefixLayerHead(LayerHead):
         self.weight_bytes += sum(part.nbytes for part in self.steps.parameters())
 
     @torch.inference_mode()
-    def forward(
-        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
-    ) -> Forwarded:
+    def execute(self, model_input: ModelInput) -> Forwarded:
         """See `Decoder`; rows of the target's width are its own, wider ones were left here."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
         rows, ids = x.rows, x.ids
         if rows.shape[-1] == self.hidden_size:
-            said = super().forward(x, state, logits_at=None, **how)
+            said = super().execute(model_input._replace(logits_at=None))
             if logits_at is None:
                 return said
             rows, ids = (

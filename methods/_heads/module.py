@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from methods._heads.files import HeadFiles, HeadShape, checked, wrong_size
 from methods._heads.layouts import Layout
 from methods._heads.recipe import HeadRecipe, Taught
-from methods._heads.slots import Layer, Norm, Past, take
+from methods._heads.slots import HeadInput, Layer, Norm, take
 from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import NORMED, Decoder, EnvironmentFault
 
@@ -94,31 +94,20 @@ class DraftHead(nn.Module, ABC):
         self.register_buffer("says", None, persistent=False)
         if own is not None:
             self.speak(own)
+        self.build(has)
 
     # What a kind of head is.
+
+    def build(self, has: Collection[str]) -> None:
+        """Create the modules that need no more than the shape and `has`."""
 
     def read(self, features: Tensor) -> Tensor:
         """The target's features [..., taps * width] as the first step takes them."""
         return features
 
     @abstractmethod
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
-        """One step; keys and values are added to `past`.
-
-        Args:
-            embedded: of the tokens one after the features, [sequences, n, width].
-            features: as `read` gives them at the first step, later what `Out.hidden` was.
-            places: of the slots in their chats, counting each later step one further.
-            slots: [sequences, slots] at the first step, where all n places of the text are given:
-                which of them to go on with. None at later steps.
-        """
+    def forward(self, x: HeadInput) -> Out:
+        """Run one step, and add its keys and values to `x.past`."""
 
     @classmethod
     def tapped(cls, _n_layers: int) -> tuple[int, ...]:
@@ -257,24 +246,17 @@ class JoinedHead(DraftHead):
     def out(self, rows: Tensor) -> Out:
         """The rows that leave the layer, to feed back and to read out."""
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
+    def forward(self, x: HeadInput) -> Out:
         """See `DraftHead.forward`."""
-        layer = self.layer
-        rows, residual = self.join(embedded, features)
+        layer, places, past = self.layer, x.places, x.past
+        rows, residual = self.join(x.embedded, x.features)
         seen = layer.self_attn.remember(rows, places)
-        if slots is None:
+        if x.slots is None:
             past.own.append(seen)
         else:
             past.text = seen
-            rows, residual = take(rows, slots), take(residual, slots)
-            places = places.gather(1, slots)
+            rows, residual = take(rows, x.slots), take(residual, x.slots)
+            places = places.gather(1, x.slots)
         return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
 
 
@@ -370,11 +352,9 @@ class PrefixHead(JoinedHead):
     layer and of the tokens so far.
     """
 
-    def __init__(
-        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
-    ) -> None:
-        super().__init__(shape, rope)
-        self.layer = Layer(shape.hidden_size, shape, rope, has, normed=True)
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        self.layer = Layer(self.shape.hidden_size, self.shape, self.rope, has, normed=True)
         self.norm = self.new_norm()
 
     @abstractmethod
@@ -404,19 +384,11 @@ class PrefixHead(JoinedHead):
         normed = self.norm(rows)
         return Out(normed, normed)
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
+    def forward(self, x: HeadInput) -> Out:
         """See `DraftHead`; nothing is added to `past` after the first step."""
-        if slots is not None:
-            features = super().forward(embedded, features, places, past, slots).hidden
-            embedded = take(embedded, slots)
-        return self.step(embedded, features)
+        if x.slots is None:
+            return self.step(x.embedded, x.features)
+        return self.step(take(x.embedded, x.slots), super().forward(x).hidden)
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,26 @@ class Past:
     mask: Tensor
     text: tuple[Tensor, Tensor] | None = None
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class HeadInput(NamedTuple):
+    """Input of one step of a draft head.
+
+    Attributes:
+        embedded: Embeddings of the tokens one after the features, [sequences, n, width].
+        features: The target's features, as `DraftHead.read` returns them, at the first step; later
+            `Out.hidden` of the step before.
+        places: Positions of the slots in their chats. Each later step adds one.
+        past: Keys and values that the slots attend to. The step adds its own.
+        slots: [sequences, slots] at the first step, whose n places are all of the text: the places
+            to draft from. None at later steps.
+    """
+
+    embedded: Tensor
+    features: Tensor
+    places: Tensor
+    past: Past
+    slots: Tensor | None = None
 
 
 class Norm(nn.Module):

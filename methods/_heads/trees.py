@@ -1,7 +1,8 @@
-"""Static trees of Medusa, Hydra and Hydra++."""
+"""Static trees of heads: Medusa's, Hydra's, Hydra++'s and Falcon's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from specbench_cli.api import Field, MethodParams, Template, best_tree, tree_of_choices
@@ -28,14 +29,21 @@ class TreeParams(MethodParams):
     )
 
 
-def static_tree(tree: str, nodes: int, depth: int, width: int | None = None) -> Template:
+def static_tree(
+    tree: str,
+    nodes: int,
+    depth: int,
+    width: int | None = None,
+    choices: Sequence[tuple[int, ...]] = MC_SIM_7B_63,
+) -> Template:
     """Return the static tree with this name.
 
     Args:
         nodes: maximum number of nodes. The first nodes of a published tree are kept.
         depth: maximum number of levels.
         width: maximum number of children of a node.
+        choices: nodes of the published tree, the best first.
     """
     if tree == "likeliest":
         return best_tree(nodes, depth=depth, width=width)
-    return tree_of_choices(MC_SIM_7B_63[:nodes]).within(depth, width or nodes)
+    return tree_of_choices(choices[:nodes]).within(depth, width or nodes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,29 +13,19 @@ from torch import Tensor
 from methods._heads.files import HeadFiles, read_head
 from methods._heads.module import DraftHead
 from methods._heads.module import Out as Said
-from methods._heads.slots import Past
+from methods._heads.slots import HeadInput, Past
 from specbench_cli.api import (
     Artifact,
     Decoder,
     Features,
     Head,
-    Input,
     KVState,
     LayerShape,
-    LogitsAt,
+    ModelInput,
     Out,
     State,
     spread,
 )
-
-
-class Drafted(NamedTuple):
-    """Nodes to draft on from, [1, n, ...]: what their parents' `Said.hidden` was; their places,
-    which of the text's last row would be its own; and what they see."""
-
-    rows: Tensor
-    places: Tensor
-    past: Past
 
 
 class OwnWay(DraftHead):
@@ -53,6 +43,21 @@ class OwnWay(DraftHead):
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a text's rows [sequences, n, width] at their places."""
 
+    @abstractmethod
+    def draft_first(self, x: HeadInput) -> Said:
+        """Draft behind slots of the text, whose keys and values are in `x.past`."""
+
+    @abstractmethod
+    def draft_next(self, x: HeadInput) -> Said:
+        """Draft behind drafted tokens, from what the step before left."""
+
+    def forward(self, x: HeadInput) -> Said:
+        """See `DraftHead.forward`."""
+        if x.slots is None:
+            return self.draft_next(x)
+        x.past.text = self.context(x.embedded, x.features, x.places)
+        return self.draft_first(x)
+
 
 class UnfusedHead(Head, Artifact):
     """A `DraftHead` as a decoder: it writes a row for each token of the text and none for drafted
@@ -69,10 +74,11 @@ class UnfusedHead(Head, Artifact):
     """
 
     module: ClassVar[type[OwnWay]]
+    own: OwnWay
     n_layers = 2
 
     def __init__(self, module: OwnWay, target: Decoder) -> None:
-        self.own: Any = module.to(target.device, target.dtype).requires_grad_(False).eval()
+        self.own = module.to(target.device, target.dtype).requires_grad_(False).eval()
         self.target, self.name, self.taps = target, self.kind, module.taps
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
@@ -81,20 +87,14 @@ class UnfusedHead(Head, Artifact):
         shape = module.shape
         self._heads, self._wide = shape.num_attention_heads, shape.head_dim
 
-    @abstractmethod
-    def begin_at(
-        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
-    ) -> Said:
-        """What is drafted behind the `slots` [1, m] of n rows of the text.
+    def draft_first(self, x: HeadInput) -> Said:
+        """Draft behind the slots of the text's newest rows; `x.past` is of the whole text."""
+        return self.own.draft_first(x)
 
-        Args:
-            embedded, features: of the n rows, [1, n, width]; places: [1, n].
-            past: the whole text's keys and values, and which of them each of the m sees.
-        """
-
-    @abstractmethod
-    def go_on(self, embedded: Tensor, drafted: Drafted) -> Said:
-        """What is drafted behind nodes with the embeddings [1, n, width]."""
+    def draft_next(self, x: HeadInput) -> Said:
+        """Draft behind drafted nodes. The place of each is that of the last row that its parent
+        left."""
+        return self.own.draft_next(x)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
@@ -124,19 +124,10 @@ class UnfusedHead(Head, Artifact):
         return KVState(shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def forward(
-        self,
-        x: Input,
-        state: State,
-        *,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        logits_at: LogitsAt = "last",
-        taps: Sequence[int] = (),
-        **_: Any,
-    ) -> Out:
-        """See `Decoder.forward`, over one sequence. A drafted row's position and what it sees of
-        others go with what its parent left, so that they are not asked for."""
+    def execute(self, model_input: ModelInput) -> Out:
+        """See `Decoder.execute`, over one sequence. The positions and the mask of drafted rows are
+        not read: both follow from the rows that the parents left."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
         assert isinstance(state, KVState)
         self.ran += 1
@@ -150,7 +141,7 @@ class UnfusedHead(Head, Artifact):
             past = Past(seen[:, None], self._text(state, first + n))
             read = self._read(state, first + n - asked)
             slots = torch.arange(read[0].shape[1] - asked, read[0].shape[1], device=self.device)
-            said = self.begin_at(*read, slots[None], past)
+            said = self.draft_first(HeadInput(*read, past, slots[None]))
         else:
             said, past = self._drafted(embedded, x.rows, state)
         left = [said.hidden]
@@ -193,4 +184,4 @@ class UnfusedHead(Head, Artifact):
         past = Past(seen, self._text(state, size))
         past.own += list(zip(pairs[::2], pairs[1::2], strict=True))
         places = torch.full((1, n), size - 1 + len(past.own), device=self.device)
-        return self.go_on(embedded, Drafted(rows[..., :own], places, past)), past
+        return self.draft_next(HeadInput(embedded, rows[..., :own], places, past)), past

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods._heads.files import HeadFiles, HeadShape
+from methods._heads.files import HeadFiles
 from methods._heads.layouts import CUT, Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import Layer, Past, take
-from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
+from methods._heads.slots import HeadInput, Layer, Past, take
+from methods._heads.unfused import OwnWay, UnfusedHead
 from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import Decoder
 
@@ -66,18 +66,12 @@ class Chimera(OwnWay):
         losses={"paper": Objective(steps=LEVELS, decay=1.0, text=True), "ttt": Objective(LEVELS)},
     )
 
-    def __init__(
-        self,
-        shape: HeadShape,
-        rope: Mapping[str, Any],
-        has: Collection[str] = (),
-        own: Vocabulary | None = None,
-    ) -> None:
-        super().__init__(shape, rope, own=own)
-        width = shape.hidden_size
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.last = nn.Linear(width, width, bias=False)
-        self.layer = Layer(width, shape, rope, has, normed=True)
+        self.layer = Layer(width, self.shape, self.rope, has, normed=True)
         self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
 
     def begin(self, std: float) -> None:
@@ -121,22 +115,18 @@ class Chimera(OwnWay):
             torch.cat((features, grams[..., width:]), -1), head(torch.cat((features, o), -1))
         )
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
-        """See `DraftHead.forward`; `Out.hidden` is H_n and the last two embeddings."""
-        if slots is None:
-            width = embedded.shape[-1]
-            grams = torch.cat((features[..., width:], embedded), -1)
-            return self.say(grams, features[..., :width], places + 1, past)
-        past.text = self.context(embedded, features, places)
-        grams = take(self.trigrams(embedded, places), slots)
-        return self.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
+    def draft_first(self, x: HeadInput) -> Out:
+        """See `OwnWay`; `Out.hidden` is H_n and the last two embeddings."""
+        assert x.slots is not None
+        grams = take(self.trigrams(x.embedded, x.places), x.slots)
+        places = x.places.gather(1, x.slots) + 1
+        return self.say(grams, take(x.features, x.slots), places, x.past)
+
+    def draft_next(self, x: HeadInput) -> Out:
+        """See `OwnWay`."""
+        width = x.embedded.shape[-1]
+        grams = torch.cat((x.features[..., width:], x.embedded), -1)
+        return self.say(grams, x.features[..., :width], x.places + 1, x.past)
 
     def _normed(self, rows: Tensor) -> Tensor:
         assert self.layer.input_layernorm is not None
@@ -149,16 +139,3 @@ class ChimeraHead(UnfusedHead):
 
     kind: ClassVar[str] = Chimera.kind
     module: ClassVar[type[OwnWay]] = Chimera
-    own: Chimera
-
-    def begin_at(
-        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
-    ) -> Out:
-        """See `UnfusedHead.begin_at`."""
-        grams = take(self.own.trigrams(embedded, places), slots)
-        return self.own.say(grams, take(features, slots), places.gather(1, slots) + 1, past)
-
-    def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
-        """See `UnfusedHead.go_on`."""
-        said: Out = self.own(embedded, drafted.rows, drafted.places, drafted.past)
-        return said

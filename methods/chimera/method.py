@@ -11,15 +11,15 @@ from typing import ClassVar
 
 from methods.chimera.head import LEVELS, ChimeraHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     best_tree,
-    host,
+    fill,
 )
 
 
@@ -61,17 +61,14 @@ class Chimera(Method):
     Params: ClassVar[type[MethodParams]] = ChimeraParams
     params: ChimeraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = ChimeraHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The draft model."""
-        return (Trained(ChimeraHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the context is of."""
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
-        self.levels = Levels.of_head(session, self.artifacts()[0], len(self.tree.nodes))
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -80,13 +77,8 @@ class Chimera(Method):
             return session.chain(())
         levels = self.levels
         # 1 and 2. Keys and values of new rows; what the last trigram says.
-        out = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.unread(levels.state.length()))
         # 3. Trigrams of drafted tokens, which are forgotten with the step.
-        tokens: list[host.Ids] = []
-        for ahead, level in enumerate(tree.levels()):
-            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
-            tokens.append(level.take(children))
-            if level.fed:
-                out = levels.feed(level.inner(tokens[-1]), level.above)
+        draft = fill(tree, levels, first, session).draft
         levels.drop()
-        return session.tree(host.joined(tokens), tree.parents)
+        return draft

@@ -56,11 +56,10 @@ class Clover(PrefixHead):
         mlp=384,
     )
 
-    def __init__(
-        self, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str] = ()
-    ) -> None:
-        super().__init__(shape, rope, has)
-        width = shape.hidden_size
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        super().build(has)
+        width = self.shape.hidden_size
         self.before, self.after = self.new_norm(), self.new_norm()
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.o = nn.Linear(2 * width, width)

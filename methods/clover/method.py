@@ -13,13 +13,13 @@ from methods.clover.head import CloverHead
 from specbench_cli.api import (
     ROOT,
     AcceptParams,
+    Artifact,
     Draft,
     Field,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
 )
 
 
@@ -55,7 +55,7 @@ class Clover(Method):
     target shares: a node is one of the likeliest tokens at its parent, which stands with the
     target's own probability of it, and in greedy and coupled decoding iff it is the target's own
     choice. `accept=typical` changes that, and says so. Differs from the paper, which is greedy:
-    nothing is drafted past the budget; the head is partly its successor's (`_heads/clover.py`).
+    nothing is drafted past the budget; the head is partly its successor's (`head.py`).
 
     One step:
     1. The augmenting block, a layer of the head's own, reads the target's rows of what was
@@ -73,15 +73,12 @@ class Clover(Method):
     Params: ClassVar[type[MethodParams]] = CloverParams
     params: CloverParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = CloverHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(CloverHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep the rows that the head reads."""
-        self.levels = Levels.of_head(session, self.artifacts()[0], self.params.nodes)
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 4."""

@@ -28,9 +28,8 @@ from specbench_cli.api import (
     Decoder,
     Features,
     Input,
-    LogitsAt,
+    ModelInput,
     Out,
-    State,
     Tokens,
     layer_bytes,
 )
@@ -163,8 +162,9 @@ class DFlashHead(HeadStack):
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
-    def forward(self, x: Input, state: State, *, logits_at: LogitsAt = "last", **_: Any) -> Out:
+    def execute(self, model_input: ModelInput) -> Out:
         """See the class; logits are of the block's rows."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
         n, start = x.rows.shape[1], state.length()
@@ -174,7 +174,7 @@ class DFlashHead(HeadStack):
             return Out(None, x.rows)
         block = Tokens(x.ids[:, n - 1 :])
         both_ways = torch.ones((block.ids.shape[1],) * 2, dtype=torch.bool, device=self.device)
-        out = super().forward(block, state, mask=both_ways, logits_at=logits_at)
+        out = super().execute(ModelInput(block, state, mask=both_ways, logits_at=logits_at))
         state.rollback(0, start + n)
         return out
 

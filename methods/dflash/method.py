@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from methods.dflash.head import DFlashHead
-from specbench_cli.api import Draft, Features, Field, Method, MethodParams, Out, Session, Trained
+from specbench_cli.api import Artifact, Draft, Features, Field, Method, MethodParams, Session
 
 
 class DFlashParams(MethodParams):
@@ -49,12 +49,9 @@ class DFlash(Method):
     Params: ClassVar[type[MethodParams]] = DFlashParams
     params: DFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = DFlashHead
     paper: ClassVar[Mapping[str, Any]] = {"length": 15}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head: layers of its own, the target's embedding and output matrix."""
-        return (Trained(DFlashHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
@@ -74,7 +71,4 @@ class DFlash(Method):
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.
-        picks = [
-            session.pick(Out(row[None, None], row), k) for k, row in enumerate(said[1 : n + 1])
-        ]
-        return session.drawn(picks)
+        return session.drawn_at_once(said[1 : n + 1])

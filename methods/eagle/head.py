@@ -23,7 +23,6 @@ from methods._heads.layouts import COPIES, CUT, Layout
 from methods._heads.module import DraftHead, JoinedHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
-from methods._heads.vocabulary import Vocabulary
 
 
 class Eagle(JoinedHead):
@@ -55,17 +54,11 @@ class Eagle(JoinedHead):
         },
     )
 
-    def __init__(
-        self,
-        shape: HeadShape,
-        rope: Mapping[str, Any],
-        has: Collection[str] = (),
-        own: Vocabulary | None = None,
-    ) -> None:
-        super().__init__(shape, rope, own=own)
-        width = shape.hidden_size
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = Layer(width, shape, rope, has, normed=False)
+        self.layer = Layer(width, self.shape, self.rope, has, normed=False)
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal
 
 from methods.eagle.head import EagleHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     best_tree,
     host,
     tree_of_choices,
@@ -74,12 +74,9 @@ class Eagle(Method):
     Params: ClassVar[type[MethodParams]] = EagleParams
     params: EagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = EagleHead
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(EagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep what the head reads."""
@@ -91,11 +88,8 @@ class Eagle(Method):
         else:
             whole = best_tree(params.nodes, depth=params.depth)
         self.tree = whole.within(params.depth, session.target.vocab_size)
-        size = len(self.tree.nodes)
-        session.reserve(size)
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)  # the second-to-top features: what the target's output matrix reads
-        self.levels = Levels(session, head, session.new_state(head, slack=size))
+        # The head reads the second-to-top features: what the target's output matrix reads.
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 from methods.eagle3.head import Eagle3Head
 from specbench_cli.api import (
     AUTO,
+    Artifact,
     Draft,
     GrowthParams,
     Levels,
     Method,
     MethodParams,
     Session,
-    Trained,
     expand,
     most,
     select,
@@ -56,6 +56,7 @@ class Eagle3(Method):
     Params: ClassVar[type[MethodParams]] = Eagle3Params
     params: Eagle3Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = Eagle3Head
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
@@ -64,18 +65,12 @@ class Eagle3(Method):
         """To choose the tree's size."""
         return self.params.nodes == AUTO
 
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head: a layer, and an output matrix over a part of the target's vocabulary."""
-        return (Trained(Eagle3Head, self.params.head),)
-
     def start(self, session: Session) -> None:
         """Make room for the tree, and have the target keep what the head reads."""
         params = self.params
-        session.reserve(most(params.nodes))
-        head = session.artifact(*self.artifacts())
-        session.tap(head.taps)  # a low, a middle and a high layer, not EAGLE's one below the output
         fed = params.width * (params.depth - 1)
-        self.levels = Levels(session, head, session.new_state(head, slack=fed))
+        # The head reads a low, a middle and a high layer, not EAGLE's one below the output.
+        self.levels = Levels.of_head(session, *self.artifacts(), nodes=most(params.nodes), fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""

@@ -23,13 +23,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadShape
 from methods._heads.layouts import CUT, Layout
 from methods._heads.module import Out
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import Layer, Past, take
-from methods._heads.unfused import Drafted, OwnWay, UnfusedHead
-from methods._heads.vocabulary import Vocabulary
+from methods._heads.slots import HeadInput, Layer, Past, take
+from methods._heads.unfused import OwnWay, UnfusedHead
 
 BLOCK, INNER = 2, 64
 """k, the features of a pass; the LSTM's width."""
@@ -62,19 +60,13 @@ class Falcon(OwnWay):
         },
     )
 
-    def __init__(
-        self,
-        shape: HeadShape,
-        rope: Mapping[str, Any],
-        has: Collection[str] = (),
-        own: Vocabulary | None = None,
-    ) -> None:
-        super().__init__(shape, rope, own=own)
-        width = shape.hidden_size
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
         self.up = nn.Linear(INNER, width, bias=False)
-        self.layer = Layer(width, shape, rope, has, normed=False)
+        self.layer = Layer(width, self.shape, self.rope, has, normed=False)
 
     def rows(self, windows: Tensor) -> Tensor:
         """What enters the layer, [..., width], of the last k pairs at each, [..., k, 2 width]."""
@@ -105,12 +97,14 @@ class Falcon(OwnWay):
         made = [layer.after(row, layer.self_attn(row, place, past)) for row, place in pairs]
         return torch.stack(made, 2)
 
-    def begin_block(self, pairs: Tensor, places: Tensor, slots: Tensor, past: Past) -> Tensor:
+    def begin_block(self, x: HeadInput) -> Tensor:
         """The first pass behind `slots` of texts: what is left of it."""
+        assert x.slots is not None
+        pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.places, x.slots
         rows, at = self.text(pairs, places), places.gather(1, slots)
         back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
         of_block = torch.stack([take(rows, slots - ago) for ago in back], 2)
-        features = self.block(of_block, torch.stack([at - ago for ago in back], 2), past)
+        features = self.block(of_block, torch.stack([at - ago for ago in back], 2), x.past)
         tail = [take(pairs, slots - ago) for ago in back[1:]]
         return torch.cat((features.flatten(2), *tail), -1)
 
@@ -128,25 +122,19 @@ class Falcon(OwnWay):
         made = self.block(rows, each, past)
         return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
-        """See `DraftHead.forward`: every k-th step is a pass, the others read what it left."""
-        width, done = embedded.shape[-1], 0
-        if slots is not None:
-            past.text = self.context(embedded, features, places)
-            left = self.begin_block(torch.cat((embedded, features), -1), places, slots, past)
-        else:
-            left = torch.cat((features, embedded), -1)
-            drafted = left[..., self.left * width :].unflatten(-1, (-1, width))
-            done = drafted.shape[2] % BLOCK
-            if not done:
-                left = self.next_block(left[..., : self.left * width], drafted, places, past)
+    def draft_first(self, x: HeadInput) -> Out:
+        """See `OwnWay`: a pass."""
+        left = self.begin_block(x)
+        return Out(left, left[..., : x.embedded.shape[-1]])
+
+    def draft_next(self, x: HeadInput) -> Out:
+        """See `OwnWay`: every k-th step is a pass, the others read what it left."""
+        width = x.embedded.shape[-1]
+        left = torch.cat((x.features, x.embedded), -1)
+        drafted = left[..., self.left * width :].unflatten(-1, (-1, width))
+        done = drafted.shape[2] % BLOCK
+        if not done:
+            left = self.next_block(left[..., : self.left * width], drafted, x.places, x.past)
         return Out(left, left[..., done * width : (done + 1) * width])
 
 
@@ -158,19 +146,16 @@ class FalconHead(UnfusedHead):
     module: ClassVar[type[OwnWay]] = Falcon
     own: Falcon
 
-    def begin_at(
-        self, embedded: Tensor, features: Tensor, places: Tensor, slots: Tensor, past: Past
-    ) -> Out:
-        """See `UnfusedHead.begin_at`."""
-        read = torch.cat((embedded, features), -1), places, slots, past
-        return self._said(self.own.begin_block(*read))
+    def draft_first(self, x: HeadInput) -> Out:
+        """See `UnfusedHead`."""
+        return self._said(self.own.begin_block(x))
 
-    def go_on(self, embedded: Tensor, drafted: Drafted) -> Out:
-        """See `UnfusedHead.go_on`."""
-        past, n, tokens = drafted.past, BLOCK, embedded.unflatten(1, (-1, BLOCK))
+    def draft_next(self, x: HeadInput) -> Out:
+        """See `UnfusedHead`."""
+        past, n, tokens = x.past, BLOCK, x.embedded.unflatten(1, (-1, BLOCK))
         mine = Past(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
-        rows, places = drafted.rows[:, ::BLOCK], drafted.places[:, ::BLOCK] + BLOCK
+        rows, places = x.features[:, ::BLOCK], x.places[:, ::BLOCK] + BLOCK
         left = self.own.next_block(rows, tokens, places, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
         return self._said(left)

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from methods.hidden_transfer.head import TransferMaps
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Method,
     MethodParams,
     Session,
-    Trained,
     best_tree,
     fill_from,
 )
@@ -56,16 +56,13 @@ class HiddenTransfer(Method):
     Params: ClassVar[type[MethodParams]] = HiddenTransferParams
     params: HiddenTransferParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = TransferMaps
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
 
     @property
     def batches(self) -> bool:
         """No: a forward with pseudo states is one request's."""
         return False
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The maps."""
-        return (Trained(TransferMaps, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, and have pseudo states stand behind its nodes (steps 3 and 4)."""

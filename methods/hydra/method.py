@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from methods._heads.trees import TreeParams, static_tree
 from methods.hydra.head import HydraHeads
 from specbench_cli.api import (
     AcceptParams,
+    Artifact,
     Draft,
     Field,
     HeadLevels,
@@ -23,8 +21,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    Trained,
-    host,
+    fill,
 )
 
 
@@ -67,11 +64,8 @@ class Hydra(Method):
     Params: ClassVar[type[MethodParams]] = HydraParams
     params: HydraParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = HydraHeads
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The heads."""
-        return (Trained(HydraHeads, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
@@ -87,17 +81,6 @@ class Hydra(Method):
         tree = self.tree.within(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        out = self.levels.begin()
         how: Law = "point" if self.params.children == "likeliest" else "wor"
-        tokens, laws = list[host.Ids](), list[Tensor]()
-        for ahead, level in enumerate(tree.levels()):
-            children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
-            tokens.append(level.take(children))
-            if q is not None:
-                laws.append(q.index_select(0, host.ids(level.rows, q.device)))
-            if level.fed:  # by their path: what was read at their parents, and themselves
-                out = self.levels.feed(level.inner(tokens[-1]), level.above)
-        drafted = session.tree(host.joined(tokens), tree.parents)
-        if not laws:
-            return drafted
-        return Draft(drafted.tokens, tree.parents, law=how, q=torch.cat(laws))
+        # Nodes are fed by their path: what was read at their parents, and themselves.
+        return fill(tree, self.levels, self.levels.begin(), session, how=how).draft

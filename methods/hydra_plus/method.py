@@ -13,6 +13,7 @@ from methods._heads.trees import TreeParams, static_tree
 from methods.hydra_plus.head import HydraPlusHead
 from specbench_cli.api import (
     AcceptParams,
+    Artifact,
     Draft,
     Field,
     Law,
@@ -20,7 +21,6 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    Trained,
     fill,
 )
 
@@ -65,11 +65,8 @@ class HydraPlus(Method):
     Params: ClassVar[type[MethodParams]] = HydraPlusParams
     params: HydraPlusParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = HydraPlusHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The layer and the heads."""
-        return (Trained(HydraPlusHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that are read."""

@@ -16,6 +16,7 @@ from methods.judge.head import JudgeHead
 from specbench_cli.api import (
     NORMED,
     AcceptRule,
+    Artifact,
     DraftModelMethod,
     Field,
     MethodFault,
@@ -23,7 +24,6 @@ from specbench_cli.api import (
     Places,
     Random,
     Session,
-    Trained,
 )
 
 
@@ -87,6 +87,7 @@ class Judge(DraftModelMethod):
     Params: ClassVar[type[JudgeParams]] = JudgeParams
     params: JudgeParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    Head: ClassVar[type[Artifact]] = JudgeHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
     relative: ClassVar[str | None] = "sps"
     off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
@@ -96,10 +97,6 @@ class Judge(DraftModelMethod):
     def accept(self) -> AcceptRule:
         """Step 2, of what the lossless rule rejects."""
         return Verdict(self.params.threshold, self.judging)
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The judge."""
-        return (Trained(JudgeHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Prefill the draft; have the target keep its rows."""

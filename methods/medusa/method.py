@@ -14,12 +14,12 @@ from methods._heads.trees import MC_SIM_7B_63, TreeParams, static_tree
 from methods.medusa.head import MedusaHeads
 from specbench_cli.api import (
     AcceptParams,
+    Artifact,
     Draft,
     Field,
     Method,
     MethodParams,
     Session,
-    Trained,
     fill_from,
 )
 
@@ -57,12 +57,9 @@ class Medusa(Method):
     Params: ClassVar[type[MethodParams]] = MedusaParams
     params: MedusaParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = MedusaHeads
     paper: ClassVar[Mapping[str, Any]] = {"nodes": 63}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The heads."""
-        return (Trained(MedusaHeads, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""

@@ -22,7 +22,6 @@ from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, under
 from methods._heads.module import DraftHead, JoinedHead, Out
 from methods._heads.recipe import HeadRecipe, Objective, Taught
 from methods._heads.slots import Layer
-from methods._heads.vocabulary import Vocabulary
 from specbench_cli.api import LayerReader
 
 _MIMO = {
@@ -95,18 +94,12 @@ class Mtp(JoinedHead):
         losses={"paper": Objective(steps=1, text=True), "ttt": Objective(steps=4)},
     )
 
-    def __init__(
-        self,
-        shape: HeadShape,
-        rope: Mapping[str, Any],
-        has: Collection[str] = (),
-        own: Vocabulary | None = None,
-    ) -> None:
-        super().__init__(shape, rope, own=own)
-        width = shape.hidden_size
+    def build(self, has: Collection[str]) -> None:
+        """See `DraftHead.build`."""
+        width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = Layer(width, shape, rope, has, normed=True)
+        self.layer = Layer(width, self.shape, self.rope, has, normed=True)
         self.norm = self.new_norm()
 
     @classmethod

@@ -12,6 +12,7 @@ from pydantic import field_validator
 
 from methods.mtp.head import MtpHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     LengthParams,
@@ -21,7 +22,6 @@ from specbench_cli.api import (
     MethodParams,
     Outcome,
     Session,
-    Trained,
     rule_of,
 )
 
@@ -66,11 +66,8 @@ class Mtp(Method):
     Params: ClassVar[type[MethodParams]] = MtpParams
     params: MtpParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = MtpHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The layer."""
-        return (Trained(MtpHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have the target keep what the layer reads."""

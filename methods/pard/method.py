@@ -13,15 +13,13 @@ import torch
 
 from methods.pard.head import PardDraft
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Method,
     MethodParams,
-    Out,
-    Outcome,
     Session,
     Tokens,
-    Trained,
 )
 
 
@@ -57,12 +55,9 @@ class Pard(Method):
     Params: ClassVar[type[MethodParams]] = PardParams
     params: PardParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = PardDraft
     paper: ClassVar[Mapping[str, Any]] = {"length": 12}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The adapted draft."""
-        return (Trained(PardDraft, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""
@@ -81,10 +76,7 @@ class Pard(Method):
         x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
         said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
         # 2. Each from its own row: x_{t+2} does not know which x_{t+1} was drawn.
-        picks = [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
+        draft = session.drawn_at_once(said)
         # 3. What was a mask is fed as a token once it is one.
         self.state.rollback(0, text)
-        return session.drawn(picks)
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """Nothing is left to forget."""
+        return draft

@@ -21,15 +21,15 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from methods._heads.files import HeadFiles, HeadShape
 from methods._heads.layouts import Layout
 from methods._heads.module import DraftHead, Out
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import Past
+from methods._heads.slots import HeadInput
 from methods.eagle3.head import Eagle3, Eagle3Head
-from specbench_cli.api import Decoder, Features, Input, LayerReader, LogitsAt, State
+from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
 from specbench_cli.api import Out as Answer
 
 MASKED = "mask_hidden"
@@ -87,18 +87,11 @@ class PEagle(Eagle3):
         mask = files.token(files.config, "ptd_token_id", target)
         return {**super().facts(files, target), "mask": mask}
 
-    def forward(
-        self,
-        embedded: Tensor,
-        features: Tensor,
-        places: Tensor,
-        past: Past,
-        slots: Tensor | None = None,
-    ) -> Out:
+    def forward(self, x: HeadInput) -> Out:
         """See `DraftHead.forward`: later steps read no row that the head left."""
-        if slots is None:
-            features = self.read(self.mask_hidden).expand_as(features)
-        return super().forward(embedded, features, places, past, slots)
+        if x.slots is None:
+            x = x._replace(features=self.read(self.mask_hidden).expand_as(x.features))
+        return super().forward(x)
 
 
 class PEagleHead(Eagle3Head):
@@ -120,15 +113,14 @@ class PEagleHead(Eagle3Head):
         assert isinstance(module, PEagle)
         self.mask, self._masked = module.mask, read.get(MASKED)
 
-    def forward(
-        self, x: Input, state: State, *, logits_at: LogitsAt = "last", **how: Any
-    ) -> Answer:
+    def execute(self, model_input: ModelInput) -> Answer:
         """See the class; logits are of the last true row and of the masks'."""
+        x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} reads tokens beside features, not {type(x).__name__}")
         n, k, start = x.rows.shape[1], x.ids.shape[1] - x.rows.shape[1], state.length()
         rows = torch.cat((x.rows, self._masked.expand(1, k, -1)), 1)
         asked = None if logits_at is None else torch.arange(n - 1, n + k, device=self.device)
-        out = super().forward(Features(x.ids, rows), state, logits_at=asked, **how)
+        out = super().execute(model_input._replace(x=Features(x.ids, rows), logits_at=asked))
         state.rollback(0, start + n)
         return out

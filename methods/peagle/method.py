@@ -13,14 +13,13 @@ import torch
 
 from methods.peagle.head import PEagleHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Features,
     Field,
     Method,
     MethodParams,
-    Out,
     Session,
-    Trained,
 )
 
 
@@ -56,12 +55,9 @@ class PEagle(Method):
     Params: ClassVar[type[MethodParams]] = PEagleParams
     params: PEagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = PEagleHead
     paper: ClassVar[Mapping[str, Any]] = {"length": 7}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The head."""
-        return (Trained(PEagleHead, self.params.head),)
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
@@ -79,6 +75,4 @@ class PEagle(Method):
         unread = session.unread(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
-        return session.drawn(
-            [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
-        )
+        return session.drawn_at_once(said)

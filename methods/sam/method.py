@@ -100,7 +100,7 @@ class Sam(Method):
         self.here = self.there = (0, 0)  # the matches: a state, and how many tokens
         self._read(session)
         if self.params.beside == "eagle":
-            self.levels = Levels.of_head(session, self.artifacts()[0], self.params.drafted)
+            self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
         elif self.needed:
             self.model = session.draft()
             self.state = session.new_state(self.model)

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from methods.space.head import MaskToken
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Method,
     MethodParams,
-    Out,
     Session,
-    Trained,
 )
 
 
@@ -59,6 +58,7 @@ class Space(Method):
     Params: ClassVar[type[MethodParams]] = SpaceParams
     params: SpaceParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
+    Head: ClassVar[type[Artifact]] = MaskToken
     paper: ClassVar[Mapping[str, Any]] = {"length": 5}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
@@ -67,10 +67,6 @@ class Space(Method):
         """No: a forward with masks is one request's."""
         return False
 
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The mask token; what the target learnt with it is in the target."""
-        return (Trained(MaskToken, self.params.head),)
-
     def start(self, session: Session) -> None:
         """Have a group of masks stand behind the last token and each draft token (step 2)."""
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
@@ -78,6 +74,4 @@ class Space(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
         said = self.masks.newest()[: min(self.params.length, limit)]
-        return session.drawn(
-            [session.pick(Out(row[None, None], row), k) for k, row in enumerate(said)]
-        )
+        return session.drawn_at_once(said)

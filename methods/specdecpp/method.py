@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
+    Artifact,
     Draft,
     DraftModelMethod,
     Field,
@@ -18,7 +19,6 @@ from specbench_cli.api import (
     Pick,
     Session,
     Tokens,
-    Trained,
     host,
 )
 
@@ -61,10 +61,7 @@ class SpecDecPP(DraftModelMethod):
     Params: ClassVar[type[SpecDecPPParams]] = SpecDecPPParams
     params: SpecDecPPParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The trained head."""
-        return (Trained(AcceptanceHead, self.params.head),)
+    Head: ClassVar[type[Artifact]] = AcceptanceHead
 
     def start(self, session: Session) -> None:
         """Prefill the draft."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from methods.specee.predictors import ExitPredictors, looked_at, seen
 from specbench_cli.api import (
+    Artifact,
     Draft,
     Field,
     Guarantee,
@@ -24,7 +25,6 @@ from specbench_cli.api import (
     Rule,
     Session,
     Step,
-    Trained,
     host,
     ranking,
 )
@@ -67,6 +67,7 @@ class SpecEE(Method):
     Params: ClassVar[type[SpecEEParams]] = SpecEEParams
     params: SpecEEParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
+    Head: ClassVar[type[Artifact]] = ExitPredictors
     tunable: ClassVar[frozenset[str] | None] = frozenset({"recent"})
     off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     proposes: ClassVar[bool] = False
@@ -74,10 +75,6 @@ class SpecEE(Method):
     def guarantee(self, sampling: Rule) -> Guarantee:
         """That of vanilla where no layer is trusted."""
         return super().guarantee(sampling) if self.params.threshold >= 1 else "quality_only"
-
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The predictors."""
-        return (Trained(ExitPredictors, self.params.head),)
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from recipes.tasks.workflow import Workflow
 from specbench_cli.training.generated import rag, summarization
 from specbench_cli.training.generated.lexicon import (
     BUILDINGS,
@@ -33,7 +34,7 @@ from specbench_cli.training.generated.lexicon import (
     WEEKDAYS,
     person,
 )
-from specbench_cli.training.generated.template import Draw, Skill, Turns, Workflow, an, cap
+from specbench_cli.training.generated.template import Draw, Skill, Turns, an, cap
 
 OUTPUT = "Output of the tool:\n{lines}"
 AGAIN = "Check: nothing is wrong any more. Write all lines once more."

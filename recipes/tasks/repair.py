@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from recipes.tasks.workflow import Workflow
 from specbench_cli.training.generated.lexicon import ITEMS, NAMES
-from specbench_cli.training.generated.template import Draw, Turns, Workflow
+from specbench_cli.training.generated.template import Draw, Turns
 
 LOOP = (
     "This snippet stops with an error:\n```python\n{snippet}\n```\n{error}\n"

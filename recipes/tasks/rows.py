@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from recipes.tasks import agentic, repair
+from recipes.tasks.workflow import Workflow
 from specbench_cli.errors import UsageError
 from specbench_cli.training.generated.rows import Row, stream
-from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw, Workflow
+from specbench_cli.training.generated.template import FAMILIES, TEMPLATES, Draw
 
 
 def mini_rows(seed: int = 0, per_family: int = 80, apart_from: Iterable[Row] = ()) -> list[Row]:

@@ -33,6 +33,10 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Rule, Sampling
 from specbench_cli.engine.workspace import Workspace
 
+RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
+EXACT_RULES: tuple[Rule, ...] = RULES[:2]
+"""The rules under which a lossless method's tokens are the target's own."""
+
 PROMPT = (1, 0, 2, 1, 0)
 """Its suffix (1, 0) occurs twice, so that lookup has something to propose."""
 

@@ -17,11 +17,12 @@ from typing import Any, get_args
 
 from specbench_cli import __version__, files
 from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
-from specbench_cli.audit.subject import LOSSLESS, Subject, passed
+from specbench_cli.audit.subject import Subject, passed
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.measure import environment
+from specbench_cli.store.schema import LOSSLESS
 
 SCHEMA = 1
 

@@ -1,16 +1,20 @@
-"""Runs the checks on a method and turns what they find into a certificate."""
+"""Audits of methods: the checks run on a method, and what they find becomes its certificate."""
 
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from specbench_cli import registry
+from specbench_cli.audit.certificate import Certificate, certify
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
@@ -23,8 +27,11 @@ from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import Subject
+from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
 from specbench_cli.errors import MethodFault, message_of, on_one_line
+from specbench_cli.interpreter import usable_cpus
 
 Check = Callable[[Subject], list[Finding]]
 
@@ -48,6 +55,51 @@ CHECKS: dict[str, Check] = {
     "embedded": check_embedded,
 }
 PEER_CHECKS: dict[str, Check] = {"model": check_model}
+
+
+def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
+    """Audit one method.
+
+    Args:
+        name: its canonical name.
+        plugins: files whose methods are to be registered first.
+    """
+    for file in plugins:
+        registry.load_plugin(file)
+    start = time.perf_counter()
+    subject = Subject.of(name, registry.load(name))
+    findings = run_checks(subject, PEER_CHECKS if subject.method.peer else CHECKS)
+    return certify(subject, findings, time.perf_counter() - start)
+
+
+def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Certificate]:
+    """Audit methods on all CPUs that this process may use; certificates come as they are done."""
+    workers = min(usable_cpus(), len(names))
+    if workers < 2:
+        for name in names:
+            yield audit(name, plugins)
+        return
+    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    with deaf_to_interrupts(context):  # its locks start a process too
+        pool = ProcessPoolExecutor(workers, context, _begin, (plugin_file.held(),))
+    waiting: list[Future[Certificate]]
+    try:
+        with deaf_to_interrupts(context):
+            waiting = [pool.submit(audit, name, plugins) for name in names]
+        for done in as_completed(waiting):
+            yield done.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    # A process releases its semaphores only when it ends.
+    pool.shutdown()
+
+
+def _begin(held: Mapping[Path, bytes]) -> None:
+    """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
+    plugin_file.hold_all(held)
+    leave_at_interrupts()
 
 
 def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:

@@ -16,8 +16,7 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import FeatureHead, Head
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Rule
-
-LOSSLESS = ("exact_tokens", "exact_law")
+from specbench_cli.store.schema import LOSSLESS
 
 NODES = "nodes"
 """The parameter that is a tree's size: of the likeliest nodes, which adds no outcomes."""
@@ -232,16 +231,15 @@ def _unwrapped(field: FieldInfo) -> Iterator[Any]:
         yield from get_args(kind)[:1]  # of what is annotated
 
 
-def _at_most(kind: type[MethodParams], most: int, only: str | None = None) -> dict[str, Any]:
-    """The whole numbers of a method's parameters, or one of them, cut down."""
+def _at_most(kind: type[MethodParams], most: int) -> dict[str, Any]:
+    """The whole numbers of a method's parameters, cut down."""
     numbers = {
         name: f.default
         for name, f in kind.model_fields.items()
         if type(f.default) is int and name != MEMORY
     }
     bounds = {name: 2 * most if name == NODES else most for name in numbers}
-    cut = {name: bounds[name] for name, default in numbers.items() if default > bounds[name]}
-    return {name: bound for name, bound in cut.items() if only in (None, name)}
+    return {name: bounds[name] for name, default in numbers.items() if default > bounds[name]}
 
 
 def _choices(field: FieldInfo) -> list[Any]:

@@ -69,7 +69,7 @@ def _audited(due: list[str], folder: Path, asked: AuditOptions, total: int) -> l
         folder: folder of the certificates.
         total: number of methods, including those with a certificate from an earlier call.
     """
-    from specbench_cli.audit.audit import audit_all
+    from specbench_cli.audit.runner import audit_all
 
     start, made = time.monotonic(), []
     for n, certificate in enumerate(audit_all(due, asked.plugins), start=1):

@@ -122,13 +122,13 @@ def _shape(name: str) -> dict[str, Any]:
 
 
 def _hardware_names() -> list[str]:
-    from specbench_cli.measure.hardware.roofline import accelerators
+    from specbench_cli.predict.accelerators import accelerators
 
     return list(accelerators())
 
 
 def _hardware(name: str) -> dict[str, Any]:
-    from specbench_cli.measure.hardware.roofline import accelerators
+    from specbench_cli.predict.accelerators import accelerators
 
     known = accelerators()
     if name not in known:

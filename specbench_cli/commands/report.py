@@ -30,7 +30,6 @@ EXAMPLES = (
     "specbench report vanilla.jsonl eagle.jsonl --also spec-bench",
     "specbench report last --prompt mini/qa-044 --method sps",
     "specbench report last --prompt mini/qa-044 --method sps --out lanes",
-    "specbench report --scaling grid --at tokens=30M --out law",
 )
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 TYPESET = "pdflatex report; bibtex report; pdflatex report; pdflatex report"
@@ -44,14 +43,8 @@ def report(asked: ReportOptions) -> ExitCode:
     versions; if not, it is said what they differ in. With --prompt: a method's text beside
     vanilla's, the place where they part, and every step; with --out too: a picture of who computed
     when (lanes.svg, lanes.png) and a Chrome trace of it for ui.perfetto.dev (trace.json).
-
-    With --scaling: log-linear laws of alpha and MAT along the tokens that drafts were trained on,
-    their layers, or the batch, with intervals, a held-out point and warnings; with --out too: the
-    table, the points and a picture of the residuals (scaling.md, .json, .svg, .png).
     """
     _check_combination(asked)
-    if asked.scaling:
-        return _scaling(asked)
     if asked.prompt is not None:
         return _compare(asked, asked.prompt)
     return _print(asked) if asked.to is None else _write(asked, asked.to)
@@ -60,15 +53,7 @@ def report(asked: ReportOptions) -> ExitCode:
 def _check_combination(asked: ReportOptions) -> None:
     """Raise UsageError for options that do not go together."""
     command = f"specbench report {asked.runs[0]}"
-    if asked.scaling:
-        if any((asked.to, asked.also, asked.prompt, asked.method, asked.force)):
-            raise UsageError(
-                "--scaling takes neither --to, --also, --prompt, --method nor --force",
-                f"{command} --scaling",
-            )
-    elif asked.at:
-        raise UsageError("--at needs --scaling", f"{command} --scaling --at {asked.at[0]}")
-    elif asked.prompt is not None:
+    if asked.prompt is not None:
         if asked.to is not None or asked.also is not None or len(asked.runs) > 1:
             raise UsageError(
                 "--prompt shows one run and takes neither --to nor --also",
@@ -189,42 +174,6 @@ def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
         else:
             output.data(("\n\n" if number else "") + page(comparison))
     return ExitCode.OK
-
-
-def _scaling(asked: ReportOptions) -> ExitCode:
-    """Fit laws and show them, or write them too."""
-    from specbench_cli.report.scaling import shown
-    from specbench_cli.report.scaling.laws import laws_of, predictions
-    from specbench_cli.report.scaling.points import points_of
-
-    points, out = points_of(asked.runs), asked.out
-    laws = laws_of(points)
-    predicted = [each for word in asked.at for each in predictions(laws, *_size(word))]
-    shown.show(laws, predicted, asked.printed)
-    if out is not None:
-        with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:
-            written = shown.write(points, laws, predicted, staging)
-        for file in written:
-            output.note(str(out / file.relative_to(staging)))
-    return ExitCode.OK
-
-
-def _size(word: str) -> tuple[str, float]:
-    """Return the size that a word of `--at` names, and its value."""
-    from specbench_cli.config.numbers import number
-    from specbench_cli.report.scaling.points import SIZES
-
-    size, _, value = word.partition("=")
-    try:
-        wanted = number(value)
-    except ValueError:
-        wanted = 0.0
-    if size not in SIZES or not 0 < wanted < float("inf"):
-        raise UsageError(
-            f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
-            hint="--at tokens=30M",
-        )
-    return size, wanted
 
 
 @contextmanager

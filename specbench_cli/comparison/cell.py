@@ -10,6 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+Place = tuple[str, int]
+"""A prompt's turn."""
+
 
 class Key(NamedTuple):
     """What two cells must share to be a pair."""
@@ -20,9 +23,10 @@ class Key(NamedTuple):
     pass_: int
     seed: int
 
-
-Place = tuple[str, int]
-"""A prompt's turn."""
+    @property
+    def place(self) -> Place:
+        """Return the prompt's turn."""
+        return self.prompt_id, self.turn
 
 
 class RowKey(NamedTuple):

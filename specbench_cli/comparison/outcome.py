@@ -50,6 +50,17 @@ class Change:
     detects: float | None = None
     relative: bool = True
 
+    @property
+    def percent(self) -> str:
+        """Return the change with its interval: `+8.1% [+5.0%, +11.2%]`."""
+        shift = f"{self.ratio - 1:+.1%}"
+        if self.low is None or self.high is None:
+            return shift
+        return f"{shift} [{self.low - 1:+.1%}, {self.high - 1:+.1%}]"
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.percent}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:

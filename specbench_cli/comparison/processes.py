@@ -88,13 +88,8 @@ def processes(base: Side, new: Side) -> Processes:
 def _by_label(cells: Iterable[Cell]) -> Outputs:
     found = defaultdict[str, dict[Place, Cell]](dict)
     for cell in cells:
-        found[cell.key.label][place_of(cell)] = cell
+        found[cell.key.label][cell.key.place] = cell
     return dict(found)
-
-
-def place_of(cell: Cell) -> Place:
-    """A cell's place."""
-    return cell.key.prompt_id, cell.key.turn
 
 
 def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:

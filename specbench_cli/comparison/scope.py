@@ -2,6 +2,11 @@
 
 Outputs are pairs by prompt, turn, label, pass and seed, where both sides asked the same under the
 same settings. What is left out is named, never passed over.
+
+The rule of a row says how much of it must be the same. `exact`: the same machine, versions and
+settings. `verdict`: elsewhere, where sums round otherwise and near-ties fall the other way now and
+then. `ids only`: where timing or another draft may change the steps. `nothing`: where the output
+too may differ without a change of the program.
 """
 
 from __future__ import annotations
@@ -9,29 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.comparison import rules
 from specbench_cli.comparison.cell import Cell, Key, Place, RowKey
 from specbench_cli.comparison.outcome import Rule
-from specbench_cli.comparison.side import Side, changed, changed_params
+from specbench_cli.comparison.side import RowFacts, Side, changed, changed_params
 from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import LOSSLESS
 
 _ASKED = (
-    *(
-        "target",
-        "seed",
-        "verify",
-        "temperature",
-        "top_p",
-        "top_k",
-        "grammar",
-        "contrast",
-        "acceptance",
-    ),
-    *("max_new_tokens", "raw", "own_context"),
+    *("target", "seed", "verify", "temperature", "top_p", "top_k", "grammar", "contrast"),
+    *("acceptance", "max_new_tokens", "raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""
 _TIMING = ("threads", "dtype", "device", "devices", "graphs", "batch", "prefill_chunk", "load")
 """What times depend on by intention."""
+_ROUNDING = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
+"""What decides how sums are rounded, and so which way a near-tie falls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +73,17 @@ def scope(base: Side, new: Side) -> Scope:
         said += (f"{row.task} {row.label}: {words}" for words in lonely)
     if not pairs:
         _refuse(base, new, said)
-    elsewhere = rules.elsewhere(base, new)
+    elsewhere = _elsewhere(base, new)
     if elsewhere is not None:
         said.append(f"ids and counters are not compared one by one: {elsewhere}")
-    others = rules.other_models(base, new, {row.label for row in pairs})
+    others = _other_models(base, new, {row.label for row in pairs})
     said += _unlike_drafts(others)
     return Scope(
         pairs=pairs,
         missing=tuple(row for row in ours if row not in theirs),
         new=tuple(row for row in theirs if row not in ours),
         rules={
-            row: rules.rule(own, base, new, others.get(row.label, ()), here=elsewhere is None)
+            row: _rule(own, base, new, others.get(row.label, ()), here=elsewhere is None)
             for row, own in pairs.items()
         },
         timing=_no_timing(base, new, elsewhere),
@@ -127,7 +124,7 @@ def _tasks(base: Side, new: Side, said: list[str]) -> set[str]:
 def _places(base: Side, new: Side, tasks: set[str], said: list[str]) -> set[Place]:
     """The prompts that both were asked, alike; `said` gets the others, by task."""
     asked: list[dict[Place, str]] = [
-        {(c.key.prompt_id, c.key.turn): c.task for c in side.cells.values() if c.task in tasks}
+        {c.key.place: c.task for c in side.cells.values() if c.task in tasks}
         for side in (base, new)
     ]
     ours, theirs = asked
@@ -175,16 +172,14 @@ def _pair(
 ) -> tuple[tuple[tuple[Cell, Cell], ...], list[str]]:
     """A row's pairs; and what one side lacks of prompts and passes that both have."""
     pairs = tuple(
-        (cell, theirs[key])
-        for key, cell in ours.items()
-        if key in theirs and (key.prompt_id, key.turn) in places
+        (cell, theirs[key]) for key, cell in ours.items() if key in theirs and key.place in places
     )
     lonely = []
     for which, own, other in (("BASE", ours, theirs), ("NEW", theirs, ours)):
         alone = [
-            (key.prompt_id, key.turn)
+            key.place
             for key in own
-            if key not in other and (key.prompt_id, key.turn) in places and key.pass_ in passes
+            if key not in other and key.place in places and key.pass_ in passes
         ]
         if alone:
             lonely.append(f"{_counted(len(alone), 'output')} only {which} has{_at(alone)}")
@@ -239,3 +234,89 @@ def _counted(count: int, what: str) -> str:
 def _at(places: Sequence[Place]) -> str:
     prompt_id, turn = places[0]
     return f" (first: {prompt_id} turn {turn})"
+
+
+def _elsewhere(base: Side, new: Side) -> str | None:
+    """Why the same program may round otherwise; null where it may not."""
+    if base.machine is None or new.machine is None:
+        which = "BASE" if base.machine is None else "NEW"
+        return f"{which} does not say what machine it was run on"
+    return "; ".join(changed(_ROUNDING, base, new)) or None
+
+
+def _other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
+    """By label, the drafts and heads that it uses and that are not the same ones: what changed."""
+    found: dict[str, list[str]] = {}
+    for label in sorted(labels):
+        changes: list[str] = []
+        for model in _drafting_models(base.rows[label], new.rows[label]):
+            changes += changed([model], base, new)
+            heads = [_heads(side, model) for side in (base, new)]
+            if all(heads) and heads[0] != heads[1]:
+                changes.append(f"head {model} {' -> '.join(heads)}")
+        if changes:
+            found[label] = changes
+    return found
+
+
+def _rule(
+    pairs: Sequence[tuple[Cell, Cell]],
+    base: Side,
+    new: Side,
+    others: Sequence[str],
+    *,
+    here: bool,
+) -> tuple[Rule, str]:
+    """How much of a row must be the same, and why not more.
+
+    Args:
+        pairs: at least one.
+        others: what changed of the models that it drafts with.
+        here: whether both sides round alike.
+    """
+    label, sampling = pairs[0][1].key.label, pairs[0][1].sampling
+    loose = f"another model drafts: {'; '.join(others)}" if others else _by_timing(base, new, label)
+    apart = None if here else "another machine, other versions or other settings"
+    why = "; ".join(reason for reason in (loose, apart) if reason)
+    if not why:
+        return "exact", "same machine, versions and settings; its steps do not depend on timing"
+    if not _same_tokens(sampling, new):
+        return "nothing", f"its tokens are drawn ({sampling}), and {why}"
+    if any(cell.guarantee not in LOSSLESS for pair in pairs for cell in pair):
+        return "nothing", f"it may change the output ({pairs[0][1].guarantee}), and {why}"
+    return ("verdict" if loose is None else "ids only"), why
+
+
+def _drafting_models(base: RowFacts, new: RowFacts) -> list[str]:
+    """What a row drafts with. One that does not say may use the run's draft."""
+    known = {*(base.models or ()), *(new.models or ())}
+    unsaid = base.models is None and new.models is None
+    return sorted(known | {"draft"} if unsaid else known)
+
+
+def _heads(side: Side, kind: str) -> str:
+    """A side's heads of a kind."""
+    start = f"head {kind} "
+    return ", ".join(
+        f"{fact.removeprefix(start)} {value}"
+        for fact, value in side.facts.items()
+        if fact.startswith(start)
+    )
+
+
+def _by_timing(base: Side, new: Side, label: str) -> str | None:
+    """Why a row's steps may differ on the same machine."""
+    free = [side.rows[label].timing_free for side in (base, new)]
+    if False in free:
+        return "its steps depend on timing"
+    for which, says in zip(("BASE", "NEW"), free, strict=True):
+        if says is None:
+            return f"{which} is of an older version and does not say if its steps depend on timing"
+    return None
+
+
+def _same_tokens(sampling: str, side: Side) -> bool:
+    """Whether a decoding rule gives vanilla's tokens, which are the same whatever was drafted."""
+    if sampling == "replay":
+        return side.facts.get("temperature") == "0.0"
+    return sampling in ("greedy", "coupled")

@@ -28,10 +28,10 @@ import numpy as np
 
 from specbench_cli.comparison.cell import Cell, Place, RowKey
 from specbench_cli.comparison.outcome import Change, Finding
-from specbench_cli.comparison.processes import Processes, place_of
+from specbench_cli.comparison.processes import Processes
 from specbench_cli.stats.bootstrap import WIDEST
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
-from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
     from specbench_cli.comparison.scope import Scope
@@ -101,9 +101,13 @@ def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ..
     ]
     result = []
     if slower:
-        result.append(Finding(outcome="slower", says=f"{_told(slower)} (allowed {tolerance:+.0%})"))
+        result.append(
+            Finding(
+                outcome="slower", says=f"{', '.join(map(str, slower))} (allowed {tolerance:+.0%})"
+            )
+        )
     if faster:
-        result.append(Finding(outcome="faster", says=_told(faster)))
+        result.append(Finding(outcome="faster", says=", ".join(map(str, faster))))
     return tuple(result)
 
 
@@ -115,17 +119,6 @@ def _explained(change: Change, verify: Change | None, tolerance: float) -> bool:
     return verify.ratio < 1 and change.ratio * verify.ratio < 1 + tolerance / 2
 
 
-def _told(changes: Sequence[Change]) -> str:
-    return ", ".join(_words(change) for change in changes)
-
-
-def _words(change: Change) -> str:
-    shift = f"{change.figure} {change.ratio - 1:+.1%}"
-    if change.low is None or change.high is None:
-        return shift
-    return f"{shift} [{change.low - 1:+.1%}, {change.high - 1:+.1%}]"
-
-
 def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
     """An interval's ends as ratios, of their logarithms; None where they are no figures."""
     if not high - low <= math.log(WIDEST):
@@ -135,7 +128,7 @@ def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
 
 def _places(pairs: Sequence[tuple[Cell, Cell]]) -> list[Place]:
     """Where a row's outputs are, each once, whatever the passes."""
-    return list(dict.fromkeys(place_of(cell) for cell, _ in pairs))
+    return list(dict.fromkeys(cell.key.place for cell, _ in pairs))
 
 
 def _unjudged(row: RowKey, places: Sequence[Place], run: Processes) -> str | None:
@@ -190,7 +183,7 @@ def _series(
         return
     apart = _apart(BASELINE, places, run)
     yield DECODE, _one(DECODE, row, places, run, _relative_pace, apart)
-    changed = {place_of(was) for was, now in pairs if was.counters != now.counters}
+    changed = {was.key.place for was, now in pairs if was.counters != now.counters}
     alike = [place for place in places if place not in changed]
     for figure, of in COMPONENTS.items():
         if figure == DRAFT and run.pair is not None:

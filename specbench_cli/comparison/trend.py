@@ -14,7 +14,8 @@ from specbench_cli.comparison.side import Side, changed_params
 from specbench_cli.errors import UsageError
 from specbench_cli.stats import changes
 from specbench_cli.store.run_dir import RUNS
-from specbench_cli.summary.speedups import BASELINE, MAX_LOST
+from specbench_cli.store.schema import BASELINE
+from specbench_cli.summary.speedups import MAX_LOST
 
 SPEEDUP, MAT, ACCEPTANCE, BAD = "decode speedup", "MAT", "acceptance", "bad outputs"
 FIGURES = (SPEEDUP, MAT, ACCEPTANCE, BAD)

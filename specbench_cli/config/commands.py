@@ -54,24 +54,6 @@ class ReportOptions(CommandOptions):
     force: Annotated[
         bool, Option(SHOWN, None, "Put runs side by side that do not belong together.")
     ] = False
-    scaling: Annotated[
-        bool,
-        Option(
-            SHOWN,
-            None,
-            "Show how acceptance grows with sizes instead: RUN are folders of `specbench train"
-            " grid`, or runs of several --batch.",
-        ),
-    ] = False
-    at: Annotated[
-        list[str],
-        Option(
-            SHOWN,
-            "SIZE=N",
-            "With --scaling: what the laws say of a size: tokens=30M, layers=8, batch=16.",
-            default="none",
-        ),
-    ] = []
     prompt: Annotated[
         str | None,
         Option(SHOWN, "ID", "Show outputs on this prompt beside vanilla's instead."),

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specbench_cli.config.commands import CommandOptions
-from specbench_cli.config.options import ARGUMENTS, MEASURING, OUTPUT, Option
+from specbench_cli.config.options import ARGUMENTS, OUTPUT, Option
 
 WHAT, TRAINING = "What to train", "Training"
 """Panels of the help."""
@@ -101,15 +101,6 @@ Replies = Annotated[
         default="3000",
     ),
 ]
-EmbeddedTarget = Annotated[
-    Path | None,
-    Option(
-        WHAT,
-        "DIR",
-        "Folder of the finished target.",
-        default="OUT/embedded-7m, else the shipped one",
-    ),
-]
 HeadTarget = Annotated[
     str,
     Option(
@@ -132,44 +123,6 @@ LossOfHead = Annotated[
         " loss of the publication. Schedules around a loss (Falcon's glancing) are not made.",
     ),
 ]
-
-
-class PairOptions(CommandOptions):
-    """Options of `specbench train pair`."""
-
-    out: Out
-    seed: Seed = 0
-    resume: Resume = True
-    steps_scale: StepsScale = 1.0
-    smoke: Smoke = False
-    device: Where = "auto"
-    data: Data = None
-
-
-class EmbeddedOptions(CommandOptions):
-    """Options of `specbench train exit` and `specbench train foreign`."""
-
-    out: Out
-    target: EmbeddedTarget = None
-    seed: Seed = 0
-    resume: Resume = True
-    steps_scale: StepsScale = 1.0
-    smoke: Smoke = False
-    device: Where = "auto"
-    data: Data = None
-
-
-class QualityOptions(CommandOptions):
-    """Options of `specbench train quality`."""
-
-    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for quality.json and the runs behind it.")]
-    limit: Annotated[
-        int | None,
-        Option(MEASURING, "N", "Questions, spread over the families.", default="all"),
-    ] = None
-    seed: Annotated[
-        int, Option(MEASURING, "N", "Seed of sampling and of the choice of questions.")
-    ] = 0
 
 
 class DraftOptions(CommandOptions):
@@ -286,48 +239,6 @@ class DraftOptions(CommandOptions):
     data: Data = None
 
 
-class GridOptions(CommandOptions):
-    """Options of `specbench train grid`."""
-
-    out: Out
-    target: Annotated[
-        str,
-        Option(
-            WHAT,
-            "MODEL",
-            "Model that the drafts are for, one of the embedded family: what they read is"
-            " what it has read.",
-        ),
-    ] = "embedded"
-    draft: Annotated[
-        str | None,
-        Option(
-            WHAT,
-            "MODEL",
-            "Draft whose shape they have, its layers apart.",
-            default="the target's own",
-        ),
-    ] = None
-    layers: Annotated[str, Option(TRAINING, "N,N,...", "Layers of the drafts.")] = "1,2,4"
-    tokens: Annotated[
-        str,
-        Option(TRAINING, "N,N,...", "Tokens that they read, to the next 2,048: 0.3M, 500k, 3e5."),
-    ] = "0.1M,0.3M,1M,3M,10M"
-    seeds: Annotated[
-        int,
-        Field(ge=1),
-        Option(
-            TRAINING,
-            "N",
-            "Drafts of each kind, with weights and texts of their own: seeds 0 to N - 1.",
-        ),
-    ] = 3
-    resume: Resume = True
-    smoke: Smoke = False
-    device: Where = "auto"
-    data: Data = None
-
-
 class RepliesOptions(CommandOptions):
     """Options of `specbench train replies`."""
 
@@ -368,8 +279,8 @@ class PaperHeadOptions(HeadOptions):
     loss: LossOfHead = "paper"
 
 
-class MethodHeadOptions(CommandOptions):
-    """Options of `specbench train head`."""
+class MethodOptions(CommandOptions):
+    """Options that name the method whose head is trained."""
 
     out: Out
     method: Annotated[
@@ -379,42 +290,10 @@ class MethodHeadOptions(CommandOptions):
         ),
     ] = None
     plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with the method.")] = Field([])
-    target: HeadTarget = "embedded"
-    loss: LossOfHead = "ttt"
-    replies: Replies = None
-    seed: Seed = 0
-    resume: Resume = True
-    steps_scale: StepsScale = 1.0
-    tokens: Tokens = None
-    sequences: Sequences = None
-    lr: Rate = None
-    smoke: Smoke = False
-    device: Where = "auto"
-    data: Data = None
 
 
-class CompareHeadsOptions(CommandOptions):
-    """Options of `specbench train compare`."""
-
-    kinds: Annotated[
-        list[str],
-        Option(ARGUMENTS, "KIND", "Heads or methods that draft with one: medusa hydra ..."),
-    ]
-    out: Out
-    target: HeadTarget = "embedded"
-    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with further methods.")] = (
-        Field([])
-    )
-    loss: LossOfHead = "ttt"
-    replies: Replies = None
-    seed: Seed = 0
-    resume: Resume = True
-    tokens: Annotated[
-        int, Field(ge=1), Option(TRAINING, "N", "Tokens that each head is trained on.")
-    ] = 2_048_000
-    smoke: Smoke = False
-    device: Where = "auto"
-    data: Data = None
+class MethodHeadOptions(HeadOptions, MethodOptions):
+    """Options of `specbench train head`; the help lists those of `MethodOptions` first."""
 
 
 class AcceptanceOptions(CommandOptions):

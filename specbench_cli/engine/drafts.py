@@ -46,20 +46,25 @@ class DraftBuilder(SessionView):
         return self._checks.trust(draft)
 
     def tree(
-        self, ids: Sequence[int] | Tensor, parents: tuple[int, ...], laws: Sequence[Tensor] = ()
+        self,
+        ids: Sequence[int] | Tensor,
+        parents: tuple[int, ...],
+        laws: Sequence[Tensor] = (),
+        how: Law = "wor",
     ) -> Draft:
         """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
         Args:
             ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
                 `candidates`: they are looked at only where that takes no wait.
-            laws: of nodes that were drawn without replacement, for each [V], that of the first draw
-                among its siblings; none where nodes were chosen.
+            laws: Distributions that the nodes were drawn from, [V] or [r, V] each: for every node
+                that of the first draw among its siblings. Empty if the nodes were chosen.
+            how: How they were drawn.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
         draft = self._checks.trust(Draft(self._tokens(ids), parents))
-        return Draft(draft.tokens, parents, "wor", torch.stack([*laws])) if laws else draft
+        return Draft(draft.tokens, parents, how, torch.vstack([*laws])) if laws else draft
 
     def drawn(self, picks: Sequence[Pick]) -> Draft:
         """The chain that consecutive `pick`s make."""
@@ -73,6 +78,10 @@ class DraftBuilder(SessionView):
         if len(own) == len(picks) and all(map(is_, own, picks)):
             checks.trust(draft)
         return draft
+
+    def drawn_at_once(self, rows: Tensor) -> Draft:
+        """Draw a chain from logits [m, V] that were computed together, a token from each row."""
+        return self.drawn([self.pick(Out(row[None, None], row), k) for k, row in enumerate(rows)])
 
     # ---- the tokens of drafts -------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
-from specbench_cli.engine.models.head import Trained
+from specbench_cli.engine.models.head import Artifact, Trained
 from specbench_cli.engine.params import Claim, MethodParams
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Guarantee, Outcome, Step
@@ -30,6 +30,7 @@ class Method(ABC):
         project: the project that implements the method, if no paper proposes it.
         Params: its parameters.
         needs: what it cannot run without ("draft").
+        Head: class of its trained head, whose source is the parameter `head`. None means none.
         state_scope: how long what it learns lives: "prompt", "run" or "corpus".
         workers: how many workers compute at once.
         bonus: whether a draft that stands as a whole is followed by a token of the target's own.
@@ -60,6 +61,7 @@ class Method(ABC):
     project: ClassVar[str] = ""
     Params: ClassVar[type[MethodParams]] = MethodParams
     needs: ClassVar[frozenset[str]] = frozenset()
+    Head: ClassVar[type[Artifact] | None] = None
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "prompt"
     workers: ClassVar[int] = 1
     bonus: ClassVar[bool] = True
@@ -141,8 +143,9 @@ class Method(ABC):
         return ()
 
     def artifacts(self) -> tuple[Trained, ...]:
-        """The trained modules that it needs; loaded before anything is timed."""
-        return ()
+        """Return the trained modules that it needs: by default its `Head`. They are loaded before
+        anything is timed."""
+        return () if self.Head is None else (Trained(self.Head, self.params.head),)
 
     def check(self) -> None:
         """See that it can run here, with these parameters; asked before anything is loaded.

@@ -20,8 +20,7 @@ from specbench_cli.errors import on_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
 from specbench_cli.stats.martingale import chance
 from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
-from specbench_cli.store.schema import BASELINE as BASELINE
-from specbench_cli.store.schema import LOSSLESS, Record
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
 """Where reports look for the certificates of audits (`specbench audit --out`)."""

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from specbench_cli.plan.arm import Arm
-from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Key
+from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
 
 
@@ -33,7 +32,7 @@ class Answers:
         """Take note of a record."""
         self.done.add(key)
         prompt_id, turn, label, pass_ = key
-        if label == REFERENCE and output_ids is not None:
+        if label == BASELINE and output_ids is not None:
             self.vanilla[prompt_id, turn, pass_] = output_ids
 
     def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:

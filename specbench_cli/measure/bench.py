@@ -35,12 +35,13 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
-from specbench_cli.measure.hardware.energy import Energy
+from specbench_cli.measure.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.placement import check_threads, choose_device, placement
 from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.plan import Plan
+from specbench_cli.store.run_dir import Prompt
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
 _Read = TypeVar("_Read")
@@ -296,6 +297,12 @@ class Bench:
     ) -> Request:
         """A prompt as the target reads it."""
         return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
+
+    def request_for(self, prompt: Prompt, budget: int) -> Request:
+        """Return the request of a prompt, with room for it and its output."""
+        self.workspace.reserve(len(prompt.ids) + budget)
+        at = prompt.prompt_id, prompt.turn, prompt.ids
+        return self.request(*at, self.stop(budget), prompt.category)
 
     def check_first_turns(self) -> None:
         """Raise PromptError if the target cannot decode the first turn of a question.

@@ -25,7 +25,7 @@ from specbench_cli.errors import (
     on_one_line,
     truncate,
 )
-from specbench_cli.measure.hardware.energy import Energy
+from specbench_cli.measure.energy import Energy
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.phases import divided
@@ -255,8 +255,7 @@ class Cell:
     def same(self, other: Measured) -> bool:
         """Whether another decoding of the prompt came to the same: output and counters. What
         workers' forwards were is left out: how many were cancelled is a matter of time."""
-        assert self.measured is not None
-        m = self.measured
+        m = self.result
         counted = [
             each.trace.counted()[:2] if self.arm.method.workers == 1 else None
             for each in (m, other)
@@ -298,6 +297,12 @@ class Cell:
         return self._workspace.decoders["target"].device
 
     @property
+    def result(self) -> Measured:
+        """Return the last measurement; there must be one."""
+        assert self.measured is not None
+        return self.measured
+
+    @property
     def delayed_ns(self) -> int:
         """What learning from the request before delayed it by."""
         return self._delayed_by.ns
@@ -323,8 +328,7 @@ class Cell:
         valid: bool | None = None,
     ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
-        assert self.measured is not None
-        m, method, peer = self.measured, self.arm.method, self.arm.method.peer
+        m, method, peer = self.result, self.arm.method, self.arm.method.peer
         failed, void = m.error is not None, self.void or self._delayed_by.void
         ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers

@@ -10,6 +10,7 @@ probed by name, have such a line of their own.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import tempfile
 from bisect import bisect_right
@@ -164,6 +165,15 @@ class Curve(_Frozen):
             return took
         return took * along(self.saved, min(n_tokens, self.saved[-1][0]))
 
+    def covers(self, n_tokens: float, context: float, *, tree: bool = False) -> bool:
+        """Return True if `ns` interpolates here, False if it extrapolates beyond the points."""
+        lines = self.trees_by_context if tree else self.by_context
+        return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
+
+    def prefill_ns(self, n_tokens: float) -> float:
+        """Return the time of a forward over a prompt of `n_tokens`."""
+        return along(self.prefill, n_tokens)
+
     @cached_property
     def prefill(self) -> Line:
         """Times over prompt lengths."""
@@ -239,26 +249,6 @@ class Costs(_Frozen):
     hosts: dict[str, HostCost] = {}
     batch: BatchCost | None = None
 
-    def forward_ns(
-        self,
-        model: str,
-        n_tokens: float,
-        context: float,
-        *,
-        tree: bool = False,
-        lone: bool = False,
-    ) -> float:
-        """See `Curve.ns`.
-
-        Raises:
-            KeyError: the probe did not measure this model.
-        """
-        return self.curves[model].ns(n_tokens, context, tree=tree, lone=lone)
-
-    def prefill_ns(self, model: str, n_tokens: float) -> float:
-        """Time of a forward over a prompt of `n_tokens`. Raises KeyError as `forward_ns` does."""
-        return along(self.curves[model].prefill, n_tokens)
-
     def host_ns(
         self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, of: str = ""
     ) -> float:
@@ -271,12 +261,6 @@ class Costs(_Frozen):
         """
         host = self.hosts.get(of, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
-
-    def covers(self, model: str, n_tokens: float, context: float, *, tree: bool = False) -> bool:
-        """Whether `forward_ns` interpolates here, or extrapolates beyond the last points."""
-        curve = self.curves[model]
-        lines = curve.trees_by_context if tree else curve.by_context
-        return context <= lines[-1][0] and n_tokens <= min(line[-1][0] for _, line in lines)
 
     def knows(self, models: Mapping[str, str]) -> bool:
         """Whether it was these models (role -> sha256 of the weights) that were probed."""
@@ -348,6 +332,53 @@ class Costs(_Frozen):
             raise UsageError(f"{path} is damaged: {where}: {first['msg']}", again) from error
 
 
+# ---- the costs in the cache ----------------------------------------------------------------------
+
+
+def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Setup) -> Path:
+    """Return the file in the user's cache of a machine's costs with some models and a set-up."""
+    key = {
+        "machine": machine_id,
+        "models": {role: facts["sha256"] for role, facts in models.items()},
+        **setup.model_dump(),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return _cache() / f"{digest[:16]}.json"
+
+
+def find_kept(
+    machine_id: str | None,
+    models: Mapping[str, str],
+    setup: Setup,
+    *,
+    heads: Mapping[str, str] | None = None,
+) -> Costs | None:
+    """Return the newest costs in the cache of a machine and a set-up that know certain models.
+
+    Args:
+        models: role -> sha256 of the weights.
+        heads: the same of models that they had better know too: those that know most count.
+    """
+    fitting = []
+    for path in _cache().glob("*.json"):
+        try:
+            costs = Costs.load(path)
+        except UsageError:
+            continue  # a newer program's, or damaged: as good as not there
+        if costs.machine.get("id") == machine_id and costs.setup == setup and costs.knows(models):
+            fitting.append(costs)
+    wanted = (heads or {}).items()
+
+    def rank(costs: Costs) -> tuple[int, str]:
+        return sum(costs.knows(dict([head])) for head in wanted), costs.created_utc
+
+    return max(fitting, key=rank, default=None)
+
+
+def _cache() -> Path:
+    return files.cache_folder() / "costs"
+
+
 def along(line: Line, x: float) -> float:
     """The value at x of a line of points.
 
@@ -373,11 +404,7 @@ def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
 
 def _is_costs(content: bytes) -> bool:
     """Return True if any version of `Costs.save` wrote the content."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"schema", "machine", "curves", "host"} <= found.keys()
+    return {"schema", "machine", "curves", "host"} <= files.json_object(content).keys()
 
 
 @contextmanager

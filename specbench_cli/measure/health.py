@@ -25,6 +25,7 @@ DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
+"""There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
 EXTRAS = {
     "test": "the tests, linters and types of this project",
     "docs": "the docs as a site: mkdocs serve",
@@ -38,7 +39,6 @@ EXTRAS = {
     "mutation": "mutmut run: are the tests any good",
 }
 """What cannot be done without an extra; all else works."""
-"""There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
 
 Status = Literal["ok", "limited", "missing"]
 

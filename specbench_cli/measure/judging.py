@@ -16,12 +16,12 @@ from specbench_cli.errors import PromptError
 from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.cell import Cell
-from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.scoring import score
 from specbench_cli.stats.neartie import at_least_one
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import LOSSLESS, Record, Verdict
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Verdict
 from specbench_cli.tasks import written_text
 from specbench_cli.tasks.schema import Question
 
@@ -78,19 +78,17 @@ class Judging:
         A cell fails too where the target's logits are not finite, and where what it tells
         contradicts itself.
         """
-        assert cell.measured is not None
-        if cell.measured.error is None:
+        if cell.result.error is None:
             try:
                 return self._judged(cell, group)
             except NotFinite as fault:
-                where = f"step {_step_of(cell.measured.steps.committed, fault.at)}, {fault}"
-                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}, {where}"
+                where = f"step {_step_of(cell.result.steps.committed, fault.at)}, {fault}"
+                cell.result.error = f"{cell.arm.label}, {cell.prompt.prompt_id}, {where}"
             except ArithmeticError as fault:
-                cell.measured.error = f"{cell.arm.label}, {cell.prompt.prompt_id}: {fault}"
+                cell.result.error = f"{cell.arm.label}, {cell.prompt.prompt_id}: {fault}"
         return cell.record(None)
 
     def _judged(self, cell: Cell, group: Group) -> Record:
-        assert cell.measured is not None
         reading = self._reading(cell, group)
         # Of outputs that no token verdict is possible of: evidence in place of proof.
         drawn = self._sampling.draws and self._config.verify != REPLAY
@@ -105,15 +103,14 @@ class Judging:
         try:
             validate(record)
         except ValueError as contradiction:
-            cell.measured.error = f"what it tells contradicts itself: {contradiction}"
+            cell.result.error = f"what it tells contradicts itself: {contradiction}"
             return cell.record(None)
         return record
 
     def _verdict(self, cell: Cell, group: Group) -> Verdict:
-        assert cell.measured is not None
-        if cell.arm.label == REFERENCE:
+        if cell.arm.label == BASELINE:
             return self._of_reference(cell, group)
-        rule, output = self._sampling.rule, cell.measured.output
+        rule, output = self._sampling.rule, cell.result.output
         guarantee = cell.arm.guarantees[rule]
         if cell.replays or guarantee not in LOSSLESS:
             return Verdict("unchecked")
@@ -123,14 +120,13 @@ class Judging:
             return Verdict("unchecked")
         if cell.arm.method.peer:
             return self._judge.verdict(cell.request, group.reference, output)
-        steps, drafts = cell.measured.steps, cell.measured.drafts
+        steps, drafts = cell.result.steps, cell.result.drafts
         return self._judge.verdict(cell.request, group.reference, output, steps, drafts)
 
     def _of_reference(self, cell: Cell, group: Group) -> Verdict:
         """Vanilla's own verdict: on a sample of prompts, on all where that was asked for, and
         wherever somebody who promises its tokens came to others."""
-        assert cell.measured is not None
-        rule, output = self._sampling.rule, cell.measured.output
+        rule, output = self._sampling.rule, cell.result.output
         if self._sampling.draws:
             found = self._judge.drawn(cell.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
@@ -147,10 +143,9 @@ class Judging:
 
     def _score(self, cell: Cell, group: Group) -> float | None:
         """How right the answer is. Equal answers are scored once: running code takes its time."""
-        assert cell.measured is not None
         if group.question.scorer is None:
             return None
-        ids = tuple(cell.measured.output)
+        ids = tuple(cell.result.output)
         if ids not in group.scores:
             try:
                 text = written_text(self._tokenizer, ids)
@@ -168,15 +163,13 @@ class Judging:
 
     def _valid(self, cell: Cell) -> bool | None:
         """Whether a complete output belongs to the run's grammar, by its text alone."""
-        assert cell.measured is not None
-        if self._grammar is None or cell.measured.finish != "eos":
+        if self._grammar is None or cell.result.finish != "eos":
             return None
-        return self._grammar.holds(written_text(self._tokenizer, cell.measured.output))
+        return self._grammar.holds(written_text(self._tokenizer, cell.result.output))
 
     def _reading(self, cell: Cell, group: Group) -> Reading:
         """The output as the target reads it: one forward for equal outputs."""
-        assert cell.measured is not None
-        ids = tuple(cell.measured.output)
+        ids = tuple(cell.result.output)
         if ids not in group.readings:
             group.readings[ids] = self._judge.read(cell.request, ids)
         return group.readings[ids]

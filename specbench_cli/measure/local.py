@@ -14,8 +14,9 @@ from specbench_cli.measure.repeat_process import TUNING, resumption
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.plan import REFERENCE, Plan, reason
+from specbench_cli.plan.plan import Plan, reason
 from specbench_cli.store.run_dir import COSTS, RunDir
+from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
     from specbench_cli.measure.method_costs import Between
@@ -116,7 +117,7 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
         SpecbenchError: only vanilla would be left. This is the error of the first method.
     """
     rest = plan.without(unfit)
-    if unfit and all(arm.label == REFERENCE for arm in rest.arms):
+    if unfit and all(arm.label == BASELINE for arm in rest.arms):
         raise next(iter(unfit.values()))
     before = run_dir.manifest.get("left_out") or {}
     found = {label: reason(fault) for label, fault in unfit.items()}

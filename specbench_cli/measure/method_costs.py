@@ -4,16 +4,15 @@ predictions of its times, probed by itself or between a run's prompts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from specbench_cli import __version__, registry
 from specbench_cli.config.sweep import settings
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.costs import Costs, Setup
-from specbench_cli.measure.kept import find
+from specbench_cli.measure.costs import Costs, Setup, find_kept
 from specbench_cli.measure.machine import fingerprint
+from specbench_cli.measure.manifest import now
 from specbench_cli.measure.probe import Measured, Probe
 from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.rounds import Decoding, Together
@@ -83,7 +82,7 @@ def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | N
     facts = bench.models() | bench.drafting_heads()
     models = {name: each["sha256"] for name, each in facts.items()}
     setup = Setup(dtype=plan.config.dtype, **bench.resolved())
-    found = find(machine["id"], models, setup)
+    found = find_kept(machine["id"], models, setup)
     if found is None or found.quietness.noisy:
         return None
     then = found.version, found.machine.get("versions")
@@ -122,16 +121,12 @@ def costs_of(found: Measured, bench: Bench, plan: Plan, machine: dict[str, Any])
     """What a probe found, with whose it is."""
     return Costs(
         version=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_utc=now(),
         machine=machine,
         models=models_of(bench),
         setup=Setup(dtype=plan.config.dtype, **bench.resolved()),
         seed=plan.config.seed,
-        quietness=found.quietness,
-        curves=found.curves,
-        host=found.host,
-        hosts=found.hosts,
-        batch=found.batch,
+        **vars(found),
     )
 
 

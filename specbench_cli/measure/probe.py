@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from specbench_cli.measure.costs import (
     Point,
     Quietness,
 )
-from specbench_cli.measure.quiet import CEILING
+from specbench_cli.measure.quiet import CEILING, Windows
 from specbench_cli.measure.rounds import (
     NEW_TOKENS,
     PROMPT,
@@ -74,16 +74,6 @@ FAR = 3.0
 ROUNDS = 24
 LOST = 0.1
 """Of a probe's rounds; if noise took more there are no costs."""
-
-
-class Windows(Protocol):
-    """Has rounds measured while it watches the machine, again if need be."""
-
-    def run(self, cell: Round) -> None:
-        """Measure a round now, and perhaps again later."""
-
-    def settle(self) -> None:
-        """Decide on what is not decided yet."""
 
 
 @dataclass(frozen=True)

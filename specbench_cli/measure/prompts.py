@@ -12,8 +12,9 @@ from specbench_cli.errors import PromptError, UsageError
 from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.judging import REPLAY
-from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt, RunDir
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.tasks.schema import Question
 
 
@@ -74,13 +75,6 @@ class Prompts:
         self._answers.prompts[question.prompt_id, turn] = prompt
         return prompt, fault
 
-    def request(self, question: Question, prompt: Prompt) -> Request:
-        """A prompt as it is decoded; there is room for it."""
-        budget = self._plan.budget(question)
-        self._bench.workspace.reserve(len(prompt.ids) + budget)
-        stop = self._bench.stop(budget)
-        return self._bench.request(prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category)
-
     def known(self, request: Request, number: int) -> Known:
         """Return what is known of the output of a request in repeat `number`."""
         replays = self._plan.config.verify == REPLAY
@@ -98,7 +92,7 @@ class Prompts:
         known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
             return known
-        (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == REFERENCE)
+        (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == BASELINE)
         session = Session(self._bench.workspace, request, self._sampling, pass_=number)
         try:
             for _ in vanilla.generate(session):

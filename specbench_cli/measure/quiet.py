@@ -87,19 +87,6 @@ class QuietMeter:
         return _share(start, _read(self._pids))
 
 
-class Meter(Protocol):
-    """Meter of the CPU share of other processes (`QuietMeter`)."""
-
-    def open(self) -> None:
-        """Start a window."""
-
-    def full(self) -> bool:
-        """Whether the window is long enough to say something."""
-
-    def close(self) -> float | None:
-        """End it, idling until it is full: the others' share; None where unknown."""
-
-
 class Measurable(Protocol):
     """A cell: it can be measured, again if need be, and is told how quiet that was."""
 
@@ -122,7 +109,7 @@ class Windows:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: QuietMeter,
         *,
         allow_noise: bool,
         between: Callable[[], object] | None = None,
@@ -181,21 +168,6 @@ class Windows:
 def noisy(share: float | None) -> bool:
     """Return True if other processes used too much CPU for the timing to be trusted."""
     return share is not None and share > CEILING
-
-
-def wait_until_quiet(limit_s: float, ceiling: float = CEILING) -> float | None:
-    """Idle until a window's share is at most `ceiling`, or `limit_s` seconds have passed.
-
-    Returns:
-        The last window's share; None at once where it cannot be measured.
-    """
-    meter = QuietMeter()
-    deadline = time.monotonic() + limit_s
-    while True:
-        meter.open()
-        share = meter.close()
-        if share is None or share <= ceiling or time.monotonic() >= deadline:
-            return share
 
 
 def tree_seconds(pid: int | None = None) -> float:

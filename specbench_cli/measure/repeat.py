@@ -38,9 +38,9 @@ from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
 from specbench_cli.measure.together import measurable
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.arm import Arm
-from specbench_cli.plan.plan import REFERENCE, Plan, wave
+from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Key
+from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
 
 
@@ -331,7 +331,10 @@ class Repeat:
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
         """Measure the missing outputs of one batch of prompts. Return vanilla's outputs."""
-        requests = [self._prompts.request(question, prompt) for question, prompt in asked]
+        requests = [
+            self._bench.request_for(prompt, self._plan.budget(question))
+            for question, prompt in asked
+        ]
         turns = [
             _Turn(question, prompt, request, self._prompts.known(request, number), [])
             for (question, prompt), request in zip(asked, requests, strict=True)
@@ -400,7 +403,7 @@ class Repeat:
 
     def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
         for cell in cells:
-            if cell.arm.label == REFERENCE and cell.measured and cell.measured.error is None:
+            if cell.arm.label == BASELINE and cell.measured and cell.measured.error is None:
                 return cell.measured.output
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 

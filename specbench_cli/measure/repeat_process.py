@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
-from specbench_cli.measure.worker_process import WorkerProcess, python_command
+from specbench_cli.interpreter import python_command
+from specbench_cli.measure.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir

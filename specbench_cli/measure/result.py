@@ -9,9 +9,8 @@ from typing import Any
 
 from specbench_cli.errors import ExitCode
 from specbench_cli.judge.broken import broken
-from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 
 VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
@@ -47,7 +46,7 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
 
 def nothing_compared(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
     """Return True if every method except vanilla was dropped or failed on all prompts."""
-    others = {record.label for record in records if record.method != REFERENCE}
+    others = {record.label for record in records if record.method != BASELINE}
     measured = {record.label for record in records if record.error is None}
     return bool(others) and not others & measured - {*(manifest.get("dropped") or {})}
 

@@ -52,16 +52,21 @@ def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
         check_same(run_dir, then, {f"the file of {name}": now[:12] for name, now in changed}, force)
 
 
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: str) -> list[str]:
+    """Return the names whose values differ, formatted with both values."""
+    return [
+        form.format(name, ours.get(name, "none"), theirs.get(name, "none"))
+        for name in dict.fromkeys([*ours, *theirs])
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
 def check_same(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
     """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
     manifest name what differs."""
-    differing = [
-        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} since)"
-        for name in dict.fromkeys([*then, *now])
-        if then.get(name) != now.get(name)
-    ]
+    differing = differences(then, now, "{} ({} then, {} since)")
     if differing and not force:
         raise UsageError(
             f"{run_dir.path} was begun with something else, and a run measures one thing; changed"

@@ -21,7 +21,8 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import Series, Windows, curves
+from specbench_cli.measure.probe import Series, curves
+from specbench_cli.measure.quiet import Windows
 from specbench_cli.measure.rounds import Grid
 from specbench_cli.measure.whole_steps import StepSample
 

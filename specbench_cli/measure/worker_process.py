@@ -7,7 +7,6 @@ together with this process.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -28,16 +27,6 @@ Ctrl-C too."""
 _POLL_S = 0.2
 """Seconds between checks that the process is alive, while waiting for its answer."""
 
-_PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
-from importlib import import_module
-module, _, function = sys.argv.pop(1).partition(":")
-getattr(import_module(module), function)()
-"""
-"""Program that calls a function with the module path of the parent. `python -m` would search the
-working folder first, where a user's file can shadow a module that the program needs."""
-
 
 class ProcessEnded(Exception):
     """The process ended before it answered.
@@ -51,22 +40,11 @@ class ProcessEnded(Exception):
         self.code = code
 
 
-def python_command(function: str, *arguments: str) -> list[str]:
-    """Return the command that calls a function in a fresh interpreter.
-
-    Args:
-        function: "module:function", which is called without arguments.
-        arguments: `sys.argv[1:]` of the process.
-    """
-    modules = json.dumps([*map(str, sys.path)])
-    return [sys.executable, "-P", "-c", _PROGRAM, modules, function, *arguments]
-
-
 class WorkerProcess:
     """A child process that was started by a command.
 
     Args:
-        command: see `python_command`.
+        command: see `interpreter.python_command`.
         descriptors: open files that the process inherits.
         takes_orders: True if the process is controlled by orders only. It then gets a connection,
             whose file descriptor is its last argument, and its own session. Ctrl-C does not reach
@@ -88,7 +66,12 @@ class WorkerProcess:
                 descriptors = (*descriptors, theirs.fileno())
                 command = (*command, str(theirs.fileno()))
                 stack.enter_context(deaf_to_interrupts())
-            self._process = start(command, descriptors, leads_session=takes_orders)
+            self._process = subprocess.Popen(
+                [*command],
+                pass_fds=descriptors,
+                start_new_session=takes_orders,
+                stdin=subprocess.DEVNULL if takes_orders else None,
+            )
 
     def send(self, order: str, *arguments: Any) -> None:
         """Send an order to the process; see `serve`.
@@ -167,18 +150,6 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         raise ProcessEnded(self._process.poll())
-
-
-def start(
-    command: Collection[str], descriptors: Collection[int], *, leads_session: bool
-) -> subprocess.Popen[bytes]:
-    """Start a process. If it leads a session, its stdin is empty."""
-    return subprocess.Popen(
-        [*command],
-        pass_fds=descriptors,
-        start_new_session=leads_session,
-        stdin=subprocess.DEVNULL if leads_session else None,
-    )
 
 
 def serve(worker: object, carry_out: Callable[[Callable[[], Any]], bytes]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the shipped models were measured to do (`specbench train quality` writes the file)."""
+"""Measured quality of the shipped models; `python -m recipes.embedded quality` writes the file."""
 
 import json
 from functools import cache

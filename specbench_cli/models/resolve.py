@@ -164,7 +164,7 @@ def _from_alias(name: str) -> Checkpoint:
     if missing := _missing(folder):
         raise EnvironmentFault(
             f"{name}: this installation has no {missing} of {label}",
-            "reinstall specbench-cli, or train it: specbench train pair",
+            "reinstall specbench-cli, or train it in a checkout: python -m recipes.embedded pair",
         )
     return Checkpoint(
         name,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.plan.arm import like_of
-from specbench_cli.plan.plan import REFERENCE
-from specbench_cli.store.schema import LOSSLESS
+from specbench_cli.store.schema import BASELINE, LOSSLESS
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
@@ -93,7 +92,7 @@ def _shared(method: Method, other: str) -> dict[str, Any]:
 
 def _stands_for(made: Method, name: str, other: MethodChoice, method: Method) -> bool:
     """Whether a row that is there is the control, or one that lets pass at a rate of the user's."""
-    if other.name != name or other.label == REFERENCE:
+    if other.name != name or other.label == BASELINE:
         return False
     if like_of(made) is not None:
         return is_control(method) and like_of(method) in (None, like_of(made))

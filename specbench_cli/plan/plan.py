@@ -22,7 +22,7 @@ from specbench_cli.plan.checks import (
 )
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.order import balanced
-from specbench_cli.store.schema import PASSES_APART, Key
+from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 128
 AUTO = "auto"  # the target's customary draft, said aloud
-REFERENCE = "vanilla"  # the label that every other row is compared with
 WAVES = 4  # questions that are dealt to a batch at once, as a multiple of its size
 
 
@@ -128,7 +127,7 @@ class Plan:
         Args:
             given_up: Labels of the methods that are no longer measured.
         """
-        others = {arm.label for arm in self.arms if arm.name != REFERENCE}
+        others = {arm.label for arm in self.arms if arm.name != BASELINE}
         return bool(others) and others <= {*given_up}
 
     def budget(self, question: Question) -> int:
@@ -204,7 +203,7 @@ class Plan:
                 if self.config.stop_after is not None and (own, pass_) not in begun:
                     continue
                 for turn in range(1, len(question.turns) + 1):
-                    before = (own, turn - 1, REFERENCE, pass_)
+                    before = (own, turn - 1, BASELINE, pass_)
                     if turn > 1 and answered.get(before) is None:
                         break
                     yield from ((own, turn, label, pass_) for label in labels)
@@ -255,10 +254,10 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
         if arm.entry is None:
             arm.check_hooks()
         fault = unfit(arm, target, draft, fetch=fetch)
-        if fault is not None and row.label != REFERENCE:
+        if fault is not None and row.label != BASELINE:
             found[row.label] = reason(fault)
     kept = [row for row in config.methods if row.label not in found]
-    if all(row.label == REFERENCE for row in kept):
+    if all(row.label == BASELINE for row in kept):
         return config, {}
     return config.model_copy(update={"methods": kept}), found
 

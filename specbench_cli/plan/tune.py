@@ -12,9 +12,9 @@ from typing import Any
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
-from specbench_cli.plan.plan import REFERENCE, Plan
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store.recorded import without_prompt_errors
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 
 DEVELOPMENT = 1 / 3
@@ -127,7 +127,7 @@ def choose(
     """
     cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
-    for record in without_prompt_errors(records, (r for r in records if r.label == REFERENCE)):
+    for record in without_prompt_errors(records, (r for r in records if r.label == BASELINE)):
         if record.error or (record.verdict is not None and record.verdict.kind == "mismatch"):
             wrong.add(record.label)
             continue

@@ -21,18 +21,17 @@ class TableCosts:
 
     def __call__(self, work: ForwardWork) -> float:
         """Return nanoseconds."""
+        curve = self.costs.curves[work.model]
         if all(each.prompt for each in work.rows):
-            prefills = (self.costs.prefill_ns(work.model, each.new) for each in work.rows)
-            return work.share * sum(prefills)
+            return work.share * sum(curve.prefill_ns(each.new) for each in work.rows)
         new, context = _totals(work.rows)
-        took = self.costs.forward_ns(work.model, new, context, tree=work.tree, lone=work.warm)
-        return work.share * took
+        return work.share * curve.ns(new, context, tree=work.tree, lone=work.warm)
 
     def covers(self, work: ForwardWork) -> bool:
         """Return True if the time is interpolated between the table's points, and not extrapolated
         beyond them."""
         new, context = _totals(work.rows)
-        return self.costs.covers(work.model, new, context, tree=work.tree)
+        return self.costs.curves[work.model].covers(new, context, tree=work.tree)
 
 
 class BatchCosts:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_cli.measure.hardware.roofline import Roofline
+from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.costs import TableCosts
 from specbench_cli.predict.replay import Recording, replay
 from specbench_cli.store.schema import BASELINE, Record

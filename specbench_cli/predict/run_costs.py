@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.measure.costs import Costs, Setup
-from specbench_cli.measure.kept import find
+from specbench_cli.measure.costs import Costs, Setup, find_kept
 from specbench_cli.store.run_dir import COSTS, RunDir
 
 
@@ -23,7 +22,7 @@ def own(run: RunDir) -> list[Costs]:
     if found := sorted(run.path.glob(COSTS.format("*"))):
         return [fitting(Costs.load(file), run) for file in found]
     machine, setup = run.manifest.get("machine", {}), _setup(run)
-    kept = find(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
+    kept = find_kept(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
     if kept is not None:
         return [kept]
     from specbench_cli.measure.machine import fingerprint  # torch takes a second to import

@@ -15,13 +15,12 @@ from specbench_cli.store.jsonl import uncollected
 from specbench_cli.store.matrix import members
 from specbench_cli.store.recorded import no_output
 from specbench_cli.store.run_dir import RunDir, latest, runs
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
 from specbench_cli.summary.compatibility import Difference, differences, short_names
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import beside
 from specbench_cli.summary.source import Source, light
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary, summarise
 from specbench_cli.summary.together import join
 

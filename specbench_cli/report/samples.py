@@ -22,11 +22,10 @@ from specbench_cli.errors import EnvironmentFault
 from specbench_cli.report.reading import read
 from specbench_cli.report.tokens import decoder_of
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.comparison import Decode
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 
 SAME = "same_output"
 """The score of an output that is vanilla's, token by token, or parts from it at a near-tie."""

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from specbench_cli.stats.bootstrap import PairedTimes, Resampled, resample
+from specbench_cli.stats.bootstrap import PairedTimes, resample
 from specbench_cli.stats.simultaneous import critical, standard_error
 
 SPREAD = 0.25
@@ -37,7 +37,7 @@ def detectable(
     Args:
         questions: clusters, spread evenly over `families`.
         methods: rows compared at once, vanilla included; at least two.
-        spread: see `SPREAD` and `spread_of`.
+        spread: see `SPREAD`.
 
     Returns:
         None where no difference, however large, would be found.
@@ -59,12 +59,3 @@ def detectable(
         needed += [error - difference, error + difference]
     log_ratio = float(np.quantile(np.concatenate(needed), power))
     return math.exp(log_ratio * math.sqrt(simulated / questions))
-
-
-def spread_of(drawn: Resampled) -> float | None:
-    """The spread that a run's times show: the median over its pairs of methods."""
-    k = len(drawn.theta)
-    if k < 2 or drawn.clusters < 2:
-        return None
-    errors = standard_error(drawn.cov, *np.triu_indices(k, 1))
-    return float(np.median(errors)) * math.sqrt(drawn.clusters)

@@ -8,7 +8,6 @@ import platform
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from specbench_cli import files
 from specbench_cli.errors import ConcurrentWriteError, UsageError
@@ -104,7 +103,7 @@ class SharedLock:
             self._fd = files.open_own(self._path, os.O_RDONLY)
         except (OSError, UsageError) as error:
             raise _lost_lock_error(folder) from error
-        holder = _owner(os.pread(self._fd, _MOST, 0)).get("pid")
+        holder = files.json_object(os.pread(self._fd, _MOST, 0)).get("pid")
         if holder not in (None, os.getppid(), os.getpid()):
             os.close(self._fd)
             raise _lost_lock_error(folder)
@@ -129,16 +128,7 @@ def _is_own(content: bytes) -> bool:
     A full disk, or a kill, may leave the beginning of the content, or nothing.
     """
     half = content.startswith(b'{"pid": ') and not content.rstrip().endswith(b"}")
-    return not content or half or _owner(content).keys() == {"pid", "host"}
-
-
-def _owner(content: bytes) -> dict[str, Any]:
-    """Return the process id and host in the content of a lock file, or {} if it is invalid."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return not content or half or files.json_object(content).keys() == {"pid", "host"}
 
 
 def _refers_to(path: Path, fd: int) -> bool:
@@ -159,7 +149,7 @@ def _held(folder: Path, path: Path) -> UsageError:
             f"{path} was not written by specbench, which needs a file of that name",
             hint="move it away, or choose another --out",
         )
-    holder = _owner(content)
+    holder = files.json_object(content)
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"
     return UsageError(
         f"{folder} is being written to by {who}, and a run has one writer",

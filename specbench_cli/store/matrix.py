@@ -111,20 +111,12 @@ def done(path: Path) -> None:
 
 def _is_order(content: bytes) -> bool:
     """Return True if `create` wrote the content as the order file."""
-    return _keys(content) == {"runs", "sources"}
+    return files.json_object(content).keys() == {"runs", "sources"}
 
 
 def _is_matrix(content: bytes) -> bool:
     """Return True if `create` wrote the content as the matrix file."""
-    return _keys(content) == {"runs"}
-
-
-def _keys(content: bytes) -> set[str]:
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return set()
-    return set(found) if isinstance(found, dict) else set()
+    return files.json_object(content).keys() == {"runs"}
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

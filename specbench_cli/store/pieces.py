@@ -6,8 +6,6 @@ read again by the process that asked, which then raises what is wrong with it.
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import shlex
 import subprocess
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar, cast
 
 from specbench_cli.errors import UsageError
+from specbench_cli.interpreter import python_command, usable_cpus
 from specbench_cli.store import jsonl
 from specbench_cli.store.digests import short_digest
 from specbench_cli.store.invariants import Known, Said, said, validate
@@ -33,13 +32,6 @@ gigabyte."""
 _PIECE = 1 << 22
 _MOST = 8
 """Processes: one alone takes what they make."""
-_PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
-    " import json, sys; sys.path[:] = json.loads(sys.argv.pop());"
-    " from specbench_cli.store.pieces import child; child()"
-)
-"""Ctrl-C is answered by the process that asked, which ends this one."""
-
 Span = tuple[int, int]
 """Bytes of a file: the first one, and the one behind the last."""
 
@@ -128,7 +120,7 @@ def read(reader: Reader, make: Callable[[Record], T]) -> Iterator[Read[T]]:
         UsageError: as `Reader.record`.
     """
     jsonl.check_file(reader.file)
-    spans, processes = _spans(reader.file), min(_MOST, _cores())
+    spans, processes = _spans(reader.file), min(_MOST, usable_cpus())
     if processes < 2 or not spans or spans[-1][1] < LARGE:
         yield from reader.read(make)
         return
@@ -155,7 +147,8 @@ class _Helper:
     """A process that reads some pieces, one behind the other."""
 
     def __init__(self, reader: Reader, make: Callable[[Record], Any], spans: list[Span]) -> None:
-        command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps([*map(str, sys.path)])]
+        # The process that asked answers Ctrl-C, and ends this one.
+        command = python_command(f"{__name__}:child", ignores_interrupts=True)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
         self._told = cast(IO[bytes], self._process.stdout)
@@ -203,9 +196,3 @@ def _spans(file: Path) -> list[Span]:
             lines.readline()
             ends.append(min(lines.tell(), size))
     return list(pairwise(ends))
-
-
-def _cores() -> int:
-    """How many this process may use."""
-    known = getattr(os, "sched_getaffinity", None)  # not on every system
-    return len(known(0)) if known else os.cpu_count() or 1

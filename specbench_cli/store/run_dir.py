@@ -725,20 +725,12 @@ def _is_temporary(file: Path) -> bool:
 
 def _is_manifest(content: bytes) -> bool:
     """Return True if this is the manifest of a run."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "status" in found
+    return "status" in files.json_object(content)
 
 
 def _is_order(content: bytes) -> bool:
     """Return True if the content is the configuration of a run, as stored in `ORDER`."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"methods", "tasks", "target"} <= found.keys()
+    return {"methods", "tasks", "target"} <= files.json_object(content).keys()
 
 
 @cache

@@ -11,8 +11,7 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import broken
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Record, Verdict
-from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.store.schema import BASELINE, Record, Verdict
 
 Decode = Callable[[Sequence[int]], str]
 """From ids to text."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.errors import on_one_line
-from specbench_cli.judge.broken import BASELINE
+from specbench_cli.store.schema import BASELINE
 
 FUSED, HOSTED = "FusedDecoder", "transformers' module"
 """What manifests call our own decoder, and what reports call any other."""

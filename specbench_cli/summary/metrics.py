@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.judge.broken import BASELINE
 from specbench_cli.stats.proof import upper_bound
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.formats import (
     NONE,
     between,

@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from specbench_cli.judge.broken import BASELINE, NearTies, surprise
-from specbench_cli.store.schema import LOSSLESS, Record, Steps
+from specbench_cli.judge.broken import NearTies, surprise
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Steps
 from specbench_cli.summary.evidence import Evidence
 from specbench_cli.summary.speedups import Speedup
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.judge.broken import BASELINE as BASELINE
 from specbench_cli.stats.bootstrap import (
     RareQuestions,
     Resampled,
@@ -16,7 +15,7 @@ from specbench_cli.stats.bootstrap import (
 )
 from specbench_cli.stats.simultaneous import different, letters
 from specbench_cli.store.recorded import without_prompt_errors
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, Pairs, loss, pair
 
 MAX_LOST = 0.1

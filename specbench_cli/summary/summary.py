@@ -29,14 +29,14 @@ from specbench_cli.config.run import MOST_METHODS
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import broken, near_ties
 from specbench_cli.stats.bootstrap import RESAMPLES
-from specbench_cli.store.schema import LOSSLESS, Record
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.summary.evidence import Evidence, compare, score_over
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Row, as_many
 from specbench_cli.summary.outputs import MethodOutputs
 from specbench_cli.summary.pairing import decode, process, total
 from specbench_cli.summary.source import light as without_bulk
-from specbench_cli.summary.speedups import BASELINE, Speedup, speedups
+from specbench_cli.summary.speedups import Speedup, speedups
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"

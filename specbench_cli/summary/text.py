@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.formats import percent, ratio
 from specbench_cli.summary.metrics import AS_MANY, REPLAY, WORK, Row, as_many, group, has_partial
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
 LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import PASSES_APART, Record
+from specbench_cli.store.schema import BASELINE, PASSES_APART, Record
 from specbench_cli.summary.pairing import process
 from specbench_cli.summary.source import Source
-from specbench_cli.summary.speedups import BASELINE
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -18,12 +18,13 @@ from specbench_cli import files
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import TemplateEncoder, reply_chats
-from specbench_cli.training.family import Schedule, StagePlan, read
+from specbench_cli.training.heads.build import write_head
 from specbench_cli.training.heads.mat import answer_of
-from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer, claim
+from specbench_cli.training.heads.trainer import GREEDY_SEED, KEPT_BACK, HeadTrainer
+from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim
+from specbench_cli.training.losses import read
 from specbench_cli.training.packing import Batch, Encoded
 from specbench_cli.training.replies import asked, own_asks
-from specbench_cli.training.trainer import WORK, deterministic
 
 HELD_OUT = 10
 """One reply in so many measures, and is not trained on."""
@@ -161,15 +162,14 @@ class AcceptanceTrainer(HeadTrainer):
                     file.write(json.dumps(row) + "\n")
             self.report(recipe.name, point)
 
-        with deterministic(self.device):
-            result = loop.train(
-                head,
-                [loop.Stage(s.steps, s.sequences, s.length, loss, source) for s in recipe.stages],
-                loop.Optimization(recipe.peak_lr, 0.0, recipe.warmup_steps),
-                folder,
-                checkpoint_every=MEASURE_EVERY,
-                progress=progress,
-            )
+        result = loop.train(
+            head,
+            [each.stage(loss, source) for each in recipe.stages],
+            loop.Optimization(recipe.peak_lr, 0.0, recipe.warmup_steps),
+            folder,
+            checkpoint_every=MEASURE_EVERY,
+            progress=progress,
+        )
         export(head, self.out / recipe.name, facts)
         lines = log.read_text(encoding="utf-8").splitlines()
         return AcceptanceResult(
@@ -246,10 +246,7 @@ def export(head: Head, folder: Path, facts: dict[str, Any]) -> None:
     `facts` go under "specbench"."""
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
     config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    with files.staging_folder(folder, overwrite=None) as staging:
-        save_file(named, staging / "model.safetensors", metadata={"format": "pt"})
-        (staging / "config.json").write_text(text, encoding="utf-8")
+    write_head(folder, named, config)
 
 
 def _write(replies: Sequence[Labelled], file: Path) -> None:

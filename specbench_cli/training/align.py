@@ -21,7 +21,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +36,16 @@ from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import Corpus, Encoder
-from specbench_cli.training.family import Schedule, StagePlan, read
-from specbench_cli.training.heads.family import as_stored, most_frequent
+from specbench_cli.training.heads.build import as_stored, most_frequent
 from specbench_cli.training.heads.mat import AT_ONCE, CHAIN, Estimate, Log, answer_of, walk
-from specbench_cli.training.heads.trainer import HeadTrainer, claim
+from specbench_cli.training.heads.trainer import HeadTrainer
+from specbench_cli.training.loop import WORK, Schedule, StagePlan, claim
 from specbench_cli.training.losses import (
     DISTANCES,
     compiled,
     first_layers,
     overlap,
+    read,
     says_of,
     target_loss,
     text_loss,
@@ -53,7 +53,6 @@ from specbench_cli.training.losses import (
 )
 from specbench_cli.training.packing import Batch, Encoded
 from specbench_cli.training.replies import LONGEST, Ask, Replies, sample_replies
-from specbench_cli.training.trainer import WORK, deterministic
 
 RECORD = "alignment.json"
 """What a draft's folder says of how it was trained, and of what it is worth."""
@@ -197,42 +196,17 @@ class Aligner(HeadTrainer):
         log = Log(folder, Aligned)
         if loop.latest_checkpoint(folder) is None:
             log.add(self._measured(model, 0))
-        with deterministic(self.device):
-            result = loop.train(
-                model,
-                self._stages(plan, model, compiled(loss) if fast else loss, folder),
-                loop.Optimization(
-                    plan.peak_lr, end_lr=0.05 * plan.peak_lr, warmup_steps=plan.warmup_steps
-                ),
-                folder,
-                checkpoint_every=ROUND,
-                progress=partial(self.report, plan.name),
-            )
+        result = loop.train(
+            model,
+            self._stages(plan, model, compiled(loss) if fast else loss, folder),
+            plan.optimization,
+            folder,
+            checkpoint_every=ROUND,
+            progress=partial(self.report, plan.name),
+        )
         tokens = self.pretrain * SEQUENCES * LENGTH + result.curve[-1].tokens
         self._export(model, plan.name, facts, log, result.curve[-1].step, tokens)
         return AlignResult(result.curve, result.seconds, log.read())
-
-    def grow(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
-        """Train a draft of so many layers, else of the shape of `draft`, from random weights on
-        text alone, and export it. One that is there already is not trained again.
-
-        Returns:
-            what its `alignment.json` says.
-        Raises:
-            UsageError: as `align`; or the target is of another family, and there is no corpus.
-        """
-        claim(self.out / WORK, {"target_sha256": self._sha})
-        record = self.out / name / RECORD
-        if not record.is_file():
-            config = self._begun().config
-            config.num_hidden_layers = layers
-            folder = self.out / WORK / name
-            model, result = self._from_text(config, updates, seed, folder)
-            facts = {"loss": "ce", "samples": "text", "start": "random weights", "seed": str(seed)}
-            last = result.curve[-1]
-            self._export(model, name, facts, Log(folder, Aligned), last.step, last.tokens)
-        found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        return found
 
     def _export(
         self,
@@ -383,14 +357,13 @@ class Aligner(HeadTrainer):
         nn.Module.to(fresh, self.device)
         loss, corpus = text_loss(fresh), Corpus(self._encode, self.gsm8k, seed)
         loss = compiled(loss) if self.fast else loss
-        with deterministic(self.device):
-            result = loop.train(
-                fresh,
-                [loop.Stage(updates, SEQUENCES, LENGTH, loss, corpus)],
-                loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, updates // 10)),
-                folder,
-                progress=partial(self.report, folder.name),
-            )
+        result = loop.train(
+            fresh,
+            [loop.Stage(updates, SEQUENCES, LENGTH, loss, corpus)],
+            loop.Optimization(5e-3, end_lr=5e-4, warmup_steps=max(1, updates // 10)),
+            folder,
+            progress=partial(self.report, folder.name),
+        )
         fresh.train()
         return fresh, result
 
@@ -414,7 +387,7 @@ class Aligner(HeadTrainer):
         padding = self._encode.padding
         if plan.samples == "target":
             source = Replies(padding, lambda: self._trained_on)
-            return [loop.Stage(s.steps, s.sequences, s.length, loss, source) for s in plan.stages]
+            return [each.stage(loss, source) for each in plan.stages]
         rounds = [
             (stage, min(ROUND, stage.steps - first))
             for stage in plan.stages

@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,15 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.tasks.template import apply_template
 from specbench_cli.training import generated
 from specbench_cli.training.packing import Encoded, Packed
-from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, PAD, USER
 
+END, USER, ASSISTANT, BEGIN, PAD = SPECIAL_TOKENS = (
+    "<|end|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|begin|>",
+    "<|pad|>",
+)
+"""Tokens that frame a conversation of the embedded family; `recipes.embedded` trains the rest."""
 GSM8K_FILE = "gsm8k_train.jsonl"
 GSM8K_SHA256 = "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
 GSM8K_SHARE = 0.1
@@ -76,14 +83,6 @@ def chat_of(row: generated.Row) -> Chat:
     return list(zip(row["turns"], row["reference"], strict=True))
 
 
-def tokenizer_texts(gsm8k: Sequence[Chat], seed: int, n_generated: int = 24_000) -> Iterator[str]:
-    """Plain texts that the merges are learnt from, about the corpus's own mixture."""
-    for chat in [*islice(generated_chats(seed), n_generated), *gsm8k]:
-        for question, answer in chat:
-            yield question
-            yield answer
-
-
 def reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
     """`n` chats whose questions a target is to answer, mixed by number about as the corpus is."""
     generated = generated_chats(seed)
@@ -103,7 +102,7 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         vocabulary: dict[str, int] = tokenizer.get_vocab()
-        if missing := {BEGIN, USER, ASSISTANT, END, PAD} - vocabulary.keys():
+        if missing := set(SPECIAL_TOKENS) - vocabulary.keys():
             raise UsageError(
                 "this model's tokenizer is not the embedded family's: it has no token"
                 f" {', '.join(sorted(missing))}",

@@ -16,11 +16,9 @@ from specbench_cli.engine.models.checkpoint import Weights, read_config, read_to
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.files import staging_folder
-from specbench_cli.training.corpus import Chat, Encoder, reply_chats
-from specbench_cli.training.heads.trainer import claim
+from specbench_cli.training.corpus import SPECIAL_TOKENS, Chat, Encoder, reply_chats
+from specbench_cli.training.loop import WORK, claim
 from specbench_cli.training.replies import asked, sample_replies
-from specbench_cli.training.tokenizer import ASSISTANT, BEGIN, END, USER
-from specbench_cli.training.trainer import WORK
 
 AT_ONCE = 512
 """Texts that are tokenized together."""
@@ -67,7 +65,7 @@ class DatastoreMaker:
         if self._there(facts, fresh):
             return self.folder
         tokenizer = read_tokenizer(self.target)
-        if not {BEGIN, USER, ASSISTANT, END} <= tokenizer.get_vocab().keys():
+        if not tokenizer.get_vocab().keys() >= set(SPECIAL_TOKENS):
             raise UsageError(
                 f"{self.target.name} is not of the embedded family, whose chats are asked",
                 "give texts to retrieve from: --text FILE.txt or FILE.jsonl",

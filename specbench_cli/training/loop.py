@@ -11,10 +11,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +23,9 @@ from torch import Tensor, nn
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.training.packing import Batch
+
+WORK = "training"
+"""Folder inside the output folder with tokenizers, checkpoints, replies and loss curves."""
 
 CURVE = "loss.jsonl"
 MADE_FOR = "made_for.json"
@@ -88,6 +91,79 @@ class Optimization:
 
 
 @dataclass(frozen=True)
+class StagePlan:
+    """A stretch of training: `steps` updates of `sequences` x `length` tokens.
+
+    towards: the `text` (cross-entropy), the finished `target` (KL), or `exits` (early ones too).
+    reads: the `corpus`; most of what is `hard` for the target, in all wordings or in the `open`
+        ones alone; or the target's own `replies`.
+    """
+
+    steps: int
+    sequences: int
+    length: int
+    towards: Literal["text", "target", "exits"] = "text"
+    reads: Literal["corpus", "open", "hard", "replies"] = "corpus"
+
+    def stage(self, loss: Callable[[Batch], Tensor], source: Source) -> Stage:
+        """Return the stage with its loss and its source of batches."""
+        return Stage(self.steps, self.sequences, self.length, loss, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long, on what and how fast a model called `name` learns.
+
+    horizon: where the learning rate would reach its end, for a training that stops before.
+    """
+
+    name: str
+    stages: tuple[StagePlan, ...]
+    peak_lr: float
+    warmup_steps: int = 100
+    horizon: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many it reads."""
+        return sum(s.steps * s.sequences * s.length for s in self.stages)
+
+    @property
+    def optimization(self) -> Optimization:
+        """The optimizer and its learning rates, which end at a twentieth of the peak."""
+        end_lr = 0.05 * self.peak_lr
+        return Optimization(self.peak_lr, end_lr, self.warmup_steps, horizon=self.horizon)
+
+    def scaled(self, factor: float) -> Self:
+        """The same with its steps and warm-up multiplied, at least one of each."""
+        return replace(
+            self,
+            stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
+            warmup_steps=max(1, round(self.warmup_steps * factor)),
+            horizon=None if self.horizon is None else max(1, round(self.horizon * factor)),
+        )
+
+    def wider(self, sequences: int) -> Self:
+        """The same tokens and warm-up, so many sequences an update: the updates are fewer."""
+        first = self.stages[0].sequences / sequences
+        stages = tuple(
+            replace(s, steps=max(1, round(s.steps * s.sequences / sequences)), sequences=sequences)
+            for s in self.stages
+        )
+        return replace(
+            self,
+            stages=stages,
+            warmup_steps=max(1, round(self.warmup_steps * first)),
+            horizon=None if self.horizon is None else max(1, round(self.horizon * first)),
+        )
+
+    def smoke(self) -> Self:
+        """Two small steps of every stage."""
+        stages = tuple(replace(s, steps=2, sequences=2, length=256) for s in self.stages)
+        return replace(self, stages=stages, warmup_steps=1, horizon=None)
+
+
+@dataclass(frozen=True)
 class Point:
     """One update: its number (from 1) of `steps`, the loss in nats a token, tokens read so far."""
 
@@ -96,6 +172,10 @@ class Point:
     loss: float
     lr: float
     tokens: int
+
+
+Report = Callable[[str, Point], None]
+"""Function called after every update, with the name of the model that learns."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +225,8 @@ def train(
     started = time.monotonic() - seconds
     saved = time.monotonic()
     own = files.open_own(folder / CURVE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    with os.fdopen(own, "a", encoding="utf-8", buffering=1) as log:
+    device = next(model.parameters()).device
+    with os.fdopen(own, "a", encoding="utf-8", buffering=1) as log, _deterministic(device):
         for step, stage in _remaining(stages, at.step):
             lr = optimization.lr(step, steps)
             for group in optimizer.param_groups:
@@ -169,6 +250,34 @@ def train(
             progress(point)
             started += time.monotonic() - told
     return Result(curve, seconds)
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """On a CPU, make two runs equal: compiled embedding gradients else add up in any order."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def claim(folder: Path, facts: dict[str, str]) -> None:
+    """Note what a folder's work is for, or refuse to go on with work for something else."""
+    files.refuse_link(folder)
+    file = folder / MADE_FOR
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        files.replace(file, json.dumps(facts) + "\n")
+    try:
+        found = json.loads(files.read_own(file) or b"")
+    except ValueError:
+        found = "something else"
+    if found != facts:
+        raise UsageError(
+            f"{folder} holds another run: {found}, wanted {facts}", "use another --out, or --fresh"
+        )
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

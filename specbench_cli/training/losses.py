@@ -1,4 +1,4 @@
-"""What the embedded models are trained towards. Forwards run in bf16, losses in fp32.
+"""Losses of models that learn from a text or from a target. Forwards run in bf16, losses in fp32.
 
 On a CPU with AMX bf16 is 2.4 times as fast, at the same loss; without such instructions forwards
 run in fp32 too.
@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from copy import copy
+from pathlib import Path
 from typing import NamedTuple, ParamSpec
 
 import torch
@@ -15,15 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import CutOutput
+from specbench_cli.engine.models.load import CutOutput, module_in
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import ROWS_AT_ONCE
 
 P = ParamSpec("P")
 Loss = Callable[[Batch], Tensor]
 
-MAX_DROPOUT = 0.1
-"""Probability of skipping the last layer while training for early exits (LayerSkip's p_max)."""
+
+def read(folder: Path, device: torch.device) -> LlamaForCausalLM:
+    """A stored model upcast to fp32, frozen; one of Llama's kind has the class of its family."""
+    found: LlamaForCausalLM = module_in(folder, device, torch.float32)
+    return found
 
 
 class Chats(NamedTuple):
@@ -55,14 +59,14 @@ def text_loss(model: LlamaForCausalLM) -> Loss:
     def loss(batch: Batch) -> Tensor:
         logits = _spoken(model, _rows(model, batch))
         if says is None:
-            return _cross_entropy(logits, batch)
+            return cross_entropy(logits, batch)
         places = torch.full((model.config.vocab_size,), -1, device=says.device)
         places[says] = torch.arange(len(says), device=says.device)
         among = places[batch.targets]
         known = batch._replace(targets=among.clamp(min=0), weights=batch.weights * (among >= 0))
-        return _cross_entropy(logits, known)
+        return cross_entropy(logits, known)
 
-    return _on_device(loss, model.device)
+    return on_device(loss, model.device)
 
 
 def target_loss(
@@ -89,7 +93,7 @@ def target_loss(
         q = F.log_softmax(_spoken(model, _rows(model, batch)) / temperature, -1)
         return distance(q, p, batch.weights)
 
-    return _on_device(loss, model.device)
+    return on_device(loss, model.device)
 
 
 Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -179,50 +183,6 @@ DISTANCES: dict[str, Distance] = {
     "lk": lk,
 }
 """What a draft can be aligned by, beside the cross-entropy of a text; the name, and how far."""
-
-
-def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
-    """Cross-entropy after the last layer plus that after one earlier layer, layers being skipped.
-
-    Each sequence skips layer l of L with a probability that rises exponentially from 0 to
-    `MAX_DROPOUT`; the earlier exit is drawn anew for each batch and uses the last norm and the
-    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710;
-    theirs weights all exits by depth, one drawn exit does so in the mean at a fraction of the
-    cost). The draws are a function of the batch, so a resumed run repeats them.
-
-    Args:
-        fast: compile it; the draws stay outside.
-    """
-    n_layers = model.config.num_hidden_layers
-    rise = torch.arange(n_layers) * math.log(2) / (n_layers - 1)
-    keep_probability = 1 - MAX_DROPOUT * (rise.exp() - 1)
-    depth_weight = torch.arange(1.0, n_layers)  # of the exit after each layer but the last
-
-    def loss(batch: Batch, keep: Tensor, early: Tensor) -> Tensor:
-        ids = batch.inputs
-        with autocast(ids.device):
-            hidden = model.model.embed_tokens(ids)
-            chats = chats_of(ids, batch.starts)
-            rotary = model.model.rotary_emb(hidden, position_ids=chats.positions)
-            exits = []
-            for layer, kept in zip(model.model.layers, keep.to(hidden.dtype), strict=True):
-                after = layer(hidden, attention_mask=chats.mask, position_embeddings=rotary)
-                hidden = hidden + kept[:, None, None] * (after - hidden)
-                exits.append(hidden)
-            ends = torch.stack([hidden, torch.stack(exits[:-1]).index_select(0, early)[0]])
-            last, earlier = model.lm_head(model.model.norm(ends)).float()
-        return _cross_entropy(last, batch) + _cross_entropy(earlier, batch)
-
-    step = compiled(loss) if fast else loss
-
-    def drawn(batch: Batch) -> Tensor:
-        rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
-        each = keep_probability[:, None].expand(n_layers, len(batch.inputs))
-        keep = torch.bernoulli(each, generator=rng).to(batch.inputs.device)
-        early = torch.multinomial(depth_weight, 1, generator=rng).to(batch.inputs.device)
-        return step(batch, keep, early)
-
-    return _on_device(drawn, model.device)
 
 
 def first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
@@ -317,7 +277,8 @@ def _spoken(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
         return F.linear(rows, model.lm_head.weight).float()
 
 
-def _cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the weighted mean cross-entropy of logits [sequences, length, V] over a batch."""
     each = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
     return _mean(each, batch.weights.flatten())
 
@@ -326,5 +287,6 @@ def _mean(each: Tensor, weights: Tensor) -> Tensor:
     return (each * weights).sum() / weights.sum()
 
 
-def _on_device(loss: Loss, device: torch.device) -> Loss:
+def on_device(loss: Loss, device: torch.device) -> Loss:
+    """Return the loss of a batch that is first moved to a device."""
     return lambda batch: loss(batch.to(device))

@@ -1,12 +1,9 @@
-"""How many siblings should stand; and the minimal tree method, a plug-in, under the checks."""
-
-import importlib.util
-import sys
-from pathlib import Path
+"""How many siblings should stand; and complete trees of every law under the checks."""
 
 import pytest
 import torch
 
+from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.checks import law as checks_law
 from specbench_cli.audit.checks.overlap import chances
 from specbench_cli.audit.choice import outcomes
@@ -16,27 +13,14 @@ from specbench_cli.engine.verify.choosing import siblings
 from specbench_cli.engine.verify.siblings import multi_round
 from specbench_cli.engine.verify.tree import tree_of
 
-FILE = Path(__file__).parents[1] / "methods" / "tree_method.py"
-
-
-def tree_module():
-    spec = importlib.util.spec_from_file_location("tree_method_under_audit", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks for the names in annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-TREES = tree_module()
-
 
 @pytest.mark.parametrize(("law", "depth"), [("wor", 1), ("iid", 1), ("point", 2), ("wor", 2)])
 @pytest.mark.usefixtures("short_audit")
-def test_the_tree_method_itself_passes(law, depth, monkeypatch):
+def test_a_complete_tree_passes(law, depth, monkeypatch):
     monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 300})
     monkeypatch.setattr(checks_law, "MOST", 300)
-    params = TREES.PlainTreeParams(law=law, depth=depth)
-    found = run_checks(Subject("plain-tree", TREES.PlainTree, (params,)), TABLE_CHECKS)
+    params = SpsTreeParams(law=law, widths=(2,) * depth)
+    found = run_checks(Subject("sps-tree", SpsTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []
     assert "acceptance" in {finding.check for finding in found}
 

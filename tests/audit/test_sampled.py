@@ -1,9 +1,5 @@
 """The check of the real generator: how often it alarms where nothing is wrong."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chisquare
 
 from methods.sps import Sps, SpsParams
+from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.checks.sampled import pearson, sample
 from specbench_cli.audit.subject import Subject
 
@@ -19,18 +16,10 @@ LEVEL = 0.05
 TOKENS = 100
 
 
-def tree_method():
-    file = Path(__file__).parents[1] / "methods" / "tree_method.py"
-    spec = importlib.util.spec_from_file_location("tree_method_sampled", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks for the names in annotations
-    spec.loader.exec_module(module)
-    return module.PlainTree, module.PlainTreeParams(width=2, depth=1)
-
-
 @pytest.mark.parametrize(
     ("method", "params"),
-    [pytest.param(Sps, SpsParams(length=2), id="chain"), pytest.param(*tree_method(), id="tree")],
+    [(Sps, SpsParams(length=2)), (SpsTree, SpsTreeParams(widths=(2,)))],
+    ids=["chain", "tree"],
 )
 def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(method, params):
     subject = Subject("studied", method, (params,))

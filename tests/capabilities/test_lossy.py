@@ -5,27 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.audit.audit import audit
+from specbench_cli.audit.runner import audit
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import metrics, text
+from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 PLUGIN = str(Path(__file__).parent / "plugins" / "lossy.py")
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def flags(self):
-        return []
-
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 @pytest.fixture(scope="module")

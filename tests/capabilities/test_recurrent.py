@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.audit.audit import audit
+from specbench_cli.audit.runner import audit
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule

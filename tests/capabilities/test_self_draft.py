@@ -35,17 +35,11 @@ from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.summary import summarise
+from tests.views import Silent
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = Path(__file__).parent / "plugins" / "self_draft.py"
 RULES = {"greedy": Sampling(), "coupled": Sampling("coupled", 0.8, seed=3)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -381,13 +375,3 @@ def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
     assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))
     assert session.draft_cost(session.draft()) == nominal_costs("draft", 1)
     assert session.verify_cost(1) == nominal_costs("target", 1) != nominal_costs("draft", 1)
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def flags(self):
-        return []
-
-    def __getattr__(self, name):
-        return lambda *_: None

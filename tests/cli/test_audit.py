@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app, registry
-from specbench_cli.audit import audit
+from specbench_cli.audit import runner
 from specbench_cli.judge.broken import failed_certificate
 
 PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
@@ -19,7 +19,7 @@ def audited(capsys, tmp_path, monkeypatch, short_audit):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
     monkeypatch.setattr(registry, "_plugged_in", {})
-    monkeypatch.setattr(audit, "_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
 
     def call(*args):
         code = app._run(["audit", *map(str, args)])

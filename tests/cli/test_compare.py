@@ -11,7 +11,8 @@ from specbench_cli import app
 from specbench_cli.comparison.outcome import FAIL_ON, OUTCOMES
 from specbench_cli.config.commands import CompareOptions
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Steps, Trace, Verdict
+from tests.records import record_of
 
 PROMPTS = 6
 LABELS = ("vanilla", "sps")
@@ -64,36 +65,19 @@ def record(number, label, by=1.0):
     host = decode // 20
     counters = {"levels": [2], "nodes": [3], "tested": [2], "accepted": [1], "committed": [2]}
     plain = {**{key: [0] for key in counters}, "committed": [1]}
-    return Record(
-        prompt_id=f"mini/{number}",
-        cluster=f"mini/{number}",
-        task="mini",
-        family="qa",
-        category="qa",
-        turn=1,
-        method=label,
-        label=label,
-        peer=False,
+    return record_of(
+        label,
+        f"mini/{number}",
+        9,
         params=Params({}, {"length": 2} if drafts else {}),
-        sampling="greedy",
-        guarantee="exact_tokens",
-        pass_=1,
-        seed=0,
-        output_ids=list(range(9)),
         origin=["prefill", *(["accepted", "recovered"] * n if drafts else ["plain"] * n)],
-        n_tokens=9,
-        finish="length",
         steps=Steps(**{name: own * n for name, own in (counters if drafts else plain).items()}),
         target_forwards=n + 1,
         draft_forwards=2 * n * drafts,
         forwards=Trace(kinds, kind, [1 if k else 4 for k in kind], t0, t1),
         ns=Ns(now + host, PREFILL, decode + host, busy[1], busy[0], host),
-        peak_bytes=None,
         other_cpu=0.01,
         verdict=Verdict("identical" if drafts else "reference"),
-        score=None,
-        void=False,
-        error=None,
     )
 
 

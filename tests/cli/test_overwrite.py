@@ -213,12 +213,12 @@ def test_baseline_is_not_written_over_another_file(run, cli):
 
 def test_model_that_specbench_did_not_train_is_not_trained_over(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    model = Path("family/embedded-7m")
+    model = Path("heads/embedded-medusa")
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (model / "model.safetensors").write_text(MINE)
-    code, _, err = cli("train", "pair", "--smoke", "--out", "family")
-    assert (code, "family/embedded-7m exists already" in err) == (2, True)
+    code, _, err = cli("train", "medusa", "--smoke", "--out", "heads")
+    assert (code, "heads/embedded-medusa exists already" in err) == (2, True)
     assert (model / "model.safetensors").read_text() == MINE
 
 
@@ -236,10 +236,10 @@ def test_weights_are_not_trained_through_a_link(tmp_path, monkeypatch, cli):
 
 def test_fresh_training_removes_a_training_alone(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    notes = Path("family/training/embedded-7m/notes.md")
+    notes = Path("heads/training/embedded-medusa/notes.md")
     notes.parent.mkdir(parents=True)
     notes.write_text(MINE)
-    code, _, err = cli("train", "pair", "--smoke", "--fresh", "--out", "family")
+    code, _, err = cli("train", "medusa", "--smoke", "--fresh", "--out", "heads")
     assert (code, "--fresh would remove them" in err) == (2, True)
     assert notes.read_text() == MINE
 
@@ -250,10 +250,10 @@ def test_a_file_that_no_training_wrote_stays_whatever_its_name(
     tmp_path, monkeypatch, cli, name, fresh
 ):
     monkeypatch.chdir(tmp_path)
-    mine = Path("family/training/embedded-7m") / name
+    mine = Path("heads/training/embedded-medusa") / name
     mine.parent.mkdir(parents=True)
     mine.write_text(MINE)
-    code, _, err = cli("train", "pair", "--smoke", fresh, "--out", "family")
+    code, _, err = cli("train", "medusa", "--smoke", fresh, "--out", "heads")
     assert (code, "no training wrote it" in err) == (2, True)
     assert mine.read_text() == MINE
 
@@ -300,8 +300,7 @@ def trained(cli, *words):
         (("draft",), "seed-0/kl"),
         (("draft",), "seed-0/training"),
         (("draft",), "seed-0/training/kl"),
-        (("pair",), "training/embedded-7m"),
-        (("pair",), "training/tokenizer"),
+        (("medusa",), "training/embedded-medusa"),
         (("medusa",), "training"),
         (("replies",), "training"),
         (("rest",), "training"),
@@ -342,11 +341,9 @@ def test_training_follows_no_link_in_a_model_folder(tmp_path, monkeypatch, cli, 
         (("draft",), "alignment.svg"),
         (("draft",), "seed-0/training_curve.json"),
         (("draft",), "seed-0/training_curve.png"),
-        (("pair",), "training_curve.png"),
+        (("medusa",), "training_curve.png"),
         (("specdec++",), "acceptance_calibration.json"),
         (("specdec++",), "acceptance_calibration.png"),
-        (("compare", "medusa"), "comparison.json"),
-        (("quality",), "quality.json"),
     ],
     ids=str,
 )
@@ -359,9 +356,7 @@ def test_training_refuses_to_replace_a_user_s_file_before_it_begins(
     mine.write_text(MINE)
     place.parent.mkdir(parents=True)
     place.symlink_to(mine.resolve()) if link else place.write_text(MINE)
-    code, _, err = cli(
-        "train", *words, *(["--smoke"] if words != ("quality",) else []), "--out", "out"
-    )
+    code, _, err = cli("train", *words, "--smoke", "--out", "out")
     assert (code, "specbench did not write this" in err) == (2, True), err
     assert (mine.read_text(), place.read_text()) == (MINE, MINE)
     assert not list(Path("out").rglob("*.safetensors"))

@@ -7,7 +7,8 @@ import pytest
 
 from specbench_cli.comparison.baselines.from_run import read_run
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Steps, Trace, Verdict
+from tests.records import record_of
 
 VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
 PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
@@ -55,23 +56,13 @@ def make_record(label, prompt_id, turn, pass_=1, **changes):
         trace = Trace(kinds, [1, 0, 1, 0, 2], [1, 3, 2, 3, 9], [0, 4, 10, 12, 0], [3, 9, 12, 20, 0])
         steps = Steps([2, 2], [3, 3], [2, 1], [2, 0], [2, 1])
     values = {
-        "prompt_id": prompt_id,
         "cluster": "mini/lexicon",
-        "task": prompt_id.partition("/")[0],
-        "family": "qa",
         "category": "lexicon",
         "turn": turn,
-        "method": label.partition(" ")[0],
-        "label": label,
-        "peer": False,
         "params": Params({}, {"length": 5} if drafting else {}),
-        "sampling": "greedy",
-        "guarantee": "exact_tokens",
         "pass_": pass_,
-        "seed": 0,
         "output_ids": [5, 6, turn, 2],
         "origin": words,
-        "n_tokens": 4,
         "finish": "eos",
         "steps": steps,
         "target_forwards": 3 if drafting else 4,
@@ -81,11 +72,8 @@ def make_record(label, prompt_id, turn, pass_=1, **changes):
         "peak_bytes": 1000,
         "other_cpu": 0.01,
         "verdict": Verdict("reference" if label == "vanilla" else "identical"),
-        "score": None,
-        "void": False,
-        "error": None,
     }
-    return Record(**(values | changes))
+    return record_of(label, prompt_id, 4, **(values | changes))
 
 
 def make_row(label):

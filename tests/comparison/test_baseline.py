@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.comparison.baselines import baseline
-from specbench_cli.comparison.baselines.file import dump, parse
+from specbench_cli.comparison.baselines.baseline import dump, parse
 from specbench_cli.comparison.baselines.from_run import read_run
 from specbench_cli.comparison.cell import Cell, Counters, Key, Times
 from specbench_cli.comparison.scope import scope

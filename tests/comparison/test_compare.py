@@ -5,52 +5,29 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.comparison import compare as module
-from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey, Times
+from specbench_cli.comparison.cell import Counters, Key, RowKey, Times
 from specbench_cli.comparison.compare import compare
 from specbench_cli.comparison.outcome import FAIL_ON, Change, Finding
-from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
+from tests.comparison.sides import cell_of, side_of
 
 SPS = RowKey("mini", "sps")
 
 
 def cell(number, label="sps", task="mini", **changes):
-    made = Cell(
-        key=Key(f"{task}/{number}", 1, label, 1, 0),
-        task=task,
-        family="qa",
-        cluster=f"{task}/{number}",
-        method=label,
-        sampling="greedy",
-        guarantee="exact_tokens",
-        peer=False,
-        ids="0123456789abcdef",
-        counters=Counters(17, 16, 4, 16, 16, 15, 12, 5, 17),
-        finish="length",
-        verdict="identical",
-        error=None,
-        times=Times(1000, 300, 600, 100, 20, 150, 1100),
-    )
-    return replace(made, **changes)
+    times = Times(1000, 300, 600, 100, 20, 150, 1100)
+    return cell_of(Key(f"{task}/{number}", 1, label, 1, 0), **({"times": times} | changes))
 
 
 def side(*cells, name="a", **changes):
     made = cells or [cell(n, label) for label in ("vanilla", "sps") for n in range(4)]
-    rows = {
-        label: RowFacts(label=label, method=label, params={}, timing_free=True)
-        for label in dict.fromkeys(one.key.label for one in made)
+    values = {
+        "created_utc": "2026-11-21T10:24:03Z",
+        "facts": {"target": "embedded-7m aa", "verify": "greedy", "temperature": "0.0"},
+        "machine": "m1",
+        "noisy": True,
     }
-    whole = Side(
-        name=name,
-        created_utc="2026-11-21T10:24:03Z",
-        facts={"target": "embedded-7m aa", "verify": "greedy", "temperature": "0.0"},
-        machine="m1",
-        noisy=True,
-        rows=rows,
-        cells={one.key: one for one in made},
-        processes=(tuple(made),),
-    )
-    return replace(whole, **changes)
+    return side_of(made, name=name, **(values | changes))
 
 
 def rows_of(base, new, **more):

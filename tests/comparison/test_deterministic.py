@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey
+from specbench_cli.comparison.cell import Counters, Key, RowKey
 from specbench_cli.comparison.deterministic import findings, mats
 from specbench_cli.comparison.scope import Scope
+from tests.comparison.sides import cell_of
 
 SPS = RowKey("mini", "sps")
 COUNTERS = Counters(
@@ -22,25 +23,9 @@ COUNTERS = Counters(
 )
 
 
-def cell(number=0, turn=1, pass_=1, **changes):
-    of = changes.pop("counters", {})
-    made = Cell(
-        key=Key(f"mini/qa-{number}", turn, "sps", pass_, 0),
-        task="mini",
-        family="qa",
-        cluster=f"mini/qa-{number}",
-        method="sps",
-        sampling="greedy",
-        guarantee="exact_tokens",
-        peer=False,
-        ids="0123456789abcdef",
-        counters=replace(COUNTERS, **of),
-        finish="length",
-        verdict="identical",
-        error=None,
-        times=None,
-    )
-    return replace(made, **changes)
+def cell(number=0, turn=1, pass_=1, *, counters=None, **changes):
+    key = Key(f"mini/qa-{number}", turn, "sps", pass_, 0)
+    return cell_of(key, counters=replace(COUNTERS, **(counters or {})), **changes)
 
 
 def failed(number=0, error="MethodFault: too many tokens"):

@@ -23,15 +23,11 @@ from specbench_cli.measure.manifest import manifest
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.engine import likelier_stands
+from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 ROWS = ("vanilla", "sps", "sps-tree")
-
-
-class Silent:
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 @pytest.fixture(scope="module")

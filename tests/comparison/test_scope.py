@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey
+from specbench_cli.comparison.cell import Counters, Key, RowKey
 from specbench_cli.comparison.scope import scope
-from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
+from tests.comparison.sides import cell_of, side_of
 
 VANILLA, SPS, PLD = (RowKey("mini", label) for label in ("vanilla", "sps", "pld"))
 NO_COUNTERS = Counters(*[None] * 9)
@@ -48,39 +48,14 @@ keys = st.builds(
 )
 
 
-def side_of(found):
-    cells = {
-        key: Cell(
-            key=key,
-            task=key.prompt_id.partition("/")[0],
-            family="qa",
-            cluster="c",
-            method=key.label,
-            sampling="greedy",
-            guarantee="exact_tokens",
-            peer=False,
-            ids="0",
-            counters=NO_COUNTERS,
-            finish="eos",
-            verdict="identical",
-            error=None,
-            times=None,
-        )
-        for key in sorted(found)
-    }
-    rows = {
-        label: RowFacts(label=label, method=label, params={}, timing_free=True)
-        for label in dict.fromkeys(key.label for key in cells)
-    }
-    return Side(
-        name="s", created_utc="", facts={}, machine="m", noisy=False, rows=rows, cells=cells
-    )
+def side_with(found):
+    return side_of([cell_of(key, cluster="c", ids="0") for key in sorted(found)])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sets(keys, min_size=1), st.sets(keys, min_size=1))
 def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
-    base, new = side_of(ours), side_of(theirs)
+    base, new = side_with(ours), side_with(theirs)
     if not ours & theirs:
         with pytest.raises(UsageError, match="nothing of"):
             scope(base, new)

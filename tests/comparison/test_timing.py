@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import timing
-from specbench_cli.comparison.cell import Cell, Counters, Key, RowKey, Times
+from specbench_cli.comparison.cell import Counters, Key, RowKey, Times
 from specbench_cli.comparison.outcome import Change
-from specbench_cli.comparison.pages import words
 from specbench_cli.comparison.processes import processes
 from specbench_cli.comparison.scope import Scope
-from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.comparison.timing import (
     DECODE,
     DRAFT,
@@ -23,6 +21,7 @@ from specbench_cli.comparison.timing import (
     findings,
     not_judged,
 )
+from tests.comparison.sides import cell_of, side_of
 
 LABELS = ("vanilla", "sps", "pld", "hf:vanilla")
 PROMPTS = 12
@@ -49,20 +48,10 @@ def cell(label, number, rng, slower, pass_=1):
         verify_forward=None if peer else round(part["verify"]),
         total=round(speed * 100 if peer else 1.1 * decode),
     )
-    return Cell(
-        key=Key(f"mini/qa-{number}", 1, label, pass_, 0),
-        task="mini",
-        family="qa",
-        cluster=f"mini/qa-{number}",
-        method=label,
-        sampling="greedy",
-        guarantee="exact_tokens",
+    return cell_of(
+        Key(f"mini/qa-{number}", 1, label, pass_, 0),
         peer=peer,
-        ids="0123456789abcdef",
         counters=Counters(64, 63, steps, 48, 48, 40, 32, steps + 1, None),
-        finish="length",
-        verdict="identical",
-        error=None,
         times=times,
     )
 
@@ -77,21 +66,8 @@ def side(seed, *, processes=1, labels=LABELS, prompts=PROMPTS, **slower):
 
 
 def of(processes):
-    cells = {c.key: c for process in processes for c in process}
-    labels = dict.fromkeys(key.label for key in cells)
-    return Side(
-        name="run",
-        created_utc="",
-        facts={},
-        machine="m",
-        noisy=False,
-        rows={
-            label: RowFacts(label=label, method=label, params={}, timing_free=True)
-            for label in labels
-        },
-        cells=cells,
-        processes=tuple(processes),
-    )
+    cells = [c for process in processes for c in process]
+    return side_of(cells, processes=tuple(processes))
 
 
 def scope(base, new):
@@ -352,6 +328,6 @@ def test_an_interval_whose_ends_are_no_figures_is_not_printed(low, high):
     told = {"low": ends[0], "high": ends[1], "significant": False}
     found = Change(figure=DECODE, ratio=1.25, **told)
     assert ends == (None, None)
-    assert timing._words(found) == "decode +25.0%"
-    assert words.change(found) == "+25.0%"
+    assert str(found) == "decode +25.0%"
+    assert found.percent == "+25.0%"
     assert timing._ends(-0.1, 0.1) == (math.exp(-0.1), math.exp(0.1))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import trend
-from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.cell import Counters, Key, Times
 from specbench_cli.comparison.pages import figure
 from specbench_cli.comparison.pages.as_dict import trends_as_dict
 from specbench_cli.comparison.pages.text import print_trends
-from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.comparison.side import RowFacts
 from specbench_cli.errors import UsageError
+from tests.comparison.sides import cell_of, side_of
 
 PROMPTS = 10
 FACTS = {"machine": "cpu, 2 cores, 0123abcd", "seed": "0", "torch": "2.13.0"}
@@ -23,20 +24,10 @@ def cell(i, label, *, decode, steps=10, verdict="identical"):
     counters = Counters(41, 40, steps, 50, 50, 45, 30, steps + 1, 50)
     if label == "vanilla":
         counters = Counters(41, 40, 40, 0, 0, 0, 0, 41, 0)
-    return Cell(
-        key=Key(f"mini/qa-{i:03}", 1, label, 0, 0),
-        task="mini",
-        family="qa",
-        cluster=str(i),
-        method=label,
-        sampling="greedy",
-        guarantee="exact_tokens",
-        peer=False,
-        ids="0" * 16,
+    return cell_of(
+        Key(f"mini/qa-{i:03}", 1, label, 0, 0),
         counters=counters,
-        finish="length",
         verdict=verdict,
-        error=None,
         times=None if decode is None else Times(decode, 1, 1, 1, None, None),
     )
 
@@ -52,15 +43,14 @@ def run(day, speedup=1.4, *, steps=10, length=5, bad=0, noisy=False, label="sps"
         name: RowFacts(label=name, method=name, params=params, timing_free=True)
         for name, params in (("vanilla", {}), (label, {"length": length}))
     }
-    return Side(
+    return side_of(
+        cells,
         name=f"run-{day:02}",
         created_utc=f"2026-01-{day:02}T12:00:00Z",
         facts={**FACTS, "commit": f"{day:08x}", **facts},
         machine="0123abcd",
         noisy=noisy,
         rows=rows,
-        cells={one.key: one for one in cells},
-        processes=(tuple(cells),),
     )
 
 

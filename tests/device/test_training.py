@@ -12,7 +12,7 @@ from methods._heads.module import heads
 from specbench_cli.engine.models.load import module_in
 from specbench_cli.training import replies
 from specbench_cli.training.heads import losses
-from specbench_cli.training.heads.family import HeadSchedule, build
+from specbench_cli.training.heads.build import HeadSchedule, build
 from specbench_cli.training.heads.losses import Kept, head_loss
 from specbench_cli.training.replies import Ask, Replies, Reply
 

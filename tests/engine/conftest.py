@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import pytest
@@ -19,16 +18,13 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="session")
@@ -39,28 +35,6 @@ def table_decoder() -> type[TableDecoder]:
 @pytest.fixture(scope="session")
 def exact_law() -> Callable[[Callable[[Random], Hashable]], Law]:
     return torch.inference_mode()(walk)
-
-
-@pytest.fixture
-def law_of_plain() -> Callable[..., Law]:
-    """The law of the first tokens of plain decoding on a table [V, V, V] of logits."""
-
-    def found(table: Tensor, sampling: Sampling, prompt: Sequence[int], length: int) -> Law:
-        law: dict[Hashable, float] = defaultdict(float)
-
-        def extend(output: tuple[int, ...], weight: float) -> None:
-            if len(output) == length:
-                law[output] += weight
-                return
-            before, last = (*prompt, *output)[-2:]
-            for token, p in enumerate(warp(table[before, last], sampling).tolist()):
-                if p > 0:
-                    extend((*output, token), weight * p)
-
-        extend((), 1.0)
-        return law
-
-    return found
 
 
 def workspace_of(

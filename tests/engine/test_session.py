@@ -564,6 +564,26 @@ def test_picks_make_a_chain_with_the_laws_that_they_were_drawn_from(open_session
     assert greedy.drawn([]).nodes == 0
 
 
+def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, random_table):
+    rows = random_table(5, seed=5)[0, :3]
+    for sampling in (Sampling(), COUPLED, REJECTION):
+        one, other = (open_session(random_table(5, seed=6), sampling=sampling) for _ in range(2))
+        due = one.drawn([one.pick(after(row[None]), k) for k, row in enumerate(rows)])
+        draft = other.drawn_at_once(rows)
+        assert (draft.tokens.tolist(), draft.law) == (due.tokens.tolist(), due.law)
+        assert draft.q is due.q is None or torch.equal(draft.q, due.q)
+
+
+def test_a_tree_takes_the_laws_of_nodes_one_by_one_or_level_by_level(open_session, random_table):
+    session = open_session(random_table(5, seed=6), sampling=REJECTION)
+    laws = warp(random_table(5, seed=5)[0, :3], REJECTION)
+    single = session.tree((1, 2, 3), (-1, -1, 0), list(laws))
+    levels = session.tree((1, 2, 3), (-1, -1, 0), [laws[:2], laws[2:]])
+    assert torch.equal(single.q, laws)
+    assert torch.equal(levels.q, laws)
+    assert (single.law, session.tree((1,), (-1,), [laws[:1]], "iid").law) == ("wor", "iid")
+
+
 @pytest.mark.parametrize("width", [3, 5, 8])
 def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
     open_session, random_table, width

@@ -15,50 +15,28 @@ def rule(eos=(), budget=100, strings=()):
     return StopRule(frozenset(eos), budget, tuple(strings), letters)
 
 
-def test_without_a_reason_to_stop_all_is_kept():
-    assert rule().cut([1], [2, 3]) == (2, None)
-
-
-def test_eos_is_kept_and_what_follows_is_not():
-    assert rule(eos=[7]).cut([1], [2, 7, 7, 3]) == (2, "eos")
-
-
-def test_any_of_several_eos_ids_ends_the_output():
-    assert rule(eos=[7, 8]).cut([], [2, 8, 7]) == (2, "eos")
-
-
-def test_the_budget_is_reached_exactly():
-    assert rule(budget=3).cut([1], [2, 3, 4, 5]) == (2, "length")
-    assert rule(budget=3).cut([1], [2, 3]) == (2, "length")
-    assert rule(budget=3).cut([1], [2]) == (1, None)
-
-
-def test_eos_at_the_last_place_of_the_budget_counts_as_eos():
-    assert rule(eos=[7], budget=2).cut([1], [7, 3]) == (1, "eos")
-
-
-def test_eos_behind_the_budget_is_not_seen():
-    assert rule(eos=[7], budget=2).cut([1], [3, 7]) == (1, "length")
-
-
-def test_a_stop_string_is_kept_with_the_token_that_completes_it():
-    assert rule(strings=["bc"]).cut([], [0, 1, 2, 3]) == (3, "stop")
-
-
-def test_a_stop_string_may_begin_in_what_was_committed_before():
-    assert rule(strings=["abc"]).cut([0, 1], [2, 3]) == (1, "stop")
-
-
-def test_a_stop_string_at_the_last_place_of_the_budget_counts_as_stop():
-    assert rule(strings=["b"], budget=2).cut([0], [1, 1]) == (1, "stop")
-
-
-def test_the_first_completed_of_several_stop_strings_ends_the_output():
-    assert rule(strings=["cd", "bc"]).cut([], [0, 1, 2, 3]) == (3, "stop")
-
-
-def test_eos_that_completes_a_stop_string_counts_as_eos():
-    assert rule(eos=[1], strings=["b"]).cut([], [0, 1, 2]) == (2, "eos")
+@pytest.mark.parametrize(
+    ("stop", "output", "new", "kept"),
+    [
+        pytest.param({}, [1], [2, 3], (2, None), id="no reason to stop"),
+        pytest.param({"eos": [7]}, [1], [2, 7, 7, 3], (2, "eos"), id="eos"),
+        pytest.param({"eos": [7, 8]}, [], [2, 8, 7], (2, "eos"), id="any of several eos"),
+        pytest.param({"budget": 3}, [1], [2, 3, 4, 5], (2, "length"), id="beyond the budget"),
+        pytest.param({"budget": 3}, [1], [2, 3], (2, "length"), id="exactly the budget"),
+        pytest.param({"budget": 3}, [1], [2], (1, None), id="below the budget"),
+        pytest.param({"eos": [7], "budget": 2}, [1], [7, 3], (1, "eos"), id="eos ends the budget"),
+        pytest.param({"eos": [7], "budget": 2}, [1], [3, 7], (1, "length"), id="eos behind it"),
+        pytest.param({"strings": ["bc"]}, [], [0, 1, 2, 3], (3, "stop"), id="stop string"),
+        pytest.param({"strings": ["abc"]}, [0, 1], [2, 3], (1, "stop"), id="begun before"),
+        pytest.param({"strings": ["b"], "budget": 2}, [0], [1, 1], (1, "stop"), id="at the budget"),
+        pytest.param({"strings": ["cd", "bc"]}, [], [0, 1, 2, 3], (3, "stop"), id="first of two"),
+        pytest.param(
+            {"eos": [1], "strings": ["b"]}, [], [0, 1, 2], (2, "eos"), id="eos and string"
+        ),
+    ],
+)
+def test_an_output_is_kept_up_to_its_first_reason_to_stop(stop, output, new, kept):
+    assert rule(**stop).cut(output, new) == kept
 
 
 @given(

@@ -162,9 +162,10 @@ class CostFiles(Subject):
         costs.save(self.folder / "again.json")
         str(costs.label)
         for model in costs.curves:
+            curve = costs.curves[model]
             for n in (1, 7, 1000):
-                costs.covers(model, n, 100, tree=True)
-                if not costs.forward_ns(model, n, 100) > 0 or not costs.prefill_ns(model, n) > 0:
+                curve.covers(n, 100, tree=True)
+                if not curve.ns(n, 100) > 0 or not curve.prefill_ns(n) > 0:
                     return "accepted costs that are no time"
         return None if costs.host_ns(3, 12, of="draft") >= 0 else "accepted a host time below 0"
 

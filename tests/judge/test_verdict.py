@@ -17,6 +17,7 @@ from specbench_cli.judge.tolerance import CEILING, measure_tolerance
 from specbench_cli.judge.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
 from specbench_cli.store.schema import Verdict
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 VOCAB = 40
 EOS = 1
 BUDGET = 12
@@ -28,14 +29,6 @@ CUT = Sampling(rule="coupled", temperature=0.9, top_k=12, top_p=0.8, seed=3)
 SAMPLINGS = pytest.mark.parametrize(
     "sampling", [GREEDY, COUPLED, CUT], ids=["greedy", "coupled", "cut"]
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

@@ -14,8 +14,9 @@ from specbench_cli.measure.costs import (
     along,
     check_writable,
     differences,
+    find_kept,
+    kept_at,
 )
-from specbench_cli.measure.kept import find, kept_at
 
 TIMES = st.floats(1, 1e9)
 
@@ -94,29 +95,29 @@ def test_before_the_first_point_nothing_changes(line, share):
 
 @given(st.floats(1, 8), st.floats(16, 64))
 def test_plane_is_interpolated_exactly(n, context):
-    assert costs().forward_ns("target", n, context) == pytest.approx(1000 * n + context)
+    assert costs().curves["target"].ns(n, context) == pytest.approx(1000 * n + context)
 
 
 def test_forwards_beyond_the_grid_are_extrapolated_and_said_so():
     found = costs()
-    assert found.forward_ns("target", 12, 64) == pytest.approx(12_064)
-    assert found.forward_ns("target", 4, 264) == pytest.approx(4_264)
-    assert found.covers("target", 8, 64)
-    assert found.covers("target", 1, 0)
-    assert not found.covers("target", 9, 64)
-    assert not found.covers("target", 8, 65)
+    assert found.curves["target"].ns(12, 64) == pytest.approx(12_064)
+    assert found.curves["target"].ns(4, 264) == pytest.approx(4_264)
+    assert found.curves["target"].covers(8, 64)
+    assert found.curves["target"].covers(1, 0)
+    assert not found.curves["target"].covers(9, 64)
+    assert not found.curves["target"].covers(8, 65)
 
 
 def test_prefill_and_host_have_costs_of_their_own():
     found = costs()
-    assert found.prefill_ns("draft", 32) == pytest.approx(16_000)
+    assert found.curves["draft"].prefill_ns(32) == pytest.approx(16_000)
     assert found.host_ns(drafts=5, nodes=5) == 155
     assert found.host_ns(drafts=10, nodes=12, steps=3) == 412
 
 
 def test_model_that_was_not_probed_is_a_key_error():
     with pytest.raises(KeyError):
-        costs().forward_ns("head", 1, 16)
+        costs().curves["head"].ns(1, 16)
 
 
 def test_file_comes_back_as_it_was(tmp_path):
@@ -189,13 +190,13 @@ def keep(found):
 
 def test_kept_costs_are_found_by_machine_models_and_setup(cache):
     found, setup = costs(), Setup(device="cpu", dtype="float32", threads=2)
-    assert find("abc", {"target": "aa"}, setup) is None
+    assert find_kept("abc", {"target": "aa"}, setup) is None
     assert keep(found).parent == cache
-    assert find("abc", {"target": "aa", "draft": "bb"}, setup) == found
-    assert find("abc", {"target": "aa"}, setup) == found  # a run that has no draft
-    assert find("abd", {"target": "aa"}, setup) is None
-    assert find("abc", {"target": "ab"}, setup) is None
-    assert find("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
+    assert find_kept("abc", {"target": "aa", "draft": "bb"}, setup) == found
+    assert find_kept("abc", {"target": "aa"}, setup) == found  # a run that has no draft
+    assert find_kept("abd", {"target": "aa"}, setup) is None
+    assert find_kept("abc", {"target": "ab"}, setup) is None
+    assert find_kept("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
 
 
 def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
@@ -203,7 +204,7 @@ def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
     newer = costs(models=alone, created_utc="2026-11-22T12:00:00+00:00")
     assert keep(newer) != keep(costs())
     (cache / "other.json").write_text("{")
-    assert find("abc", {"target": "aa"}, newer.setup) == newer
+    assert find_kept("abc", {"target": "aa"}, newer.setup) == newer
 
 
 def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
@@ -215,14 +216,14 @@ def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
     newer = costs(created_utc="2026-11-22T12:00:00+00:00")
     keep(newer)
     wanted = {"target": "aa", "draft": "bb"}
-    assert find("abc", wanted, setup) == newer
-    assert find("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
-    assert find("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
+    assert find_kept("abc", wanted, setup) == newer
+    assert find_kept("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
+    assert find_kept("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
 
 
 def test_costs_of_before_trees_and_heads_stay_readable():
     old = costs(schema=1)
-    assert old.forward_ns("target", 4, 16, tree=True) == old.forward_ns("target", 4, 16)
+    assert old.curves["target"].ns(4, 16, tree=True) == old.curves["target"].ns(4, 16)
     assert old.host_ns(2, 3, of="eagle3") == old.host_ns(2, 3)
 
 

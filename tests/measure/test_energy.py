@@ -5,8 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from specbench_cli.measure.hardware import energy
-from specbench_cli.measure.hardware.energy import Counter, Energy, gpu, packages
+from specbench_cli.measure import energy
+from specbench_cli.measure.energy import Counter, Energy, gpu, packages
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,8 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.footprint import expected
 from specbench_cli.measure.memory import Ledger
-from specbench_cli.measure.memory_budget import Room, within
+from specbench_cli.measure.memory_budget import Room, expected, within
 from specbench_cli.plan.plan import make_plan
 
 

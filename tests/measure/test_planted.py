@@ -45,17 +45,16 @@ from specbench_cli.measure.result import exit_code
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
+from tests.audit.faults.clock import ForgetsFromTheSixth
+from tests.audit.faults.laws import ColderThanTold, DrawsFromTen
+from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
+from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
-
-
-class Silent:
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 class Found:
@@ -286,42 +285,11 @@ def deviations(found):
     return {label: surprise(found.of(label)) for label in ("vanilla", "faulty")}
 
 
-class Skewed(Sps):
-    """Draws its draft from another law than it says."""
-
-    name = "faulty"
-    keeps: int | None = None
-    colder = 1.0
-    tells_cut = False
-
-    def start(self, session):
-        super().start(session)
-        right = session._chooser.pick
-
-        def pick(rows, at, depths=None):
-            _, q = right(rows, at, depths)
-            own = rows.float() / (session.sampling.temperature * self.colder)
-            if self.keeps is not None:
-                own = own.masked_fill(own < own.topk(self.keeps).values[:, -1:], -torch.inf)
-            cut = own.softmax(-1)
-            if self.tells_cut:
-                return session._chooser.random.categorical(q), cut
-            return session._chooser.random.categorical(cut), q
-
-        session._chooser.pick = pick
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("draft from its top 10, q whole", {"keeps": 10}),
-        ("draft at half the temperature, q at 1", {"colder": 0.5}),
-    ],
-)
-def test_a_draft_drawn_from_another_law_is_found_by_likelihood(run, name, how):
-    found = run(type("Faulty", (Skewed,), how)(), limit=8, **WARM)
+@pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
+def test_a_draft_drawn_from_another_law_is_found_by_likelihood(run, method):
+    found = run(method(), limit=8, **WARM)
     at = deviations(found)
-    found.told(name, f"{at['faulty'][0]:+.1f} deviations, p {at['faulty'][1]:.1g}")
+    found.told(method.__doc__, f"{at['faulty'][0]:+.1f} deviations, p {at['faulty'][1]:.1g}")
     assert list(found.whys) == ["faulty"]
     assert "standard deviations" in found.whys["faulty"]
 
@@ -408,25 +376,6 @@ def more_nodes(self, session, draft):
         yield replace(step, draft=session.chain([*step.draft.tokens.tolist(), *tail]))
 
 
-def without_its_tail(self, session, draft):
-    """Leaves the rejected tail out of draft, levels and tested alike."""
-    for step in honest(self, session, draft):
-        stood = len(step.outcome.path)
-        short = session.chain(step.draft.tokens[:stood])
-        yield replace(step, draft=short, outcome=replace(step.outcome, tested=stood))
-
-
-def verified_without_its_tail(self, session, draft):
-    """Scores the whole draft, and verifies what stands of it."""
-    rows = session.score(draft)
-    said = rows.argmax(-1)[:-1] == draft.tokens
-    stood = int(said.long().cumprod(0).sum())
-    short = session.chain(draft.tokens[:stood])
-    committed = session.commit(session.verify(short, rows[: stood + 1]))
-    self.observe(session, committed)
-    yield session.step(short, committed)
-
-
 def decided_twice(self, session, draft):
     """Verifies its draft, and once more what stands of it."""
     rows = session.score(draft)
@@ -445,7 +394,7 @@ def tells_no_draft(self, session, draft):
 
 
 LIES = [
-    without_its_tail, verified_without_its_tail, decided_twice, tells_no_draft,
+    TellsWhatStood, VerifiesWhatStands, decided_twice, tells_no_draft,
     relabelled, relabelled_everywhere, relabelled_with_a_path, in_twos, without_entries, untold,
     beside_commit, more_nodes,
 ]  # fmt: skip
@@ -453,7 +402,8 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_method_that_tells_what_was_not_fails(run, lie):
-    found = run(looped(lie)())
+    method = lie if isinstance(lie, type) else looped(lie)
+    found = run(method())
     assert found.bad
     assert list(found.errors) == ["faulty"]
     found.told((lie.__doc__ or "").strip(), found.errors["faulty"])
@@ -484,19 +434,6 @@ def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
 # ---- state between prompts ----------------------------------------------------------------------
 
 
-class FromTheSixth(Sps):
-    """Drafts nothing from the sixth prompt on."""
-
-    name, prompts = "faulty", 0
-
-    def start(self, session):
-        super().start(session)
-        self.prompts += 1
-
-    def propose(self, session, limit):
-        return super().propose(session, limit) if self.prompts < 6 else session.chain(())
-
-
 class Remembers(Sps):
     """Drafts what it came to when it last had the prompt."""
 
@@ -525,7 +462,7 @@ class OfNoSeed(Sps):
         return super().propose(session, min(limit, self.chance.randint(1, 4)))
 
 
-@pytest.mark.parametrize("method", [FromTheSixth, Remembers, OfNoSeed])
+@pytest.mark.parametrize("method", [ForgetsFromTheSixth, Remembers, OfNoSeed])
 def test_state_that_outlives_a_prompt_is_found_at_the_end_of_the_pass(run, method):
     found = run(method(), limit=7, max_new_tokens=12)
     assert found.bad

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from specbench_cli.measure import quiet
-from specbench_cli.measure.quiet import QuietMeter, tree_seconds, wait_until_quiet
+from specbench_cli.measure.quiet import QuietMeter, tree_seconds
 
 SPIN = "import time\nwhile time.process_time() < {seconds}: pass"
 ORPHAN = """
@@ -91,18 +91,6 @@ def test_window_is_filled_by_idling(readings):
 def test_closing_what_is_not_open_is_an_error():
     with pytest.raises(RuntimeError, match="without open"):
         QuietMeter().close()
-
-
-def test_waiting_ends_when_it_is_quiet_or_time_is_up(readings, monkeypatch):
-    shares = iter([0.5, 0.2, 0.01, 0.5])
-    monkeypatch.setattr(quiet, "_share", lambda *_: next(shares))
-    assert wait_until_quiet(60.0) == 0.01
-    assert wait_until_quiet(0.0) == 0.5
-
-
-def test_waiting_ends_at_once_where_nothing_is_known(readings, monkeypatch):
-    monkeypatch.setattr(quiet, "_share", lambda *_: None)
-    assert wait_until_quiet(60.0) is None
 
 
 def test_real_window_lasts_a_second_and_gives_a_share():

@@ -7,7 +7,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.measure import bench
-from specbench_cli.measure.hardware.energy import Counter, Energy
+from specbench_cli.measure.energy import Counter, Energy
 from specbench_cli.store.run_dir import RunDir
 
 ASKED = ("run", "--target", "shape:tiny-1m", "-m", "pld", "--limit", "1", "--max-new-tokens", "8",

@@ -8,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess, python_command
+from specbench_cli.interpreter import python_command
+from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess
 
 PROGRAM = """
 import os, pickle, signal, subprocess, sys, time

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import cut, load_decoder
 from specbench_cli.engine.models.meter import Metered
@@ -98,13 +99,9 @@ def with_noise(module: LlamaForCausalLM, seed: int, share: float) -> LlamaForCau
     return copy
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread(one_thread: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="session")
@@ -129,6 +126,11 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
         ids = torch.randint(VOCAB, (1 + i % 20,), generator=generator).tolist()
         prompts.append((*ids, *ids[: len(ids) // 3]))
     return Family(modules, decoders, prompts)
+
+
+@pytest.fixture(scope="session")
+def target(family: Family) -> Decoder:
+    return family.decoders["target"]
 
 
 @pytest.fixture(scope="session")
@@ -233,5 +235,20 @@ def open_session(family: Family) -> Callable[..., Watched]:
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
         workspace = replace(workspaces[draft].alone(alone))
         return Watched(workspace, request, sampling or Sampling(), **rest)
+
+    return make
+
+
+@pytest.fixture
+def drafting(family: Family) -> Callable[..., Session]:
+    """A method with a head, on a session on prompt i, before its first `propose`."""
+
+    def make(method: Method, head: object, prompt: int = 0) -> Session:
+        space = Workspace({"target": family.decoders["target"]}, CAPACITY, make=lambda _: head)
+        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
+        session = Session(space, request, Sampling())
+        method.start(session)
+        session.prefill()
+        return session
 
     return make

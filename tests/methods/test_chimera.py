@@ -10,20 +10,10 @@ from torch.nn.functional import silu
 from methods.chimera.head import LEVELS, Chimera, ChimeraHead
 from methods.chimera.method import Chimera as Method
 from specbench_cli.engine.models.head import features
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
-from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.training.heads import family as head_family
+from specbench_cli.training.heads import build as head_build
 from specbench_cli.training.heads.losses import read_target, unroll
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +49,11 @@ def by_definition(head, target, text, path):
 
 
 def test_each_node_is_ranked_by_the_layer_over_the_context_and_the_trigrams_of_its_path(
-    family, target, head
+    drafting, target, head
 ):
-    space = Workspace({"target": target}, 96, make=lambda _: head)
     for prompt in (0, 17):  # of one token, and of many
-        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
-        session = Session(space, request, Sampling())
         method = Method(Method.Params(nodes=8))
-        method.start(session)
-        session.prefill()
+        session = drafting(method, head, prompt)
         for _ in range(3):
             draft = method.propose(session, 3)
             text, ids = list(session.tokens()), draft.tokens.tolist()
@@ -114,8 +100,8 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
 @pytest.fixture(scope="module")
 def new(family):
     """One as training begins with it."""
-    schedule, config = head_family.SCHEDULES["chimera"], family.modules["target"].config
-    return head_family.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
+    schedule, config = head_build.SCHEDULES["chimera"], family.modules["target"].config
+    return head_build.build(schedule, config, 0, [], lambda taps: torch.ones(len(taps) * 32))
 
 
 def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
@@ -125,8 +111,8 @@ def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
 
 
 def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
-    config = head_family.head_config(family.modules["target"].config, new.recipe.mlp)
-    head_family.export(new, config, tmp_path, {"kind": "chimera"})
+    config = head_build.head_config(family.modules["target"].config, new.recipe.mlp)
+    head_build.export(new, config, tmp_path, {"kind": "chimera"})
     again = ChimeraHead.load(tmp_path, {"target": target}).own
     for name, tensor in new.state_dict().items():
         assert again.state_dict()[name].equal(tensor.half().float())

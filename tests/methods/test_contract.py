@@ -10,8 +10,9 @@ from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.subject import longest
 from specbench_cli.engine.models.head import NORMED, Head, features
-from specbench_cli.engine.types import Draft, Features, Outcome, Tokens
+from specbench_cli.engine.types import Features, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
+from tests.audit.faults.methods import ForgetsNothing, OffByOne, SkipsAToken
 from tests.audit.faults.trees import KeepsItsDraft, KeepsPredicted
 
 GREEDY = Sampling()
@@ -26,7 +27,7 @@ SHORT = {"probe": 4, "checked": 5, "excess": 5, "limit": 2}
 CONFIGURED = {
     "sps": [{"length": 1}, {}],
     "specdec++": [{"max": 6}],
-    "sps-tree": [{"widths": (2, 2)}],
+    "sps-tree": [{"widths": (2, 2)}, {"shape": "dynamic", "nodes": 9}],
     "s2d": [{"length": 3, "threshold": 0.5}, {"length": 4, "threshold": 0.0}],
     "suffix": [{"depth": 12}, {"depth": 8, "shape": "tree", "scope": "prompt"}],
     "typical": [{"epsilon": 1.0, "delta": 1e9}],
@@ -53,6 +54,20 @@ CONFIGURED = {
     ],
     "speculative-thinking": [{"writer": "target", "cap": 9, "length": 3, **SHORT}],
     "specreason": [{"threshold": 10.0, "cap": 5}, {"threshold": 10.0, "cap": 9, "length": 3}],
+    "eagle": [{}, {"nodes": 1}, {"shape": "chain", "depth": 3}],
+    "eagle2": [
+        {},
+        {"nodes": 1, "depth": 1, "width": 1},
+        {"nodes": 40, "depth": 3, "width": 9},
+        {"nodes": "auto", "depth": 3},
+    ],
+    "eagle3": [{}, {"width": 1, "depth": 4}],
+    "mtp": [
+        {},
+        {"length": 1},
+        {"length": "confidence", "max": 6},
+        {"length": "heuristic", "max": 6},
+    ],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
 """Parameters to check a method with; one that is not named here is checked with its defaults."""
@@ -331,37 +346,6 @@ def test_after_an_eos_inside_a_step_the_cache_equals_recomputation(audited, plai
 
 
 # ---- planted faults: these tests can fail -------------------------------------------------------
-
-
-class ForgetsNothing(Sps):
-    """Keeps its draft's rows of rejected tokens."""
-
-    def observe(self, session, outcome):
-        pass
-
-
-class SkipsAToken(Sps):
-    """After full acceptance feeds its draft the newest token only."""
-
-    def propose(self, session, limit):
-        newest = session.tokens()[-1:]
-        token, _ = session.pick(self.model.forward(Tokens(torch.tensor([newest])), self.state))
-        return Draft(token) if limit else session.chain(())
-
-
-class OffByOne(Sps):
-    """Feeds its draft positions that are one too high."""
-
-    def start(self, session):
-        super().start(session)
-        model, forward = self.model, self.model.forward
-
-        def shifted(x, state, **rest):
-            first = state.length() + 1
-            positions = torch.arange(first, first + x.ids.shape[1])[None]
-            return forward(x, state, positions=positions, **rest)
-
-        model.forward = shifted
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,12 @@ import pytest
 import torch
 
 from methods.dyspec import DySpec, DySpecParams
-from specbench_cli.audit.choice import distance, walk
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models import table as table_model
-from specbench_cli.audit.models.table import TableDecoder, random_table
-from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
+from specbench_cli.audit.models.table import random_table
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.tree import tree_of
-from specbench_cli.engine.workspace import Workspace
+from tests.methods.exact import distance_from_target
 
 PROMPT, VOCAB = (1, 0, 1), 4
 REJECTION = Sampling("rejection", 0.8)
@@ -24,9 +20,7 @@ REJECTION = Sampling("rejection", 0.8)
 
 def on_tables(tables, sampling, budget=12, **rest):
     """A session on a pair of tables."""
-    decoders = dict(zip(("target", "draft"), map(TableDecoder, "td", tables), strict=True))
-    request = Request("table/0", 0, PROMPT, StopRule(frozenset(), budget))
-    return Session(Workspace(decoders, 64), request, sampling, **rest)
+    return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 def nodes_of(draft):
@@ -119,16 +113,9 @@ def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
 @pytest.mark.parametrize(("kind", "vocab"), [("flat", 2), ("near", 2), ("near", 3)])
 def test_the_output_has_the_targets_law(growth, kind, vocab):
-    tables = table_model.pair(kind, vocab)
     params = DySpecParams(nodes=3 if vocab == 2 else 2, growth=growth, threshold=0.2)
-
-    def decode(random):
-        session = on_tables(tables, REJECTION, 3, random=random)
-        list(DySpec(params).generate(session))
-        return tuple(session.output())
-
-    truth = Reference(tables[0], REJECTION).joint(PROMPT, (), 3)
-    assert distance(walk(decode), truth) < 1e-9
+    case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
+    assert distance_from_target(DySpec(params), case) < 1e-9
 
 
 def test_no_more_children_than_the_cuts_leave():

@@ -15,10 +15,10 @@ from methods.mtp.head import MtpHead
 from methods.mtp.method import Mtp, MtpParams
 from methods.sam.method import Sam
 from specbench_cli.api import Session
-from specbench_cli.engine.models.head import NORMED, Head, features
+from specbench_cli.engine.models.head import NORMED, Head
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Features, Out, Tokens
+from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of
 from specbench_cli.engine.workspace import Workspace
@@ -44,16 +44,6 @@ MAKERS = {
     "mtp": partial(method, Mtp),
 }
 METHODS = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-ODD = {
-    "eagle-one": partial(method, Eagle, nodes=1),
-    "eagle2-one": partial(method, Eagle2, nodes=1, depth=1, width=1),
-    "eagle2-wide": MAKERS["eagle2-wide"],
-    "eagle2-auto": partial(method, Eagle2, nodes="auto", depth=3),
-    "eagle3-chain": partial(method, Eagle3, width=1, depth=4),
-    "mtp-one": partial(method, Mtp, length=1),
-    "mtp-confidence": partial(method, Mtp, length="confidence", max=6),
-    "mtp-heuristic": partial(method, Mtp, length="heuristic", max=6),
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,42 +72,7 @@ def decode(made, session):
     return session.output()
 
 
-# ---- plain decoding's tokens --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", ODD.values(), ids=ODD.keys())
-@EXACT
-def test_the_output_is_that_of_plain_decoding_with_odd_parameters_too(
-    open_heads, clear_prompts, plain, make, sampling
-):
-    """With the defaults the contract of all methods says so."""
-    for budget, prompt in zip((1, 2, 3, 24), clear_prompts(sampling, 4), strict=True):
-        ids = plain(prompt, sampling).ids
-        assert decode(make(), open_heads(prompt, sampling, budget=budget)) == ids[:budget]
-
-
 # ---- the head's state ---------------------------------------------------------------------------
-
-
-@METHODS
-@RULES
-def test_the_heads_rows_are_those_of_true_features_after_every_step(open_heads, make, sampling):
-    session = open_heads(9, sampling, budget=16)
-    made = make()
-    for _ in made.generate(session):
-        head, state = made.levels.model.decoder, made.levels.state
-        n = state.length()
-        if n == 0:  # nothing was drafted at the end of the budget
-            continue
-        ids = torch.tensor([session.tokens()])
-        target, whole = session.target.decoder, head.new_state(CAPACITY)
-        layers = tuple(tap for tap in head.taps if tap != NORMED)
-        out = target.forward(Tokens(ids), target.new_state(CAPACITY), taps=layers)
-        rows = features(out, head.taps, target)[None, :n]
-        head.forward(Features(ids[:, 1 : n + 1], rows), whole)
-        for part in ("keys", "values"):
-            kept, fresh = (getattr(s, part)(0)[:, :, :n] for s in (state, whole))
-            torch.testing.assert_close(kept, fresh, rtol=1e-4, atol=1e-4)
 
 
 @METHODS

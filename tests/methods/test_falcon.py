@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+from methods._heads.trees import static_tree
 from methods.falcon.head import BLOCK, Falcon, FalconHead
+from methods.falcon.method import KMASK2_8LAYER_TREE
 from methods.falcon.method import Falcon as Method
-from methods.falcon.tree import KMASK2_8LAYER_TREE, decoding_tree
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.models.head import features
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.training.heads.losses import read_target, unroll
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
+from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +83,11 @@ def by_definition(head, target, text, path):
 
 
 def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predicts(
-    family, target, head
+    drafting, target, head
 ):
-    space = Workspace({"target": target}, 96, make=lambda _: head)
     for prompt in (0, 17):  # of one token, and of many
-        request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
-        session = Session(space, request, Sampling())
         method = Method(Method.Params(nodes=10, depth=4))
-        method.start(session)
-        session.prefill()
+        session = drafting(method, head, prompt)
         for _ in range(2):
             draft = method.propose(session, 4)
             text, ids = list(session.tokens()), draft.tokens.tolist()
@@ -134,16 +124,8 @@ def test_training_drafts_what_decoding_does(family, target, head):
 def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
     """Theirs draws the token behind a draft that stood as a whole without the temperature."""
     case = Case("near", pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
-    truth = Reference(case.tables[0], case.sampling).joint(case.prompt, (), 3)
-
-    def run(random):
-        session = case.open(random=random)
-        for _ in Method(Method.Params(nodes=2, depth=2, width=2)).generate(session):
-            if len(session.output()) >= 3:
-                break
-        return tuple(session.output()[:3])
-
-    assert distance(law_of(outcomes(run, 5000)), truth) < 1e-9
+    method = Method(Method.Params(nodes=2, depth=2, width=2))
+    assert distance_from_target(method, case) < 1e-9
     target, draft = (table.double() for table in case.tables)
     before, last = case.prompt[-2:]
     theirs = {}
@@ -154,11 +136,12 @@ def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_
             for third, p in enumerate((target[first, second] / heat).softmax(-1).tolist()):
                 theirs[first, second, third] = p_first * p_second * p
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, truth) > 0.02
+    assert distance(theirs, target_distribution(case)) > 0.02
 
 
 def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():
-    whole = decoding_tree("kmask2_8layer_tree", 165, 8, 20)
+    published = partial(static_tree, "kmask2_8layer_tree", choices=KMASK2_8LAYER_TREE)
+    whole = published(165, 8, 20)
     assert [sum(len(node) == at for node in whole.nodes) for at in range(1, 9)] == [
         *(20, 15, 19, 23),
         *(21, 23, 21, 23),
@@ -166,6 +149,6 @@ def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree()
     assert whole.nodes == KMASK2_8LAYER_TREE  # level by level, siblings by rank
     assert (0, 0, 0, 1, 2) not in whole.nodes
     assert {(0, 0, 0, 1, 1, 0), (3, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)} < {*whole.nodes}
-    assert all(len(decoding_tree("kmask2_8layer_tree", n, 8, n).nodes) == n for n in range(1, 166))
-    assert max(len(node) for node in decoding_tree("kmask2_8layer_tree", 165, 4, 8).nodes) == 4
+    assert all(len(published(n, 8, n).nodes) == n for n in range(1, 166))
+    assert max(len(node) for node in published(165, 4, 8).nodes) == 4
     assert Method.paper["nodes"] == len(whole.nodes)

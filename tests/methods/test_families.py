@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from methods.sps import Sps
+from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.vanilla import Vanilla
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.hosted import HostedDecoder
@@ -17,7 +18,7 @@ from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Step
+from specbench_cli.engine.types import Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -34,11 +35,14 @@ PROMPTS = [
     for n in (1, 5, 12, 23)
 ]
 BUDGET = 24
+GREEDY = Sampling()
 
 
-def open_session(workspace: Workspace, prompt: tuple[int, ...]) -> Session:
+def open_session(
+    workspace: Workspace, prompt: tuple[int, ...], sampling: Sampling = GREEDY
+) -> Session:
     request = Request(f"{prompt}", 1, prompt, StopRule(frozenset(), BUDGET))
-    return Session(workspace, request, Sampling())
+    return Session(workspace, request, sampling)
 
 
 def run(method: Any, session: Session) -> list[Step]:
@@ -67,10 +71,38 @@ def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], c
             pad_token_id=0,
         )
         answer = expected[0, len(prompt) :].tolist()
-        for workspace, method in ((strangers, Vanilla()), (strangers, Sps()), (twins, Sps())):
+        tree = SpsTree(SpsTreeParams(widths=(2, 2, 1)))
+        for workspace, method in (
+            (strangers, Vanilla()),
+            (strangers, Sps()),
+            (twins, Sps()),
+            (strangers, tree),
+            (twins, tree),
+        ):
             session = open_session(workspace, prompt)
             run(method, session)
             assert list(session.output()) == answer
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("seed", [0, 1], ids=["twin", "stranger"])
+def test_rows_kept_of_a_tree_equal_recomputation(tiny_checkpoint, family: str, seed: int) -> None:
+    target = load_decoder(tiny_checkpoint(family), name="target")
+    draft = load_decoder(tiny_checkpoint(family, seed=seed), name="draft")
+    method = SpsTree(SpsTreeParams(widths=(2, 2, 2)))
+    sampling = Sampling("rejection", 0.7, top_k=8, seed=3)
+    session = open_session(Workspace({"target": target, "draft": draft}, 64), PROMPTS[2], sampling)
+    for _ in method.generate(session):
+        ids = torch.tensor([session.tokens()])
+        assert session.state.length() == ids.shape[1] - 1
+        for decoder, state in ((target, session.state), (draft, method.levels.state)):
+            n = state.length()
+            fresh = decoder.new_state(n)
+            decoder.forward(Tokens(ids[:, :n]), fresh, logits_at=None)
+            for layer in range(decoder.n_layers):
+                for rows in ("keys", "values"):
+                    ours, theirs = (getattr(s, rows)(layer)[:, :, :n] for s in (state, fresh))
+                    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [*FUSED, *HOSTED])

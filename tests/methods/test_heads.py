@@ -94,11 +94,6 @@ def grouped(files, seed):
     return replace(files, tensors=tensors, shape=replace(shape, num_attention_heads=3))
 
 
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
-
-
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
 def made(request, target):
     """A head, what it was made of, and the target's features of TEXT."""

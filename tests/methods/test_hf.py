@@ -135,15 +135,6 @@ def draft(target: LlamaForCausalLM) -> LlamaForCausalLM:
     return model
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models this small only lose by a second one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 Decoded = tuple[Session, list[Step]]
 
 

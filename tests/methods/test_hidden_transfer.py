@@ -20,7 +20,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
-from specbench_cli.training.heads.family import TorchTarget
+from specbench_cli.training.heads.build import TorchTarget
 from specbench_cli.training.heads.losses import read_target, unroll
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from methods.layerskip import LayerSkip, LayerSkipParams
-from methods.vanilla import Vanilla
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -55,18 +54,6 @@ def test_all_layers_as_exit_have_every_draft_accepted(targets):
     target = targets["embedded-7m"]
     _, steps = run(target, some_ids(12, target.vocab_size), exit=LAYERS, length=3)
     assert [len(step.outcome.path) for step in steps[:-1]] == [3] * (len(steps) - 1)
-
-
-@pytest.mark.parametrize("name", ["embedded-7m", "embedded-exit"])
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling("coupled", 0.8, seed=3)], ids=lambda s: s.rule
-)
-def test_every_exit_gives_vanillas_text(targets, name, sampling):
-    target = targets[name]
-    ids = some_ids(12, target.vocab_size)
-    plain, _ = run(target, ids, sampling, method=Vanilla())
-    for end in (None, 5):
-        assert run(target, ids, sampling, exit=end)[0] == plain
 
 
 def test_a_target_trained_to_exit_early_has_more_accepted(targets):

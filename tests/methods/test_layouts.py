@@ -22,11 +22,6 @@ ID = torch.tensor([[5, 17, 80, 3, 41]])
 
 
 @pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
-
-
-@pytest.fixture(scope="module")
 def made(target):
     """What a random head of each kind is made of, with norms that are not all ones."""
 

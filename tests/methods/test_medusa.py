@@ -20,20 +20,15 @@ from methods.hydra_plus.method import HydraPlus
 from methods.medusa.head import MedusaHeads
 from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
+from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
@@ -326,38 +321,23 @@ def tree_of(session, drafted):
     return dict(zip(paths, ids, strict=True))
 
 
-@pytest.fixture
-def open_session(family):
-    """A session whose head is the given one."""
-
-    def make(head):
-        space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
-        return Session(
-            space, Request("tiny", 0, family.prompts[0], StopRule(frozenset(), 20)), Sampling()
-        )
-
-    return make
-
-
-def drafted(open_session, kind, head, **params):
-    session = open_session(head)
+def drafted(drafting, kind, head, **params):
     method = kind(kind.Params(**params))
-    method.start(session)
-    session.prefill()
+    session = drafting(method, head)
     return session, tree_of(session, method.propose(session, 4))
 
 
-def test_in_medusa_a_node_is_a_function_of_its_level_and_rank(open_session, target):
+def test_in_medusa_a_node_is_a_function_of_its_level_and_rank(drafting, target):
     head = stirred(MedusaHeads(target))
-    session, tree = drafted(open_session, Medusa, head)
+    session, tree = drafted(drafting, Medusa, head)
     said = head(session.features())[:, 0].sort(descending=True).indices
     assert len(tree) == 63
     assert tree == {node: int(said[len(node) - 1, node[-1]]) for node in tree}
 
 
-def test_in_hydra_a_node_is_ranked_by_its_own_path(open_session, target):
+def test_in_hydra_a_node_is_ranked_by_its_own_path(drafting, target):
     head = stirred(HydraHeads(target))
-    session, tree = drafted(open_session, Hydra, head, nodes=30, width=3)
+    session, tree = drafted(drafting, Hydra, head, nodes=30, width=3)
     root = session.tokens()[-1]
     for node, token in tree.items():
         rows, path = session.features(), [root, *(tree[node[:at]] for at in range(1, len(node)))]
@@ -373,19 +353,6 @@ def test_in_hydra_a_node_is_ranked_by_its_own_path(open_session, target):
 
 
 NEAR = Case("near", pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
-
-
-def law_of_outputs(method):
-    """Of the first tokens that a method commits, by every outcome of its chance."""
-
-    def run(random):
-        session = NEAR.open(random=random)
-        for _ in method.generate(session):
-            if len(session.output()) >= NEAR.length:
-                break
-        return tuple(session.output()[: NEAR.length])
-
-    return law_of(outcomes(run, 5000))
 
 
 def typical_as_published(epsilon=0.09, delta=0.3):
@@ -415,16 +382,14 @@ def typical_as_published(epsilon=0.09, delta=0.3):
     ],
 )
 def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not(kind, params):
-    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
-    assert distance(law_of_outputs(kind(kind.Params(**params))), truth) < 1e-9
-    assert distance(typical_as_published(), truth) > 0.4
+    assert distance_from_target(kind(kind.Params(**params)), NEAR) < 1e-9
+    assert distance(typical_as_published(), target_distribution(NEAR)) > 0.4
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])
 def test_typical_acceptance_takes_more_and_says_that_it_is_not_exact(kind):
     """The control of the test before: with the paper's rule the law is another, and is said so."""
-    truth = Reference(NEAR.tables[0], NEAR.sampling).joint(NEAR.prompt, (), NEAR.length)
     method = kind(kind.Params(nodes=1, accept="typical"))
     assert kind(kind.Params()).guarantee("rejection") == "exact_law"
     assert method.guarantee("rejection") == method.guarantee("greedy") == "quality_only"
-    assert distance(law_of_outputs(method), truth) > 0.02
+    assert distance_from_target(method, NEAR) > 0.02

@@ -46,11 +46,6 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
-
-
 def spread(module):
     """A module whose numbers are drawn widely, and whose norms are not all ones."""
     drawn = torch.Generator().manual_seed(5)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -65,25 +62,6 @@ def test_a_draft_that_is_never_right_costs_nothing_but_its_own_time(rule, window
     assert all(step.draft is not None and step.draft.nodes == 1 for step in steps)  # none pending
 
 
-@given(
-    seed=st.integers(0, 999),
-    kind=st.sampled_from(["near", "equal", "flat", "disjoint"]),
-    rule=st.sampled_from(RULES[:2]),
-    window=st.integers(1, 6),
-    budget=st.integers(1, 14),
-    eos=st.sampled_from([(), (0,), (2,), (0, 1)]),
-)
-def test_every_text_is_the_targets_and_ends_by_the_rule(seed, kind, rule, window, budget, eos):
-    with torch.inference_mode():
-        case = Case(kind, pair(kind, 4, seed), rule, budget=budget, eos=eos, prompt=(1, 0))
-        plain = case.open()
-        list(Vanilla().generate(plain))
-        session = case.open()
-        steps = steps_of(session, window)
-    assert session.output() == plain.output() and session.finish == plain.finish
-    assert 1 + sum(committed(steps)) == len(session.output())
-
-
 @pytest.mark.parametrize("budget", range(1, 12))
 def test_what_was_not_verified_is_never_returned(budget):
     """The published code stops in the midst of its pending tokens and returns them. Here the draft
@@ -110,17 +88,6 @@ def test_windows_end_with_the_budget():
         drafted = sum(f.n_tokens for f in session.harness.meter.forwards if f.role == "draft")
         assert drafted <= budget and len(session.output()) == budget
         assert all(step.draft is not None and step.draft.levels <= 4 for step in steps)
-
-
-def test_an_end_of_text_inside_the_pending_tokens_ends_the_text_there():
-    case = Case("equal", pair("equal", 5), Sampling(), budget=40)
-    plain = case.open()
-    list(Vanilla().generate(plain))
-    for token in set(plain.output()):
-        session = replace(case, eos=(token,)).open()
-        steps_of(session, 6)
-        end = plain.output().index(token) + 1
-        assert session.output() == plain.output()[:end] and session.finish == "eos"
 
 
 class Log:

@@ -18,22 +18,12 @@ from methods.hydra_plus.head import HydraPlusHead
 from methods.hydra_plus.method import HydraPlus
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import NORMED, features
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Tokens
-from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
 
 TEXT = torch.tensor([[5, 17, 80, 3, 3, 41, 66, 9, 12, 95, 0, 33, 5, 18]])
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 LEVELS, BLOCKS = 3, 4
-
-
-@pytest.fixture(scope="module")
-def target(family):
-    return family.decoders["target"]
 
 
 @pytest.fixture(scope="module")
@@ -260,21 +250,6 @@ def test_rows_fed_in_pieces_with_drafts_between_give_what_the_whole_gives(kind, 
         state.rollback(0, end)
     assert state.length() == 13
     torch.testing.assert_close(out.logits, due.logits, **CLOSE)
-
-
-@pytest.fixture
-def drafting(family):
-    """A method on a session, before its first `propose`."""
-
-    def make(method, head):
-        space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
-        stop = StopRule(frozenset(), 20)
-        session = Session(space, Request("tiny", 0, family.prompts[0], stop), Sampling())
-        method.start(session)
-        session.prefill()
-        return session
-
-    return make
 
 
 @pytest.mark.parametrize("nodes", [6, 16])

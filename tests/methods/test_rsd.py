@@ -10,16 +10,12 @@ from methods.rsd_c import RsdC, RsdCParams
 from methods.rsd_s import RsdS, RsdSParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.choice import distance, law_of, outcomes, walk
 from specbench_cli.audit.models import table as table_model
-from specbench_cli.audit.models.table import TableDecoder
-from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.tree import tree_of
-from specbench_cli.engine.workspace import Workspace
+from tests.methods.exact import distance_from_target
 
 GREEDY = Sampling()
 REJECTION = Sampling("rejection", 0.8)
@@ -28,9 +24,7 @@ PROMPT = (1, 0, 1)
 
 def on_tables(tables, sampling=REJECTION, budget=5, **rest):
     """A session on a pair of tables, behind its prefill."""
-    decoders = dict(zip(("target", "draft"), map(TableDecoder, "td", tables), strict=True))
-    request = Request("table/0", 0, PROMPT, StopRule(frozenset(), budget))
-    return Session(Workspace(decoders, 64), request, sampling, **rest)
+    return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 def nodes_drawn(method, tables, random):
@@ -135,15 +129,8 @@ def test_widths_override_width_and_depth():
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
 def test_the_output_has_the_targets_law(make, vocab, kind):
-    tables = table_model.pair(kind, vocab)
-
-    def decode(random):
-        session = on_tables(tables, budget=3, random=random)
-        list(make().generate(session))
-        return tuple(session.output())
-
-    truth = Reference(tables[0], REJECTION).joint(PROMPT, (), 3)
-    assert distance(walk(decode), truth) < 1e-9
+    case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
+    assert distance_from_target(make(), case) < 1e-9
 
 
 def tokens_a_step(make, tables):

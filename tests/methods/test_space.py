@@ -11,19 +11,15 @@ from methods.space.head import PUBLISHED_MASK, MaskToken
 from methods.space.method import Space
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models import table
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.look_ahead import branches
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault
+from tests.methods.exact import distance_from_target, target_distribution
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +35,11 @@ def by_transformers(module, head, ids):
     return module(inputs_embeds=rows, use_cache=False).logits[0, len(ids) - 1 :]
 
 
-def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_one(family, head):
-    space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
-    request = Request("tiny", 0, family.prompts[7], StopRule(frozenset(), 20))
-    session = Session(space, request, Sampling())
+def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_one(
+    drafting, family, head
+):
     method, module = Space(Space.Params(length=3)), family.modules["target"]
-    method.start(session)
-    session.prefill()
+    session = drafting(method, head, 7)
     due = by_transformers(module, head, list(family.prompts[7]))
     torch.testing.assert_close(method.masks.newest(), due[1:], rtol=1e-4, atol=1e-4)
     for _ in range(3):
@@ -129,15 +123,7 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
 def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
     """Theirs takes a candidate with probability min(1, p/q), and draws from p where it does not."""
     case = Case("near", pair("near"), Sampling("rejection", 1.0), budget=3, length=2)
-    truth = Reference(case.tables[0], case.sampling).joint(case.prompt, (), 2)
-
-    def run(random):
-        session = case.open(random=random)
-        for _ in Space(Space.Params(length=1)).generate(session):
-            pass
-        return tuple(session.output()[:2])
-
-    assert distance(law_of(outcomes(run, 5000)), truth) < 1e-9
+    assert distance_from_target(Space(Space.Params(length=1)), case) < 1e-9
     target, draft = (table.double().softmax(-1) for table in case.tables)
     before, last = case.prompt[-2:]
     q = draft[last, int(target[before, last].argmax())]  # the mask knows no drawn first token
@@ -148,4 +134,4 @@ def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_
         law = stands + (1 - stands.sum()) * p
         theirs |= {(first, x): p_first * float(each) for x, each in enumerate(law)}
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, truth) > 0.02
+    assert distance(theirs, target_distribution(case)) > 0.02

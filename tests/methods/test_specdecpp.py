@@ -12,13 +12,12 @@ from methods.specdecpp.head import AcceptanceHead
 from methods.specdecpp.method import SpecDecPP, SpecDecPPParams
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, walk
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.drafting.length_params import RULES
 from specbench_cli.engine.models.load import sha256_of
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault
+from tests.methods.exact import distance_from_target
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
@@ -149,20 +148,13 @@ METHODS = [
 def test_the_law_is_the_targets_whatever_a_rule_stops_at(method):
     sampling = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", pair("near"), sampling, budget=5, length=3)
-    lengths = set()
+    workspace, lengths = case.workspace(), set()
+    workspace.make = lambda wanted: wanted.kind.random(workspace.decoders)
 
-    def outcome(random):
-        workspace = case.workspace()
-        workspace.make = lambda wanted: wanted.kind.random(workspace.decoders)
-        session = case.open(workspace, random=random)
-        for step in method.generate(session):
-            lengths.add(step.draft.levels)
-            if len(session.output()) >= case.length:
-                break
-        return tuple(session.output()[: case.length])
+    def seen(step):
+        lengths.add(step.draft.levels)
 
-    truth = Reference(case.tables[0], sampling).joint(case.prompt, case.eos, case.length)
-    assert distance(walk(outcome), truth) < 1e-9
+    assert distance_from_target(method, case, seen, workspace=workspace) < 1e-9
     assert len(lengths) > 1
 
 

@@ -6,17 +6,12 @@ from pydantic import ValidationError
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli import registry
-from specbench_cli.audit.choice import distance, walk
+from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models import table as table_model
-from specbench_cli.audit.models.table import TableDecoder, rows_out_of_place
-from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.request import Request
-from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of
-from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
+from tests.methods.exact import distance_from_target
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=24, top_p=0.95, seed=3)
@@ -36,9 +31,7 @@ def run(session, **params):
 
 def on_tables(tables, sampling, budget, **rest):
     """A session on a pair of tables."""
-    decoders = dict(zip(("target", "draft"), map(TableDecoder, "td", tables), strict=True))
-    request = Request("table/0", 0, PROMPT, StopRule(frozenset(), budget))
-    return Session(Workspace(decoders, len(PROMPT) + budget), request, sampling, **rest)
+    return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 # ---- parameters ---------------------------------------------------------------------------------
@@ -147,43 +140,6 @@ def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
         assert first.draft.nodes == 6
 
 
-# ---- bounds -------------------------------------------------------------------------------------
-
-
-@EXACT
-@pytest.mark.parametrize(
-    "params",
-    [{"widths": (3, 2)}, {"shape": "dynamic", "width": 3, "depth": 2, "nodes": 12}],
-    ids=["static", "dynamic"],
-)
-def test_a_draft_equal_to_the_target_has_every_level_accepted(
-    open_session, clear_prompts, sampling, params
-):
-    for prompt in clear_prompts(sampling, 4):
-        *full, _ = run(open_session(prompt, sampling, draft="target"), **params)
-        assert [len(step.outcome.committed) for step in full] == [3] * len(full)
-
-
-@pytest.mark.parametrize("shape", ["static", "dynamic"])
-def test_a_useless_draft_commits_one_token_a_step(shape):
-    tables = table_model.pair("disjoint", 8)
-    for sampling in (GREEDY, COUPLED, Sampling("rejection", 0.8)):
-        for step in run(on_tables(tables, sampling, 12), width=3, depth=3, shape=shape):
-            assert (step.outcome.path, len(step.outcome.committed)) == ((), 1)
-
-
-@RULES
-@pytest.mark.parametrize("shape", ["static", "dynamic"])
-def test_after_every_step_the_draft_has_rows_of_committed_tokens_alone(sampling, shape):
-    session = on_tables(table_model.pair("near", 5), sampling, 40)
-    drafting, kept = method(width=3, depth=3, shape=shape, nodes=9), 0
-    for step in drafting.generate(session):
-        state, text = drafting.levels.state, session.tokens()[:-1]
-        assert rows_out_of_place(state, text) is None
-        kept += state.length() > len(text) - len(step.outcome.path)
-    assert kept > 3
-
-
 # ---- the target's law ---------------------------------------------------------------------------
 
 
@@ -200,13 +156,20 @@ def test_after_every_step_the_draft_has_rows_of_committed_tokens_alone(sampling,
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
 def test_the_output_has_the_targets_law(kind, params, vocab):
-    sampling, budget = Sampling("rejection", 0.8), 3
+    case = Case(kind, table_model.pair(kind, vocab), Sampling("rejection", 0.8), PROMPT, budget=3)
+    assert distance_from_target(method(**params), case) < 1e-9
+
+
+def crossed():
+    """Every kind of pair with every law, and each of both with every shape."""
+    shapes = [((2, 2), 2, 4), ((2,), 3, 3), ((3,), 3, 3)]
+    for i, kind in enumerate(("peaked", "flat", "near", "equal", "disjoint")):
+        for j, law in enumerate(("point", "iid", "wor")):
+            yield kind, law, *shapes[(i + j) % 3]
+
+
+@pytest.mark.parametrize(("kind", "law", "widths", "vocab", "n"), list(crossed()))
+def test_a_complete_tree_has_the_targets_law_on_every_kind_of_pair(kind, law, widths, vocab, n):
     tables = table_model.pair(kind, vocab)
-
-    def decode(random):
-        session = on_tables(tables, sampling, budget, random=random)
-        list(method(**params).generate(session))
-        return tuple(session.output())
-
-    truth = Reference(tables[0], sampling).joint(PROMPT, (), budget)
-    assert distance(walk(decode), truth) < 1e-9
+    case = Case(kind, tables, Sampling("rejection", 0.8), PROMPT, budget=n, length=n)
+    assert distance_from_target(method(widths=widths, law=law), case) < 1e-9

@@ -3,23 +3,24 @@
 import math
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from methods.staged.method import Counts, Guess, Staged, StagedParams
 from methods.staged.ngram import KatzModel
 from specbench_cli import registry
-from specbench_cli.audit.choice import distance, law_of, outcomes, walk
+from specbench_cli.audit.cases import Case
+from specbench_cli.audit.choice import distance, law_of, outcomes
 from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.audit.reference import Reference
+from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, tree_of
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
+from tests.methods.exact import distance_from_target
 
 GREEDY = Sampling()
 COUPLED = Sampling("coupled", 0.8, top_k=6, top_p=0.95, seed=3)
@@ -171,16 +172,6 @@ def test_the_output_is_that_of_plain_decoding_and_the_trees_are_the_drafts_own(s
             assert trees(steps) == trees(alone)
 
 
-@EXACT
-@pytest.mark.parametrize("at", [1, 4, 9])
-def test_an_eos_ends_the_output_wherever_it_stands(sampling, at):
-    tables = models(small=SMALL)
-    due = vanilla(tables, sampling, PROMPTS[1], 30)
-    session = on_tables(tables, sampling, prompt=PROMPTS[1], eos=(due[at],))
-    run(session, stages=("ngram", "small", "draft"))
-    assert list(session.output()) == due[: due.index(due[at]) + 1]
-
-
 @RULES
 @pytest.mark.parametrize("stages", STAGES, ids="-".join)
 @pytest.mark.parametrize("law", ["point", "wor"])
@@ -249,21 +240,6 @@ def test_generation_stops_behind_the_first_token_that_is_too_unlikely(sampling):
     assert stopped > 5
 
 
-@EXACT
-def test_a_draft_equal_to_the_target_has_its_whole_depth_accepted(sampling):
-    tables = {"target": TARGET, "draft": TARGET}
-    *full, _ = run(on_tables(tables, sampling, budget=40), depth=6, threshold=0)
-    assert [len(step.outcome.committed) for step in full] == [7] * len(full)
-
-
-@RULES
-@pytest.mark.parametrize("law", ["point", "wor"])
-def test_a_useless_draft_commits_one_token_a_step(sampling, law):
-    target, draft = pair("disjoint", 12)
-    for step in run(on_tables({"target": target, "draft": draft}, sampling), law=law):
-        assert (step.outcome.path, len(step.outcome.committed)) == ((), 1)
-
-
 # ---- counts -------------------------------------------------------------------------------------
 
 
@@ -304,7 +280,9 @@ def taught(table):
         for last in range(table.shape[-1]):
             for _ in range(3):
                 model.add((before, last), int(table[before, last].argmax()))
-    return {"ngram": model}
+    memory = Memory()
+    memory["ngram"] = model
+    return memory
 
 
 @pytest.mark.parametrize("below", ["nothing", "ngram", "small"])
@@ -341,21 +319,10 @@ def test_what_the_last_stage_draws_has_the_drafts_law_whatever_was_guessed(below
     ids=str,
 )
 def test_the_output_has_the_targets_law(params, vocab):
-    target, draft = pair("near", vocab)
-
-    def decode(random):
-        session = on_tables(
-            {"target": target, "draft": draft},
-            REJECTION,
-            budget=3,
-            random=random,
-            memory=taught(draft),
-        )
-        run(session, **params)
-        return tuple(session.output())
-
-    truth = Reference(target, REJECTION).joint(PROMPTS[0], (), 3)
-    assert distance(walk(decode), truth) < 1e-9
+    tables = pair("near", vocab)
+    case = Case("near", tables, REJECTION, PROMPTS[0], budget=3)
+    method = Staged(StagedParams(**params))
+    assert distance_from_target(method, case, memory=lambda: taught(tables[1])) < 1e-9
 
 
 def test_children_are_drawn_and_branch_by_what_was_known_before():
@@ -367,21 +334,3 @@ def test_children_are_drawn_and_branch_by_what_was_known_before():
         ids = draft.tokens.tolist()
         for children in tree_of(draft.parents).children:
             assert len({ids[child] for child in children}) == len(children) <= 3
-
-
-# ---- real models --------------------------------------------------------------------------------
-
-
-@RULES
-def test_with_attention_rows_kept_from_guessed_trees_equal_recomputation(open_session, sampling):
-    session = open_session((7, 7, 8, 7, 7, 8, 7), sampling, budget=24)
-    for _ in Staged(StagedParams(depth=8, lookahead=5)).generate(session):
-        text = list(session.tokens())
-        (decoder, state) = next((d, s) for d, s in session.held if d.name == "near")
-        fresh = decoder.new_state(len(text))
-        decoder.forward(Tokens(torch.tensor([text[: state.length()]])), fresh)
-        n = state.length()
-        assert n < len(text)
-        for layer in range(decoder.n_layers):
-            ours, theirs = (s.keys(layer)[:, :, :n] for s in (state, fresh))
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -253,7 +253,7 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
     monkeypatch.setitem(aliases(), "embedded-7m", Alias(folder=str(tmp_path)))
     with pytest.raises(EnvironmentFault, match=r"no config\.json of embedded-7m") as caught:
         resolve("embedded")
-    assert "specbench train pair" in caught.value.hint
+    assert "python -m recipes.embedded pair" in caught.value.hint
 
 
 # ---- drafts that are kept as their own layers ---------------------------------------------------

@@ -12,19 +12,10 @@ from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary import metrics, text
+from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 OWN = ["vanilla", "typical", "draft-alone", "sps", "random for typical"]
-
-
-class Silent:
-    """A view that shows nothing."""
-
-    def flags(self):
-        return []
-
-    def __getattr__(self, name):
-        return lambda *_: None
 
 
 def config_of(*rows, **given):

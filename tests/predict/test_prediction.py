@@ -1,14 +1,13 @@
 """Replaying traces: hand-made records to sums worked out by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.prediction import ALL, predict, predict_output
 from specbench_cli.predict.settings import Setting, break_even
 from specbench_cli.report.terminal.prediction_table import print_settings
-from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+from specbench_cli.store.schema import ForwardKind, Ns, Params, Steps, Trace
+from tests.records import record_of
 
 PREFILL, DRAFT, VERIFY = range(3)
 KINDS = [
@@ -73,38 +72,15 @@ def trace(*forwards, kinds=KINDS, unused=()):
 
 def record(label, done, counted, decode, *, task="mini", at=0, **changes):
     n = 1 + sum(counted.committed)
-    made = Record(
-        prompt_id=f"{task}/{at}",
-        cluster=f"{task}/{at}",
-        task=task,
-        family="qa",
-        category="qa",
-        turn=1,
-        method=label,
-        label=label,
-        peer=False,
-        params=Params(),
-        sampling="greedy",
-        guarantee="exact_tokens",
-        pass_=1,
-        seed=0,
-        output_ids=list(range(n)),
-        origin=["prefill"] + ["plain"] * (n - 1),
-        n_tokens=n,
-        finish="length",
-        steps=counted,
-        target_forwards=1,
-        draft_forwards=0,
-        forwards=done,
-        ns=Ns(decode + 10, 10, decode, 0, decode, 0),
-        peak_bytes=None,
-        other_cpu=None,
-        verdict=Verdict("identical"),
-        score=None,
-        void=False,
-        error=None,
-    )
-    return replace(made, **changes)
+    values = {
+        "origin": ["prefill"] + ["plain"] * (n - 1),
+        "steps": counted,
+        "target_forwards": 1,
+        "draft_forwards": 0,
+        "forwards": done,
+        "ns": Ns(decode + 10, 10, decode, 0, decode, 0),
+    }
+    return record_of(label, f"{task}/{at}", n, **(values | changes))
 
 
 def test_plain_steps_follow_the_growing_context():

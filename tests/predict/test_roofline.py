@@ -10,7 +10,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.hardware.roofline import Roofline
+from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import predict, predict_output
 from specbench_cli.predict.roofline import replayed
 from specbench_cli.store.run_dir import RunDir

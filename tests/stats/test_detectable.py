@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.statistics.simulated_intervals import Setting
 from specbench_cli.stats.bootstrap import PairedTimes, resample
-from specbench_cli.stats.detectable import POWER, detectable, spread_of
-from specbench_cli.stats.simulated import Setting
+from specbench_cli.stats.detectable import POWER, detectable
 from specbench_cli.stats.simultaneous import different
 
 
@@ -54,9 +54,3 @@ def test_beyond_the_simulated_size_it_shrinks_as_the_square_root():
 
 def test_nothing_is_detected_on_one_question():
     assert detectable(1, 3) is None
-
-
-def test_spread_of_a_run_is_the_one_that_made_it():
-    setting = Setting(questions=480, spread=0.2, vanilla_spread=0.0)
-    drawn = resample(setting.times(np.random.default_rng(2), 6), resamples=10)
-    assert spread_of(drawn) == pytest.approx(0.2 * math.sqrt(2), rel=0.1)

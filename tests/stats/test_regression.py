@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.statistics.false_alarms import BAD, QUIET, Sides, alarms, compared
 from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
-from specbench_cli.stats.simulated_sides import BAD, QUIET, Sides, alarms, compared
 
 REPLICATIONS = 30
 

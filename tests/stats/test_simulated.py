@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench_cli.stats.simulated import (
+from benchmarks.statistics.simulated_intervals import (
     Setting,
     coverage,
     coverage_details,

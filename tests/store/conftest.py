@@ -8,29 +8,17 @@ from typing import Any
 import pytest
 
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Record, Steps, Trace, Verdict
+from tests.records import record_of
 
 
 def _record(**changes: Any) -> Record:
     verify = ForwardKind("target", "verify", 0, 1, (0, 8))
     draft = ForwardKind("draft", "draft", 0, 1, (0, 2))
     values: dict[str, Any] = {
-        "prompt_id": "mini/3",
-        "cluster": "mini/3",
-        "task": "mini",
-        "family": "qa",
         "category": "lexicon",
-        "turn": 1,
-        "method": "sps",
-        "label": "sps",
-        "peer": False,
         "params": Params({"length": 2}, {"length": 2}),
-        "sampling": "greedy",
-        "guarantee": "exact_tokens",
-        "pass_": 1,
-        "seed": 0,
         "output_ids": [5, 6, 7, 8, 2],
         "origin": ["prefill", "accepted", "accepted", "bonus", "recovered"],
-        "n_tokens": 5,
         "finish": "eos",
         "steps": Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 1]),
         "target_forwards": 3,
@@ -42,11 +30,8 @@ def _record(**changes: Any) -> Record:
         "peak_bytes": 1000,
         "other_cpu": 0.01,
         "verdict": Verdict("near-tie", 3, 1e-5, 9),
-        "score": None,
-        "void": False,
-        "error": None,
     }
-    return Record(**(values | changes))
+    return record_of("sps", "mini/3", 5, **(values | changes))
 
 
 @pytest.fixture(scope="session")

@@ -328,7 +328,7 @@ def test_edit_between_the_last_check_and_the_end_is_noticed_by_readers(run):
 
 def test_records_read_by_several_processes_are_checked_too(run, monkeypatch):
     monkeypatch.setattr(pieces, "LARGE", 1)
-    monkeypatch.setattr(pieces, "_cores", lambda: 2)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
     run = stopped(run)
     assert len(list(run.each(to_json))) == 3
     put(run, [*lines(run)[:2], edited(lines(run)[2])])

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "LARGE", 1)
     monkeypatch.setattr(pieces, "_PIECE", PIECE)
-    monkeypatch.setattr(pieces, "_cores", lambda: 2)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
 
 
 def refused(run: RunDir) -> str:
@@ -69,5 +69,6 @@ def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
 def test_what_a_process_that_died_should_have_read_is_read_all_the_same(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "_PROGRAM", "import os; os._exit(9)")
+    command = [sys.executable, "-c", "import os; os._exit(9)"]
+    monkeypatch.setattr(pieces, "python_command", lambda *_, **__: command)
     assert list(run.each(light)) == [light(record) for record in run.records()]

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from recipes.studies.points import _drafts
 from specbench_cli.audit.certificate import reusable_certificate
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import certificates
@@ -13,7 +14,6 @@ from specbench_cli.measure.run_checks import ordered_config
 from specbench_cli.plan.power import _seen
 from specbench_cli.predict.recommend.journal import Journal, finished
 from specbench_cli.registry import load
-from specbench_cli.report.scaling.points import _drafts
 from specbench_cli.store import matrix
 from specbench_cli.store.run_dir import runs
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods.sps import Sps, SpsParams
+from recipes.embedded import family
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config.train import DraftLoss
@@ -29,14 +30,16 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training import align, family
+from specbench_cli.training import align
 from specbench_cli.training.align import Aligned, Aligner, alignment, loss_row
 from specbench_cli.training.heads.mat import answer_of
+from specbench_cli.training.loop import WORK
 from specbench_cli.training.losses import (
     DISTANCES,
     first_layers,
     kl,
     lk,
+    read,
     reverse_kl,
     target_loss,
     text_loss,
@@ -45,7 +48,6 @@ from specbench_cli.training.losses import (
 )
 from specbench_cli.training.packing import Batch
 from specbench_cli.training.replies import Replies, Reply
-from specbench_cli.training.trainer import WORK
 
 app = with_all_options(train)
 
@@ -286,7 +288,7 @@ def test_a_draft_whose_output_is_cut_is_not_cut_again(
 def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     pair: tuple[Path, Path],
 ) -> None:
-    model, ids = family.read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
+    model, ids = read(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
     cut(model, torch.tensor([9, 5, 3]))
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
     loss = text_loss(model)(Batch(ids[:, :-1], ids[:, 1:], weights))
@@ -356,37 +358,6 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students
     assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
     assert other["alpha over first low"] == other["alpha over first high"] == 0.1
     assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)
-
-
-def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
-    tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, draft = map(str, pair)
-    words = ["grid", "--target", target, "--draft", draft, "--smoke", "--out", str(tmp_path)]
-    words += ["--layers", "2,1", "--tokens", "0.3M,100k", "--seeds", "1"]
-    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
-    names = [f"{layers}-layers-{size}-seed-0" for size in ("100k", "300k") for layers in (1, 2)]
-    records = [json.loads((tmp_path / name / "alignment.json").read_text()) for name in names]
-    assert [(each["layers"], each["tokens"]) for each in records] == [
-        *((1, 2048), (2, 2048), (1, 4096), (2, 4096))
-    ]
-    assert all(0 < each["alpha"] < 1 <= each["mat"] <= 6 for each in records)
-    assert records[0]["parameters"] < records[1]["parameters"]
-    load_decoder(tmp_path / names[1], name="draft")
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr("specbench_cli.training.loop.train", never)
-    again = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert again.exit_code == 0 and "layers" in again.stdout
-
-
-@pytest.mark.parametrize("wrong", [("--tokens", "1M,lots"), ("--layers", "0,1"), ("--tokens", "")])
-def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
-    called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
-    assert isinstance(called.exception, UsageError)
-    assert "are no numbers above 0" in called.exception.message
 
 
 # ---- sorted --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from recipes.embedded.tokenizer import tokenizer_texts, train_tokenizer
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.training import corpus, generated
 from specbench_cli.training.corpus import (
@@ -16,9 +17,7 @@ from specbench_cli.training.corpus import (
     Encoder,
     generated_chats,
     load_gsm8k,
-    tokenizer_texts,
 )
-from specbench_cli.training.tokenizer import train_tokenizer
 
 PROBLEMS: list[corpus.Chat] = [
     [(f"Tom has {n} pens and buys {n} more. How many?", f"He has {n}+{n} = {2 * n}.\n#### {2 * n}")]

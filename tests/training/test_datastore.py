@@ -93,7 +93,7 @@ def test_files_that_cannot_be_read_are_named(
 def test_a_target_without_the_familys_chats_is_sent_to_texts(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench_cli.training.datastore.ASSISTANT", "<|nobody|>")
+    monkeypatch.setattr("specbench_cli.training.datastore.SPECIAL_TOKENS", ("<|nobody|>",))
     with pytest.raises(UsageError, match="not of the embedded family"):
         DatastoreMaker(tmp_path, target).of_replies([], 2, 0, torch.device("cpu"), fresh=False)
 

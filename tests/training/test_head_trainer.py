@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods._heads.module import ParallelHead, heads, parallel_heads
+from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training._shared import recipes
@@ -23,13 +24,11 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training import family
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import SCHEDULES, HeadSchedule, schedule_of_parallel
+from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule, schedule_of_parallel
 from specbench_cli.training.heads.mat import Estimate, Log
 from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer
-from specbench_cli.training.loop import Point
-from specbench_cli.training.trainer import WORK
+from specbench_cli.training.loop import WORK, Point
 
 app = with_all_options(train)
 

@@ -21,8 +21,8 @@ from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Features, Tokens
-from specbench_cli.training.heads import family as head_family
-from specbench_cli.training.heads.family import SCHEDULES, HeadSchedule
+from specbench_cli.training.heads import build as head_build
+from specbench_cli.training.heads.build import SCHEDULES, HeadSchedule
 from specbench_cli.training.heads.losses import head_loss, read_target, unroll
 from specbench_cli.training.heads.mat import estimate
 from specbench_cli.training.packing import Batch, Encoded
@@ -68,14 +68,14 @@ def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
 
 def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
     """A head of a kind, for a target with so many layers."""
-    config = head_family.head_config(target, mlp)
+    config = head_build.head_config(target, mlp)
     taught = Taught(
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
         lambda taps: torch.full((len(taps) * target.hidden_size,), 4.0),
     )
-    shape = head_family.shape_of(config)
+    shape = head_build.shape_of(config)
     return heads()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
 
 
@@ -285,7 +285,7 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
 def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
     make: Callable[[str], DraftHead],
 ) -> None:
-    named = head_family.tensors(make("eagle3"))
+    named = head_build.tensors(make("eagle3"))
     d2t, t2d = named["d2t"], named["t2d"]
     ids = torch.arange(len(d2t)) + d2t
     assert d2t.dtype == torch.int64
@@ -297,9 +297,9 @@ def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
-    kept = head_family.most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    kept = head_build.most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
     assert kept.tolist() == [1, 3, 4]
-    assert head_family.most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
+    assert head_build.most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
@@ -362,8 +362,8 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
 def test_a_file_has_the_published_names_and_shapes_in_fp16(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    head, config = make(kind), head_family.head_config(target.config, 24)
-    head_family.export(head, config, tmp_path, {"kind": kind, "target_sha256": "ab"})
+    head, config = make(kind), head_build.head_config(target.config, 24)
+    head_build.export(head, config, tmp_path, {"kind": kind, "target_sha256": "ab"})
     stored = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert {name: tuple(value.shape) for name, value in stored.items()} == NAMES[kind]
@@ -378,7 +378,7 @@ def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> Non
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
     says = torch.arange(heads()[schedule.kind].recipe.says or 0)
     head = new(schedule.kind, wide, schedule.mlp, 8, says)
-    size = sum(t.numel() * t.element_size() for t in head_family.tensors(head).values())
+    size = sum(t.numel() * t.element_size() for t in head_build.tensors(head).values())
     assert size < 1_990_000
 
 
@@ -391,11 +391,11 @@ def test_a_chain_drafts_what_it_was_trained_to(
 ) -> None:
     """What methods make of the file, level by level, equals the unrolled steps of training."""
     head, ids, slot = make(kind), text(chats=(LENGTH,))[:, :-1], 9
-    head_family.as_stored(head)
+    head_build.as_stored(head)
     target.save_pretrained(tmp_path / "target")
     sha = Weights(tmp_path / "target").sha256()
-    config = head_family.head_config(target.config, 24)
-    head_family.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
+    config = head_build.head_config(target.config, 24)
+    head_build.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
     decoder = load_decoder(tmp_path / "target", name="target")
     follow(head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot)
 

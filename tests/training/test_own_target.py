@@ -27,6 +27,7 @@ from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
 from methods.falcon.head import FalconHead
 from methods.mtp.head import MtpHead
+from recipes.embedded.tokenizer import tokenizer_texts
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.engine.models.decoder import Decoder
@@ -35,13 +36,13 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import render
 from specbench_cli.training.align import Aligner, alignment
-from specbench_cli.training.corpus import Encoder, TemplateEncoder, tokenizer_texts
+from specbench_cli.training.corpus import Encoder, TemplateEncoder
 from specbench_cli.training.heads import losses as head_losses
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import RIDGE, HeadSchedule, begin_linear
+from specbench_cli.training.heads.build import RIDGE, HeadSchedule, begin_linear
 from specbench_cli.training.heads.losses import Kept, read_target, what_is_said
 from specbench_cli.training.heads.trainer import HeadTrainer
-from specbench_cli.training.loop import Point
+from specbench_cli.training.loop import WORK, Point
 from specbench_cli.training.replies import (
     OPENINGS,
     Ask,
@@ -51,7 +52,6 @@ from specbench_cli.training.replies import (
     sample_replies,
     written,
 )
-from specbench_cli.training.trainer import WORK
 
 app = with_all_options(train)
 

@@ -1,8 +1,6 @@
 """Heads without a state in training: what each level learns, what is left, what is refused."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from methods._heads.recipe import Objective
+from recipes.embedded import family
 from specbench_cli import registry
 from specbench_cli.app import with_all_options
 from specbench_cli.commands.training._shared import bars
@@ -25,9 +24,8 @@ from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
-from specbench_cli.training import family
 from specbench_cli.training.heads import trainer as head_trainer
-from specbench_cli.training.heads.family import TorchTarget, build_stateless, schedule_of
+from specbench_cli.training.heads.build import TorchTarget, build_stateless, schedule_of
 from specbench_cli.training.heads.losses import head_loss, read_target, unroll
 from specbench_cli.training.heads.mat import estimate
 from specbench_cli.training.heads.trainer import HeadTrainer
@@ -194,26 +192,6 @@ def test_the_command_leaves_a_head_that_the_method_takes(tmp_path: Path, folder:
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     curves = json.loads((tmp_path / "training_curve.json").read_text())["linear"]
     assert curves["mat"][-1]["step"] == curves["steps"] == 4
-
-
-def test_heads_are_compared_at_an_equal_budget(
-    tmp_path: Path, folder: Path, curves: Callable[[], AbstractContextManager[object]]
-) -> None:
-    options = ("--out", str(tmp_path), "--target", str(folder), "--smoke", "--device", "cpu")
-    names = ("medusa", "linear", "hydra")
-    with curves():
-        asked = CliRunner().invoke(
-            app, ["compare", *names, "--plugin", str(FILE), *options], catch_exceptions=False
-        )
-    assert asked.exit_code == 0
-    rows = json.loads((tmp_path / "comparison.json").read_text())
-    assert [row["head"] for row in rows] == ["embedded-medusa", "embedded-linear", "embedded-hydra"]
-    assert len({row["tokens"] for row in rows}) == 1
-    assert all(row["MAT"] >= 1 and row["parameters"] > 0 for row in rows)
-    assert (tmp_path / "training_curve.png").stat().st_size > 0
-    for row, name in zip(rows, names, strict=True):
-        (wanted,) = registry.build(name, {}).artifacts()
-        wanted.kind.load(tmp_path / row["head"], {"target": load_decoder(folder, name="target")})
 
 
 def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrainer:

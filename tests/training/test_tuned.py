@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from methods.space.head import MaskToken
+from recipes.embedded import family
 from specbench_cli.errors import UsageError
 from specbench_cli.models import resolve
 from specbench_cli.models.adapter import CONFIG, WEIGHTS
-from specbench_cli.training import family
 from specbench_cli.training.heads import tuned
-from specbench_cli.training.heads.family import TorchTarget, schedule_of
+from specbench_cli.training.heads.build import TorchTarget, schedule_of
 from specbench_cli.training.heads.trainer import HeadTrainer
 from specbench_cli.training.loop import Point
-from specbench_cli.training.losses import autocast
+from specbench_cli.training.losses import autocast, read
 from specbench_cli.training.packing import Batch
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuned, "GROUPS", 3)
-    model = family.read(folder, CPU)
+    model = read(folder, CPU)
     head = MaskToken(TorchTarget(model), levels=2)
     ids = torch.randint(5, 4096, (1, 21), generator=torch.Generator().manual_seed(0))
     weights = torch.cat((torch.full((1, 8), 0.1), torch.ones(1, 12)), 1)
@@ -101,7 +101,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
         (base / file.name).write_bytes(file.read_bytes())
     held = {name: each.to(dtype) for name, each in load_file(base / "model.safetensors").items()}
     save_file(held, base / "model.safetensors", {"format": "pt"})
-    model = family.read(base, CPU)
+    model = read(base, CPU)
     parts = stirred(model)
     tuned.save(parts, tmp_path / "tuned", str(base))
     found = resolve(str(tmp_path / "tuned"))
@@ -115,7 +115,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
     assert all(whole[name].equal(held[name]) for name in same)
     if dtype == torch.float32:
         ids = torch.arange(5, 25)[None]
-        ours = family.read(found.path, CPU)(ids).logits
+        ours = read(found.path, CPU)(ids).logits
         torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
 def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
     folder: Path, tmp_path: Path, changed: dict[str, object], what: str
 ) -> None:
-    tuned.save(stirred(family.read(folder, CPU)), tmp_path, str(folder))
+    tuned.save(stirred(read(folder, CPU)), tmp_path, str(folder))
     facts = json.loads((tmp_path / CONFIG).read_text()) | changed
     (tmp_path / CONFIG).write_text(json.dumps(facts))
     with pytest.raises(UsageError, match=what):
@@ -144,7 +144,7 @@ def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
 
 
 def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    tuned.save(stirred(family.read(folder, CPU)), tmp_path, str(folder))
+    tuned.save(stirred(read(folder, CPU)), tmp_path, str(folder))
     parts = load_file(tmp_path / WEIGHTS)
     name = next(name for name in parts if name.endswith("q_proj.lora_B.weight"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, Case, sampling_of
+from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, RULES, Case, sampling_of
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
@@ -20,10 +20,8 @@ from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passe
 from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT
 
-RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 TURNS = 4
 """Tables for each variant and rule."""
 

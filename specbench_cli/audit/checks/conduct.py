@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specbench_cli.audit.cases import Case, random_cases, sampling_of
+from specbench_cli.audit.cases import RULES, Case, random_cases, sampling_of
 from specbench_cli.audit.checks.tokens import long_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableHead, features_out_of_place
@@ -23,7 +23,6 @@ from specbench_cli.engine.spans.judge import SpanRule
 from specbench_cli.engine.spans.ledger import open_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.watch import Told, untrue
 from specbench_cli.store.invariants import validate
@@ -41,7 +40,6 @@ LEVELS = 1_000
 ROUNDS = 4
 """Whole drafts that an output of a pair has room for, whose draft is near or a twin."""
 
-RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 LOOK_AT_STATES = (
     "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"

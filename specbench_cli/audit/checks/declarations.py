@@ -15,16 +15,17 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from specbench_cli.audit.cases import Case, sampling_of
-from specbench_cli.audit.checks.conduct import RULES, cases
+from specbench_cli.audit.cases import RULES, Case, sampling_of
+from specbench_cli.audit.checks.conduct import cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import LOSSLESS, Subject, longest
+from specbench_cli.audit.subject import Subject, longest
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.store.schema import LOSSLESS
 
 HELPERS = {"target", "draft"}
 """Models of a run that are no head's."""

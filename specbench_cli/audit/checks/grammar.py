@@ -12,15 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from specbench_cli.audit.cases import Case, random_cases
+from specbench_cli.audit.cases import EXACT_RULES, Case, random_cases
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.reference import Reference, cut, warped
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.grammar import GrammarMask
-from specbench_cli.engine.verify.sampling import Rule
 
-RULES: tuple[Rule, ...] = ("greedy", "coupled")
 CASES = 8
 """Random tables for each variant and rule."""
 
@@ -62,7 +60,7 @@ def check_grammar(subject: Subject) -> list[Finding]:
 
 
 def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
-    for rule in RULES:
+    for rule in EXACT_RULES:
         for params in islice(subject.promising(rule), VARIANTS):
             for case in random_cases(rule, CASES, longest(params, otherwise=5)):
                 yield params, held(case)

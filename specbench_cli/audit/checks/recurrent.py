@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from specbench_cli.audit.cases import Case, random_cases, reference_tokens, with_eos
+from specbench_cli.audit.cases import RULES, Case, random_cases, reference_tokens, with_eos
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.table import rows_out_of_place
 from specbench_cli.audit.models.watched import Watched
@@ -15,9 +15,7 @@ from specbench_cli.audit.reference import cut
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.verify.sampling import Rule
 
-RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 CASES = 6
 """Random tables for each variant and rule."""
 

@@ -10,8 +10,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from specbench_cli.audit.cases import (
+    EXACT_RULES,
     LONG_OUTPUT,
     LONG_PROMPT,
+    RULES,
     Case,
     long_case,
     random_cases,
@@ -52,10 +54,6 @@ PASSES = 2
 """Variants that get so many; others get `FEW`."""
 
 FEW = 4
-
-EXACT_RULES: tuple[Rule, ...] = ("greedy", "coupled")
-
-RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")
 
 
 def check_tokens(subject: Subject) -> list[Finding]:

@@ -96,7 +96,15 @@ class TableBlockHead(TableHead):
         )
 
 
-class TableFeatureHead(FeatureHead):
+class _CountedHead(FeatureHead):
+    """A head whose `forward` counts, whoever calls it."""
+
+    def __call__(self, *rows: Any, **named: Any) -> Any:
+        """See `FeatureHead`."""
+        return nn.Module.__call__(self, *rows, **named)
+
+
+class TableFeatureHead(_CountedHead):
     """Mixed into a head without a state, it has that say what a draft with the table would.
 
     Features that are a row of the target's table tell the last two tokens, and what the target says
@@ -122,12 +130,8 @@ class TableFeatureHead(FeatureHead):
         ways = [_way(draft, target, target, row[-self.vocab_size :], len(said)) for row in rows]
         return torch.stack(ways, 1)
 
-    def __call__(self, *rows: Any, **named: Any) -> Any:
-        """See `FeatureHead`; `forward` counts."""
-        return nn.Module.__call__(self, *rows, **named)
 
-
-class TableLookAhead(LookAhead):
+class TableLookAhead(_CountedHead, LookAhead):
     """Mixed into a head whose rows go through the target, it has these be what a draft with the
     table would say: a target that is a table lets them pass, if they see and stand where they
     should. What enters its first layer are embeddings, which tell one token and not two: there the
@@ -148,12 +152,8 @@ class TableLookAhead(LookAhead):
         ways = [_way(*self.tables, self.below, row, self.sizes["levels"]) for row in rows]
         return torch.stack(ways)
 
-    def __call__(self, *rows: Any, **named: Any) -> Any:
-        """See `FeatureHead`; `forward` counts."""
-        return nn.Module.__call__(self, *rows, **named)
 
-
-class TableSequentialHead(SequentialHead):
+class TableSequentialHead(_CountedHead, SequentialHead):
     """Mixed into a head that reads the tokens drafted so far, it has that say what a draft with the
     table would.
 
@@ -175,10 +175,6 @@ class TableSequentialHead(SequentialHead):
         lasts = [_place(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
         said = draft[torch.tensor(lasts), ids]
         return Said(said, said)
-
-    def __call__(self, *rows: Any, **named: Any) -> Any:
-        """See `FeatureHead`; `forward` counts."""
-        return nn.Module.__call__(self, *rows, **named)
 
 
 class TableParallel(TableDecoder):

@@ -36,9 +36,8 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     asked = _asked(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.costs import Setup, check_writable
+    from specbench_cli.measure.costs import Setup, check_writable, kept_at
     from specbench_cli.measure.isolation.plugin_process import check_plugins
-    from specbench_cli.measure.kept import kept_at
     from specbench_cli.measure.machine import fingerprint
     from specbench_cli.measure.method_costs import costs_of, models_of
     from specbench_cli.plan.plan import make_plan

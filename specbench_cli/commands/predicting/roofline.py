@@ -13,7 +13,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from specbench_cli.config.predict import PredictOptions
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.measure.hardware.roofline import Roofline
+    from specbench_cli.predict.accelerators import Roofline
     from specbench_cli.store.run_dir import RunDir
 
 DTYPE = "bfloat16"
@@ -25,7 +25,7 @@ def asked_for(options: PredictOptions) -> Roofline | None:
     Raises:
         UsageError: only some of the options are given, or a name is unknown.
     """
-    from specbench_cli.measure.hardware.roofline import Roofline
+    from specbench_cli.predict.accelerators import Roofline
 
     if options.hardware is None or options.shape is None:
         given = {

@@ -13,7 +13,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from specbench_cli.config.arrivals import Arrivals
     from specbench_cli.config.predict import PredictOptions
-    from specbench_cli.measure.hardware.roofline import Roofline
+    from specbench_cli.predict.accelerators import Roofline
     from specbench_cli.predict.costs import BatchCosts
     from specbench_cli.store.run_dir import RunDir
     from specbench_cli.summary.load import LoadRow

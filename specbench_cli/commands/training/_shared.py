@@ -1,7 +1,7 @@
 """Code shared by the commands of `specbench train`: recipes, progress bars and curves."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench_cli.models.resolve import Checkpoint
-    from specbench_cli.training.family import Schedule
-    from specbench_cli.training.heads.mat import Estimate
-    from specbench_cli.training.loop import Point, Result
+    from specbench_cli.training.loop import Point, Result, Schedule
 
     Plan = TypeVar("Plan", bound=Schedule)
 
@@ -87,8 +85,7 @@ def check_model(out: Path, name: str) -> None:
         out: the folder of `--out`.
         name: name of the model's folder inside `out`.
     """
-    from specbench_cli.training.loop import has_work
-    from specbench_cli.training.trainer import WORK
+    from specbench_cli.training.loop import WORK, has_work
 
     folder = out / name
     for place in (out / WORK, out / WORK / name, folder):
@@ -118,8 +115,7 @@ def forget_work(out: Path, name: str) -> None:
     Raises:
         UsageError: the folder contains other files.
     """
-    from specbench_cli.training.loop import forget
-    from specbench_cli.training.trainer import WORK
+    from specbench_cli.training.loop import WORK, forget
 
     folder = out / WORK / name
     files.refuse_link(folder)
@@ -129,13 +125,10 @@ def forget_work(out: Path, name: str) -> None:
 
 def _is_curves(content: bytes) -> bool:
     """Return True if `finish` wrote the content."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    if not isinstance(found, dict) or not found:
-        return False
-    return all(isinstance(each, dict) and "curve" in each for each in found.values())
+    found = files.json_object(content)
+    return bool(found) and all(
+        isinstance(each, dict) and "curve" in each for each in found.values()
+    )
 
 
 def target_and_draft(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
@@ -160,8 +153,7 @@ def device(wanted: str) -> "torch.device":
 
 
 class Bars:
-    """Progress bars: called with a model's name and a point of its training, as trainers report;
-    or told how much there is of something else."""
+    """Progress bars: called with a model's name and a point of its training, as trainers report."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
@@ -169,11 +161,11 @@ class Bars:
     def __call__(self, name: str, point: "Point") -> None:
         self._at(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
-    def count(self, name: str, done: int, of: int) -> None:
-        """So many of what is made before."""
+    def count(self, name: str, done: int, of: int | None) -> None:
+        """Show how many of a kind are made, out of a number that may be unknown."""
         self._at(name, done, of, "")
 
-    def _at(self, name: str, done: int, of: int, more: str) -> None:
+    def _at(self, name: str, done: int, of: int | None, more: str) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._shown.add_task(name, total=of, more=more)
         self._shown.update(self._tasks[name], completed=done, more=more)
@@ -197,24 +189,7 @@ def bars() -> "Iterator[Bars]":
             raise
 
 
-@contextmanager
-def counted(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar of a number that grows, told by the function yielded.
-
-    Args:
-        total: what it grows to, where that is known.
-    """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=output.console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def finish(
-    results: "Mapping[str, Result]",
-    out: Path,
-    mat: "Mapping[str, Sequence[Estimate]] | None" = None,
-) -> None:
+def finish(results: "Mapping[str, Result]", out: Path) -> None:
     """Add the curves to those in `training_curve.json`, draw them all, print the folders."""
     path = out / f"{CURVES}.json"
     content = files.read_own(path)
@@ -229,8 +204,8 @@ def finish(
             "final_loss": curve[-1]["loss"],
             "curve": curve,
         }
-        if mat:
-            facts[name]["mat"] = [asdict(estimate) for estimate in mat[name]]
+        if estimates := getattr(result, "mat", None):
+            facts[name]["mat"] = [asdict(estimate) for estimate in estimates]
         output.data(str(out / name))
     files.write_own(path, json.dumps(facts, indent=1) + "\n", _is_curves)
     _draw(facts, out / f"{CURVES}.png")

@@ -32,16 +32,15 @@ def rest(asked: DatastoreOptions) -> None:
     out, fresh = asked.out, not asked.resume
     shared.check_model(out, "datastore")
     folder = resolve(asked.target).path
-    if asked.text:
-        if asked.smoke:
-            raise UsageError("--smoke and --text do not go together", "leave one of them out")
-        with shared.counted("texts", None) as progress:
-            made = DatastoreMaker(out, folder, progress).of_texts(asked.text, fresh=fresh)
-    else:
-        problems: list[Chat] = [] if asked.smoke else load_gsm8k(asked.data)
-        n, place = SMOKE if asked.smoke else asked.replies, shared.device(asked.device)
-        with shared.counted("replies", n) as progress:
-            made = DatastoreMaker(out, folder, progress).of_replies(
-                problems, n, asked.seed, place, fresh=fresh
-            )
+    with shared.bars() as report:
+        if asked.text:
+            if asked.smoke:
+                raise UsageError("--smoke and --text do not go together", "leave one of them out")
+            maker = DatastoreMaker(out, folder, lambda done: report.count("texts", done, None))
+            made = maker.of_texts(asked.text, fresh=fresh)
+        else:
+            problems: list[Chat] = [] if asked.smoke else load_gsm8k(asked.data)
+            n, place = SMOKE if asked.smoke else asked.replies, shared.device(asked.device)
+            maker = DatastoreMaker(out, folder, lambda done: report.count("replies", done, n))
+            made = maker.of_replies(problems, n, asked.seed, place, fresh=fresh)
     output.data(str(made))

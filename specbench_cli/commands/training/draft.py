@@ -107,7 +107,7 @@ def _align(
             (plan,), asked.steps_scale, asked.smoke, folder, asked.resume, asked.tokens
         )
         result = trainer.align(plan)
-    shared.finish({name: result}, folder, {name: result.mat})
+    shared.finish({name: result}, folder)
     return result
 
 

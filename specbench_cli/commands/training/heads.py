@@ -1,4 +1,4 @@
-"""`specbench train replies`, `head`, `compare` and a command a kind: draft heads for a target."""
+"""`specbench train replies`, `head` and a command a kind: draft heads for a target."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench_cli import files, output
+from specbench_cli import output
 from specbench_cli.commands.training import _shared as shared
 from specbench_cli.config import options
 from specbench_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench_cli.config.train import (
-        CompareHeadsOptions,
-        HeadOptions,
-        MethodHeadOptions,
-        RepliesOptions,
-    )
-    from specbench_cli.training.family import Schedule
+    from specbench_cli.config.train import HeadOptions, MethodHeadOptions, RepliesOptions
     from specbench_cli.training.heads.trainer import HeadResult, HeadTrainer, Kind, Progress
-    from specbench_cli.training.trainer import Report
-
-    HeadCommand = HeadOptions | MethodHeadOptions | CompareHeadsOptions | RepliesOptions
+    from specbench_cli.training.loop import Report, Schedule
 
 
 SAY_EVERY = 60
 """Seconds between two words on replies in the making."""
 
 
-def _trainer(
-    asked: HeadCommand, report: Report, counts: Progress, keeps: str = "eagle"
+def trainer_for(
+    asked: HeadOptions | RepliesOptions, report: Report, counts: Progress, keeps: str = "eagle"
 ) -> HeadTrainer:
     """Return the trainer of heads for a target.
 
@@ -84,7 +76,7 @@ def replies(asked: RepliesOptions) -> None:
             last = now
             output.note(f"{name}: {done} of {of} after {now - started:.0f} s")
 
-    trainer = _trainer(asked, lambda _name, _point: None, progress, asked.head)
+    trainer = trainer_for(asked, lambda _name, _point: None, progress, asked.head)
     chats = trainer.replies()
     said = sum(chat.weights.count(1.0) for chat in chats)
     output.note(f"{len(chats)} replies, {said} tokens of answers")
@@ -144,9 +136,9 @@ def _trains(name: str, what: str, more: str) -> Callable[[], None]:
 
     def command(asked: HeadOptions) -> None:
         with shared.bars() as report:
-            trainer = _trainer(asked, report, report.count, name)
-            kind = _kind(name)
-            _train(trainer, kind, trainer.schedule(kind), asked)
+            trainer = trainer_for(asked, report, report.count, name)
+            kind = kind_named(name)
+            train_head(trainer, kind, trainer.schedule(kind), asked)
 
     command.__name__ = name
     command.__doc__ = f"""Train {what}, for a target (embedded-{name}).
@@ -157,12 +149,9 @@ def _trains(name: str, what: str, more: str) -> Callable[[], None]:
     return options.parsed_command(f"specbench_cli.config.train:{model}")(command)
 
 
-def _train(
-    trainer: HeadTrainer,
-    kind: Kind,
-    schedule: Schedule,
-    asked: HeadOptions | MethodHeadOptions,
-) -> None:
+def train_head(
+    trainer: HeadTrainer, kind: Kind, schedule: Schedule, asked: HeadOptions
+) -> HeadResult:
     """Train the head of a kind by a schedule, at the scale that the options ask for."""
     (scaled,) = shared.recipes(
         (schedule,),
@@ -174,15 +163,20 @@ def _train(
         asked.sequences,
         asked.lr,
     )
-    _finish(asked.out, scaled.name, trainer.train_kind(kind, scaled, asked.loss))
+    result = trainer.train_kind(kind, scaled, asked.loss)
+    shared.finish({scaled.name: result}, asked.out)
+    output.note(
+        f"{scaled.name}: {result.curve[-1].tokens:,} tokens in {result.seconds:.0f} s;"
+        f" {result.parameters:,} parameters; MAT {result.mat[-1].mat:.2f} as a chain on held-out"
+        " replies"
+    )
+    return result
 
 
-COMPARISON = "comparison.json"
-"""File of `train compare` with the table."""
 COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
-def _kind(name: str) -> Kind:
+def kind_named(name: str) -> Kind:
     """The kind of head of that name, or the one that the method of that name drafts with.
 
     Raises:
@@ -209,16 +203,6 @@ def _kind(name: str) -> Kind:
     return found[0]
 
 
-def _finish(out: Path, name: str, result: HeadResult) -> None:
-    """Add a head to the curves, and say what it took."""
-    shared.finish({name: result}, out, {name: result.mat})
-    output.note(
-        f"{name}: {result.curve[-1].tokens:,} tokens in {result.seconds:.0f} s;"
-        f" {result.parameters:,} parameters; MAT {result.mat[-1].mat:.2f} as a chain on held-out"
-        " replies"
-    )
-
-
 @options.parsed_command("specbench_cli.config.train:MethodHeadOptions")
 def stateless(asked: MethodHeadOptions) -> None:
     """Train the head that a method drafts with: a plug-in's, or any registered one's.
@@ -234,47 +218,7 @@ def stateless(asked: MethodHeadOptions) -> None:
     if asked.method is None and len(names) != 1:
         which = f"which of {', '.join(names)}?" if names else "the head of which method?"
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
-    kind = _kind(asked.method or names[0])
+    kind = kind_named(asked.method or names[0])
     with shared.bars() as report:
-        trainer = _trainer(asked, report, report.count)
-        _train(trainer, kind, trainer.schedule(kind, ours=False), asked)
-
-
-@options.parsed_command("specbench_cli.config.train:CompareHeadsOptions")
-def compare(asked: CompareHeadsOptions) -> None:
-    """Train several heads one after another at an equal budget, and make the table.
-
-    All learn for as many tokens, of the same replies in the same order. The table says MAT as a
-    chain on held-out replies, parameters, tokens and seconds; OUT/comparison.json holds it too.
-    The seconds are of this machine while nothing else ran on it, if nothing else did.
-    """
-    import json
-
-    from specbench_cli import registry
-
-    shared.check_outputs(asked.out, COMPARISON)
-    for file in asked.plugins:
-        registry.load_plugin(file)
-    records = []
-    for kind in [_kind(name) for name in dict.fromkeys(asked.kinds)]:
-        with shared.bars() as report:
-            trainer = _trainer(asked, report, report.count)
-            found = trainer.schedule(kind)
-            (schedule,) = shared.recipes(
-                (found,), 1.0, asked.smoke, asked.out, asked.resume, asked.tokens
-            )
-            result = trainer.train_kind(kind, schedule, asked.loss)
-        _finish(asked.out, schedule.name, result)
-        records.append(
-            {
-                "head": schedule.name,
-                "MAT": round(result.mat[-1].mat, 3),
-                "accepted": result.mat[-1].accepted,
-                "parameters": result.parameters,
-                "tokens": result.curve[-1].tokens,
-                "seconds": round(result.seconds),
-            }
-        )
-    text = json.dumps(records, indent=1) + "\n"
-    files.write_listed(asked.out / COMPARISON, text)
-    output.rows(records)
+        trainer = trainer_for(asked, report, report.count)
+        train_head(trainer, kind, trainer.schedule(kind, ours=False), asked)

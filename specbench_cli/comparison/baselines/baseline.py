@@ -1,24 +1,40 @@
 """Baselines: what a comparison needs of runs, small enough to be committed, one file a machine.
 
 `results/baselines/NAME/<machine id>.json` holds checksums, counters and times; no texts, no tokens,
-no paths. Several runs of one program are several processes of one baseline.
+no paths. Several runs of one program are several processes of one baseline. The file is JSON with
+one output a line, so that `git diff` reads well:
+
+    [prompt, turn, label, pass, seed, ids, finish, verdict, error, [counters], run, run ...]
+
+Counters are in the order of `cell.Counters`. A run's entry is the output's times, in the order of
+`cell.Times` (null where void or failed); or an object with what else is its own, where steps depend
+on timing and came out otherwise than in the first run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.comparison.baselines.file import dump, parse
 from specbench_cli.comparison.baselines.join import join
-from specbench_cli.comparison.cell import Cell
-from specbench_cli.comparison.side import Side
+from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.side import RowFacts, Side
+from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
+from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
 
 ROOT = Path("results/baselines")
 """Where baselines are, one folder a name."""
@@ -73,11 +89,7 @@ def save(
 
 def _is_baseline(content: bytes) -> bool:
     """Return True if the content is a baseline of any version."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"schema", "machine", "rows", "prompts"} <= found.keys()
+    return {"schema", "machine", "rows", "prompts"} <= files.json_object(content).keys()
 
 
 def load(path: Path) -> Side:
@@ -138,3 +150,255 @@ def _bare(cell: Cell, noisy: bool) -> Cell:
         return cell
     kind = cell.error.partition(":")[0]
     return replace(cell, error=kind if kind.isidentifier() else "failed")
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+SCHEMA = 2
+"""Of the file."""
+
+_Counters = Annotated[tuple[Count | None, ...], Field(min_length=9, max_length=9)]
+_Times = Annotated[tuple[Count | None, ...], Field(min_length=6, max_length=8)]
+_Verdict = Literal["reference", "identical", "near-tie", "mismatch", "unchecked"]
+_Finish = Literal["eos", "length", "stop", "error"]
+
+
+class _Run(TypedDict):
+    """A further run that came out otherwise."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    ids: str | None
+    finish: _Finish
+    verdict: _Verdict | None
+    error: str | None
+    counters: _Counters
+    times: _Times | None
+
+
+class _Row(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    label: Name
+    method: Name
+    sampling: Name
+    guarantee: Name
+    peer: bool
+    params: dict[str, Json]
+    timing_free: bool | None
+    models: list[Name] | None
+
+
+class _Line:
+    """An output: what all have, and a run's entry as often as there were runs."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Each place's own type; the last stands for all that follow."""
+        key, own = (Name, Count, Name, Count, Count), (_Finish, _Verdict | None, str | None)
+        of = (*key, str | None, *own, _Counters, _Times | _Run | None)
+        places = [handler.generate_schema(each) for each in of]
+        return core_schema.tuple_schema(places, variadic_item_index=len(places) - 1)
+
+
+class _File(TypedDict):
+    """The whole file."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+    schema: Annotated[Count, Field(ge=1, le=SCHEMA)]
+    name: Name
+    created_utc: str
+    machine: Name
+    noisy: bool
+    facts: dict[str, str]
+    rows: list[_Row]
+    prompts: list[tuple[Name, Count, Name, Family, str, str | None]]
+    outputs: list[Annotated[list[Any], _Line]]
+
+
+_OF_ROW = ("method", "sampling", "guarantee", "peer")
+_OF_PROMPT = ("task", "family", "cluster")
+_OWN = ("ids", "finish", "verdict", "error")
+"""What an output has beside counters and times that neither its row nor its prompt says."""
+
+
+def dump(side: Side) -> str:
+    """The text of a side's file.
+
+    Raises:
+        UsageError: outputs of one label, or of one prompt, contradict each other.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    prompts: dict[tuple[str, int], list[Any]] = {}
+    for cell in (cell for process in side.processes for cell in process):
+        _put(rows, cell.key.label, {name: getattr(cell, name) for name in _OF_ROW})
+        _put(prompts, cell.key.place, [getattr(cell, name) for name in _OF_PROMPT])
+    parts = {
+        "schema": _json(SCHEMA),
+        "name": _json(side.name),
+        "created_utc": _json(side.created_utc),
+        "machine": _json(side.machine),
+        "noisy": _json(side.noisy),
+        "facts": _block("{}", (f"{_json(what)}: {_json(v)}" for what, v in side.facts.items())),
+        "rows": _block("[]", (_json(_row(row, rows[label])) for label, row in side.rows.items())),
+        "prompts": _block(
+            "[]", (_json([*at, *prompts[at], side.prompts.get(at)]) for at in sorted(prompts))
+        ),
+        "outputs": _block("[]", map(_json, _outputs(side))),
+    }
+    return _block("{}", (f"{_json(name)}: {part}" for name, part in parts.items())) + "\n"
+
+
+def parse(text: str) -> Side:
+    """The side of a file's text.
+
+    Raises:
+        UsageError: a schema newer than this program's.
+        ValueError, TypeError, LookupError: it is no baseline, or one that contradicts itself.
+    """
+    data = _file(text)
+    rows = {row["label"]: row for row in data["rows"]}
+    prompts = {(prompt_id, turn): rest for prompt_id, turn, *rest in data["prompts"]}
+    if len(rows) < len(data["rows"]) or len(prompts) < len(data["prompts"]):
+        raise ValueError("a row or a prompt is in it twice")
+    cells: dict[Key, Cell] = {}
+    processes: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    for line in data["outputs"]:
+        cell, *more = _cells(line, rows, prompts)
+        if cell.key in cells:
+            raise ValueError(f"a second output of {cell.key}")
+        cells[cell.key] = cell
+        for run, own in enumerate((cell, *more)):
+            if own.error is None and own.counters.contradiction is not None:
+                raise ValueError(f"{own.key}: {own.counters.contradiction}")
+            processes[run, cell.key.pass_].append(own)
+    if not cells:
+        raise ValueError("it holds no output")
+    return Side(
+        name=data["name"],
+        created_utc=data["created_utc"],
+        facts=data["facts"],
+        machine=data["machine"],
+        noisy=data["noisy"],
+        rows={label: _row_facts(row) for label, row in rows.items()},
+        cells=dict(sorted(cells.items())),
+        processes=tuple(
+            tuple(sorted(processes[at], key=lambda cell: cell.key)) for at in sorted(processes)
+        ),
+        prompts={at: rest[-1] for at, rest in prompts.items() if rest[-1] is not None},
+    )
+
+
+def _outputs(side: Side) -> Iterator[list[Any]]:
+    """The lines of outputs, a method's together."""
+    runs: dict[Key, list[Cell]] = defaultdict(list)
+    for cell in (cell for process in side.processes for cell in process):
+        runs[cell.key].append(cell)
+    order = {label: place for place, label in enumerate(side.rows)}
+    for key in sorted(runs, key=lambda key: (order[key.label], key)):
+        first, *more = runs[key]
+        own = [getattr(first, name) for name in _OWN]
+        yield [*key, *own, astuple(first.counters), _times(first), *(_run(c, first) for c in more)]
+
+
+def _run(cell: Cell, first: Cell) -> Any:
+    """What a further run adds to an output."""
+    if replace(cell, times=first.times) == first:
+        return _times(cell)
+    own = {name: getattr(cell, name) for name in _OWN}
+    return {**own, "counters": astuple(cell.counters), "times": _times(cell)}
+
+
+def _times(cell: Cell) -> Any:
+    return None if cell.times is None else astuple(cell.times)
+
+
+def _cells(
+    line: Sequence[Any],
+    rows: Mapping[str, Mapping[str, Any]],
+    prompts: Mapping[tuple[str, int], Sequence[Any]],
+) -> Iterator[Cell]:
+    """An output's cells, one a run."""
+    prompt_id, turn, label, pass_, seed, *rest = line
+    own, (counters, first, *more) = rest[: len(_OWN)], rest[len(_OWN) :]
+    cell = Cell(
+        key=Key(prompt_id, turn, label, pass_, seed),
+        **dict(zip(_OF_PROMPT, prompts[prompt_id, turn][:-1], strict=True)),
+        **{name: rows[label][name] for name in _OF_ROW},
+        **dict(zip(_OWN, own, strict=True)),
+        counters=Counters(*counters),
+        times=_read_times(first),
+    )
+    yield cell
+    for run in more:
+        if isinstance(run, dict):
+            others = {name: run[name] for name in _OWN}
+            counted = Counters(*run["counters"])
+            yield replace(cell, **others, counters=counted, times=_read_times(run["times"]))
+        else:
+            yield replace(cell, times=_read_times(run))
+
+
+def _read_times(times: Any) -> Times | None:
+    return None if times is None else Times(*times)
+
+
+def _file(text: str) -> _File:
+    """What a file says, its types and ranges checked."""
+    try:
+        return _reader().validate_json(text)
+    except ValidationError as error:
+        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            _refuse_newer(json.loads(text)["schema"])
+        raise ValueError(first_problem(error)) from None
+
+
+@cache
+def _reader() -> TypeAdapter[_File]:
+    return TypeAdapter(_File)
+
+
+def _refuse_newer(schema: int) -> None:
+    if schema > SCHEMA:
+        raise UsageError(
+            f"this baseline has schema {schema}; this specbench reads up to {SCHEMA}",
+            hint="pip install --upgrade specbench-cli",
+        )
+
+
+def _row(facts: RowFacts, of_row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "label": facts.label,
+        **of_row,
+        "params": dict(facts.params),
+        "timing_free": facts.timing_free,
+        "models": facts.models,
+    }
+
+
+def _row_facts(row: Mapping[str, Any]) -> RowFacts:
+    models = row["models"]
+    return RowFacts(
+        label=row["label"],
+        method=row["method"],
+        params=dict(row["params"]),
+        timing_free=row["timing_free"],
+        models=None if models is None else tuple(models),
+    )
+
+
+def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if table.setdefault(key, value) != value:
+        raise UsageError(f"the outputs of {key} contradict each other: {table[key]}, {value}")
+
+
+def _block(brackets: str, lines: Iterable[str]) -> str:
+    """Lines between brackets, one under the other."""
+    opening, closing = brackets[0], brackets[1]
+    inside = ",\n".join(lines)
+    return f"{opening}\n{inside}\n{closing}" if inside else brackets
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

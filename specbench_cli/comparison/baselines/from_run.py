@@ -43,7 +43,7 @@ def read_run(path: Path) -> Side:
             seen[row.label] = _joined(seen.get(row.label), row)
     if not cells:
         raise no_output(path)
-    answered = {(key.prompt_id, key.turn) for key in cells}
+    answered = {key.place for key in cells}
     try:
         return Side(
             name=path.resolve().name,

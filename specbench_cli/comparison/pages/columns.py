@@ -85,7 +85,7 @@ MAT = Column(
 )
 DECODE = Column(
     heading="decode time",
-    shown=lambda row, _: [words.change(found) for found in [words.decode(row)] if found],
+    shown=lambda row, _: [found.percent for found in [words.decode(row)] if found],
     data={f"decode_{name}": _decode(name) for name in ("ratio", "low", "high")},
     document={},
 )

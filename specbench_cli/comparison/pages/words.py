@@ -111,17 +111,9 @@ def mat(row: RowOutcome) -> str:
     return base if base == new else f"{base} -> {new}"
 
 
-def change(found: Change) -> str:
-    """A time's change with its interval: `+8.1% [+5.0%, +11.2%]`."""
-    shift = f"{found.ratio - 1:+.1%}"
-    if found.low is None or found.high is None:
-        return shift
-    return f"{shift} [{found.low - 1:+.1%}, {found.high - 1:+.1%}]"
-
-
 def times(row: RowOutcome) -> list[str]:
     """What became of each of a row's times."""
-    return [f"{found.figure} {change(found)}" for found in row.changes]
+    return [str(found) for found in row.changes]
 
 
 def decode(row: RowOutcome) -> Change | None:

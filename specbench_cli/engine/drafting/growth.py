@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -102,60 +102,100 @@ def grow(
 
 
 def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> Candidates:
-    """Feed the best `k` nodes of each level but the last; see `grow`.
+    """Feed the best `k` nodes of each level but the last; see `grow`."""
+    growth = Growth.of(session, k)
+    growth.add(first)
+    for _ in range(1, depth):
+        growth.add(levels.feed(*growth.best()))
+    return growth.candidates()
 
-    On a device that the host waits for, levels are chosen there, and one wait brings them all.
+
+class Growth:
+    """Candidates of a dynamic tree while it grows, level by level.
+
+    On the host they are lists.
+
+    Args:
+        k: nodes fed at a level, and children of each.
     """
-    if not host.near(session.device):
-        return _expand_there(levels, first, session, k=k, depth=depth)
-    width = min(k, session.target.vocab_size)
-    children, gains = session.ranked(cast(Tensor, first.logits)[0, -1:], width)
-    tokens, values = children[0], gains[0]
-    parents, fed = [ROOT] * width, list[int]()
-    start = 0  # of the newest level's candidates
-    # Which of them are fed, and their parents as `feed` asks for them.
-    best, above = [*range(width)], [0] * width
-    for ahead in range(1, depth):
-        if ahead > 1:
-            newest = values[start:]
-            best = sorted(range(len(newest)), key=newest.__getitem__, reverse=True)[:k]
-            above = [at // width for at in best]
-        nodes = [start + at for at in best]
-        out = levels.feed([tokens[node] for node in nodes], above)
-        start = len(tokens)
-        children, gains = session.ranked(cast(Tensor, out.logits)[0], width, ahead=ahead)
-        for node, ids, worth in zip(nodes, children, gains, strict=True):
-            value = values[node]
-            tokens += ids
-            parents += [node] * width
-            values += [value + gain for gain in worth]
-        fed += nodes
-    return Candidates(tokens, parents, values, fed)
+
+    def __init__(self, session: Session, k: int) -> None:
+        self._session, self._k = session, k
+        self._width = min(k, session.target.vocab_size)
+        self._depth = 0  # levels of candidates so far
+        self._tokens, self._parents, self._values = list[int](), list[int](), list[float]()
+        self._start = 0  # index of the newest level's first candidate
+        self._newest, self._fed = [ROOT], list[int]()  # nodes fed last, and all that were fed
+
+    @classmethod
+    def of(cls, session: Session, k: int) -> Growth:
+        """Return a growth that does not wait for the session's device at each level."""
+        return cls(session, k) if host.near(session.device) else _DeviceGrowth(session, k)
+
+    def add(self, out: Out) -> None:
+        """Add the `k` likeliest children of each node that was fed last, at first of the root."""
+        children, gains = self._session.ranked(out.rows, self._width, ahead=self._depth)
+        self._depth, self._start = self._depth + 1, len(self._tokens)
+        for node, ids, worth in zip(self._newest, children, gains, strict=True):
+            value = 0.0 if node == ROOT else self._values[node]
+            self._tokens += ids
+            self._parents += [node] * self._width
+            self._values += [value + gain for gain in worth]
+
+    def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
+        """Choose the `k` newest candidates whose paths are likeliest, to feed them.
+
+        Returns:
+            tokens and parents as `Levels.feed` takes them.
+        """
+        newest = self._values[self._start :]
+        best = sorted(range(len(newest)), key=newest.__getitem__, reverse=True)[: self._k]
+        self._newest = [self._start + at for at in best]
+        self._fed += self._newest
+        return [self._tokens[node] for node in self._newest], [at // self._width for at in best]
+
+    def candidates(self) -> Candidates:
+        """Return all candidates."""
+        return Candidates(self._tokens, self._parents, self._values, self._fed)
 
 
-def _expand_there(
-    levels: Levels, first: Out, session: Session, *, k: int, depth: int
-) -> Candidates:
-    """As `expand`, candidate for candidate, with one wait."""
-    width = min(k, session.target.vocab_size)
-    children, gains = session.candidates(cast(Tensor, first.logits)[0, -1:], width)
-    tokens, values = children.flatten(), gains.double().flatten()  # of the newest level
-    found = [(tokens, torch.full_like(tokens, ROOT), values)]
-    fed = [tokens[:0]]
-    best, start = torch.arange(width, device=tokens.device), 0
-    for ahead in range(1, depth):
-        if ahead == 1:
-            out = levels.feed(tokens, [0] * width)
+class _DeviceGrowth(Growth):
+    """The same candidates as tensors on the device. One wait brings all levels."""
+
+    def __init__(self, session: Session, k: int) -> None:
+        super().__init__(session, k)
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents and values
+        self._chosen: list[Tensor] = []  # indices of the fed candidates, level by level
+
+    def add(self, out: Out) -> None:
+        """See `Growth`."""
+        children, gains = self._session.candidates(out.rows, self._width, ahead=self._depth)
+        tokens, values = children.flatten(), gains.double().flatten()
+        if self._depth:
+            parents = self._chosen[-1].repeat_interleave(self._width)
+            values = (self._levels[-1][2][self._best, None] + gains).flatten()
+            self._start += len(self._levels[-1][0])
         else:
-            best = values.sort(descending=True, stable=True).indices[:k]
-            out = levels.feed(tokens[best], best // width)
-        fed.append(start + best)
-        start += len(tokens)
-        children, gains = session.candidates(cast(Tensor, out.logits)[0], width, ahead=ahead)
-        tokens, values = children.flatten(), (values[best, None] + gains).flatten()
-        found.append((tokens, fed[-1].repeat_interleave(width), values))
-    parts = [torch.cat(list(part)) for part in (*zip(*found, strict=True), fed)]
-    return Candidates(*host.lists(*parts))
+            parents = torch.full_like(tokens, ROOT)
+        self._levels.append((tokens, parents, values))
+        self._depth += 1
+
+    def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
+        """See `Growth`."""
+        tokens, _, values = self._levels[-1]
+        if self._depth == 1:  # sorted already, and children of the root
+            self._best = torch.arange(self._width, device=tokens.device)
+            self._chosen.append(self._best)
+            return tokens, [0] * self._width
+        self._best = values.sort(descending=True, stable=True).indices[: self._k]
+        self._chosen.append(self._start + self._best)
+        return tokens[self._best], self._best // self._width
+
+    def candidates(self) -> Candidates:
+        """See `Growth`."""
+        parts = [torch.cat(part) for part in zip(*self._levels, strict=True)]
+        fed = torch.cat([self._levels[0][0][:0], *self._chosen])
+        return Candidates(*host.lists(*parts, fed))
 
 
 def select(found: Candidates, nodes: int, size: Size | None = None) -> Chosen:

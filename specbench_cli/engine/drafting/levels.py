@@ -48,13 +48,28 @@ class Levels:
         self._forget()
 
     @classmethod
-    def of_head(cls, session: Session, wanted: Trained, nodes: int) -> Self:
-        """A head's, in `start`: the target keeps what it reads, and both have room for so many
-        nodes."""
+    def of_head(
+        cls, session: Session, wanted: Trained, *, nodes: int, fed: int | None = None
+    ) -> Self:
+        """Return the levels of a head, in `start`. The target keeps what the head reads.
+
+        Args:
+            nodes: Maximum size of a tree.
+            fed: Maximum number of nodes that are fed in a step. None means all.
+        """
         session.reserve(nodes)
         head = session.artifact(wanted)
         session.tap(head.taps)
-        return cls(session, head, session.new_state(head, slack=nodes))
+        return cls(session, head, session.new_state(head, slack=nodes if fed is None else fed))
+
+    @classmethod
+    def of_draft(cls, session: Session, *, nodes: int, fed: int | None = None) -> Self:
+        """Return the levels of the run's draft model, in `start`, and prefill it; see `of_head`."""
+        session.reserve(nodes)
+        model = session.draft()
+        levels = cls(session, model, session.new_state(model, slack=nodes if fed is None else fed))
+        levels.begin(session.since(0))
+        return levels
 
     def begin(self, x: Tokens | Features) -> Out:
         """Feed committed tokens that the state has not seen, and keep their rows.

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import groupby, product
-from typing import cast
 
-import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.growth import Grown
-from specbench_cli.engine.drafting.levels import Levels
+from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Law, Out
@@ -151,17 +149,13 @@ def best_tree(
     return tree_of_choices(chosen)
 
 
-SPARSE_25 = tree_of_choices(
-    tuple(map(int, node))
-    for node in (
-        "0 1 2 3 00 01 02 03 10 11 20 30 000 001 002 010 011 020 100 200 0000 0001 0010 00000 00001"
-    ).split()
-)
-"""25 nodes on five levels, 4, 8, 8, 3 and 2, as many as in EAGLE's own tree."""
-
-
 def fill(
-    template: Template, levels: Levels, first: Out, session: Session, *, how: Law = "point"
+    template: Template,
+    levels: Levels | HeadLevels,
+    first: Out,
+    session: Session,
+    *,
+    how: Law = "point",
 ) -> Grown:
     """A draft of a template's shape after the last committed token.
 
@@ -174,22 +168,17 @@ def fill(
         first: what `begin` gave.
         how: how children are chosen where tokens are drawn, see `Session.branch`.
     """
-    out, rows = first, cast(Tensor, first.logits)[0, -1:]
+    out = first
     tokens: list[Ids] = []
     laws: list[Tensor] = []
     for ahead, level in enumerate(template.levels()):
-        if ahead:
-            rows = cast(Tensor, out.logits)[0]
-        children, q = session.branch(rows, level.width, how=how, ahead=ahead)
+        children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
         tokens.append(level.take(children))
         if q is not None:
             laws.append(q.index_select(0, host.ids(level.rows, q.device)))
         if level.fed:
             out = levels.feed(level.inner(tokens[-1]), level.above)
-    draft = session.tree(host.joined(tokens), template.parents)
-    if laws:
-        draft = Draft(draft.tokens, template.parents, law=how, q=torch.cat(laws))
-    return Grown(draft, template.fed)
+    return Grown(session.tree(host.joined(tokens), template.parents, laws, how), template.fed)
 
 
 def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:

@@ -21,6 +21,7 @@ from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loade
 from specbench_cli.measure.judging import has_near_tie
 from specbench_cli.measure.manifest import is_placed
 from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.measure.run_checks import differences
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import RunDir
@@ -33,6 +34,7 @@ _SAME = (
     " same packages, data and weights; or end that node: ray stop"
 )
 
+_DIFFERENCE = "{} ({}, there {})"
 _OWN = "CUDA_VISIBLE_DEVICES"
 """The variable in which the workers of a machine differ."""
 
@@ -121,7 +123,7 @@ class Scheduler:
         met: dict[str, Introduction] = self._all("introduce", starting=True)
         ours = words(self._plan)
         for name, own in met.items():
-            if other := _differing(ours, own.words):
+            if other := differences(ours, own.words, _DIFFERENCE):
                 raise EnvironmentFault(
                     f"worker {name} ({self._where[name]}) has something else than the driver:"
                     f" {', '.join(other)}",
@@ -130,7 +132,7 @@ class Scheduler:
         first, *others = met
         common = _common(met[first].placed)
         for name in others:
-            if other := _differing(common, _common(met[name].placed)):
+            if other := differences(common, _common(met[name].placed), _DIFFERENCE):
                 raise EnvironmentFault(
                     f"worker {name} ({self._where[name]}) is of another kind than worker {first}"
                     f" ({self._where[first]}): {', '.join(other)}; a run measures one kind",
@@ -138,7 +140,7 @@ class Scheduler:
                 )
         program = self._run_dir.manifest["program"]
         then = {key: word for key, word in program.items() if is_placed(key)}
-        if then and (other := _differing(then, common)):
+        if then and (other := differences(then, common, _DIFFERENCE)):
             if not self._force:
                 raise UsageError(
                     f"{self._run_dir.path} was begun on other machines: {', '.join(other)}",
@@ -312,15 +314,6 @@ class Scheduler:
 
 def _common(placed: Mapping[str, str]) -> dict[str, str]:
     return {key: word for key, word in placed.items() if key != f"variable {_OWN}"}
-
-
-def _differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """What two have each its own of."""
-    return [
-        f"{key} ({ours.get(key, 'none')}, there {theirs.get(key, 'none')})"
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key)
-    ]
 
 
 def _number_of(things: Any, noun: str) -> str:

@@ -77,8 +77,8 @@ class MeasureOrder:
 class PluginOrders:
     """Orders that a plug-in process executes. Each order is a method of this class."""
 
-    bench: Bench | None = None
-    sampling: Sampling | None = None
+    bench: Bench = field(init=False)
+    sampling: Sampling = field(init=False)
     arms: dict[str, Arm] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
@@ -128,8 +128,6 @@ class PluginOrders:
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
         """Run a row a little, at the beginning of a pass; why that failed."""
-        assert self.bench is not None
-        assert self.sampling is not None
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
@@ -173,18 +171,10 @@ class PluginOrders:
     def _cell(self, label: str, asked: MeasureOrder) -> Cell:
         key = (label, *asked.key)
         if key not in self.cells:
-            assert self.bench is not None
-            assert self.sampling is not None
-            prompt = asked.prompt
-            self.bench.workspace.reserve(len(prompt.ids) + asked.budget)
-            stop = self.bench.stop(asked.budget)
-            request = self.bench.request(
-                prompt.prompt_id, prompt.turn, prompt.ids, stop, prompt.category
-            )
             self.cells[key] = Cell(
                 self.arms[label],
-                prompt,
-                request,
+                asked.prompt,
+                self.bench.request_for(asked.prompt, asked.budget),
                 self.bench.workspace,
                 self.sampling,
                 asked.pass_,

@@ -20,8 +20,9 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
+from specbench_cli.interpreter import python_command
 from specbench_cli.measure.isolation import answers
-from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess, python_command
+from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess
 
 LOADING_S = 600.0
 """Maximum time in seconds of an order that imports code or loads models."""

@@ -13,10 +13,10 @@ from specbench_cli.engine.method import Method
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.plan import AUTO
+from specbench_cli.predict.recommend.engines import Models, lines
 from specbench_cli.predict.recommend.journal import Journal
 from specbench_cli.predict.recommend.modelled import Modelled, model
 from specbench_cli.predict.recommend.search import Outcome
-from specbench_cli.predict.serving.lines import Models, lines
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.summary.metrics import Row
@@ -80,31 +80,23 @@ def advise(
 def _confirmed(journal: Journal, row: Row) -> dict[str, Any]:
     """A row as it was on held-out prompts, and whether it pays: all of its interval is above 1."""
     sound = not row.broken and row.speedup_low is not None
+
+    def same(*metrics: str) -> dict[str, Any]:
+        return {name: getattr(row, name) for name in metrics}
+
     return {
         "label": row.label,
         "method": row.method,
         "set": dict(journal.choice(row.label).params),
         "params": dict(row.params),
-        "lossless": row.lossless,
-        "guarantee": row.guarantee,
-        "speedup": row.speedup,
-        "speedup_low": row.speedup_low,
-        "speedup_high": row.speedup_high,
-        "speedup_note": row.speedup_note,
+        **same("lossless", "guarantee", "speedup", "speedup_low", "speedup_high", "speedup_note"),
         "broken": row.broken_why,
         "pays": sound and (row.speedup_low or 0.0) > 1.0,
-        "mat": row.mat,
-        "tokens_per_s": row.tokens_per_s,
-        "identical": row.identical,
-        "near_tie": row.near_tie,
-        "mismatch": row.mismatch,
-        "unchecked": row.unchecked,
+        **same("mat", "tokens_per_s", "identical", "near_tie", "mismatch", "unchecked"),
         "prompts": row.n_prompts,
         "outputs": row.n_outputs,
-        "mismatch_bound": row.mismatch_bound,
-        "score_difference": row.score_difference,
-        "score_difference_low": row.score_difference_low,
-        "score_difference_high": row.score_difference_high,
+        **same("mismatch_bound"),
+        **same("score_difference", "score_difference_low", "score_difference_high"),
     }
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.store.recorded import without_prompt_errors
-from specbench_cli.store.schema import Record
+from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import pair, total
 
 SEARCH = 0.6
@@ -149,8 +148,8 @@ class Pace:
 
     def prompt_s(self, rows: Iterable[str]) -> float:
         """Of a prompt by vanilla and rows; one that nothing is known of counts as vanilla does."""
-        usual = self.cells.get(REFERENCE, 0.0)
-        own = [self.cells.get(label, usual) for label in (REFERENCE, *rows)]
+        usual = self.cells.get(BASELINE, 0.0)
+        own = [self.cells.get(label, usual) for label in (BASELINE, *rows)]
         return sum(max(FASTEST, cell) + self.around_s for cell in own)
 
     def fits(self, rows: Sequence[str], seconds: float) -> int:
@@ -174,9 +173,9 @@ class Pace:
             spent[record.label] = spent.get(record.label, 0.0) + (record.ns.total or 0) / 1e9
             asked.setdefault(record.label, set()).add(record.prompt_id)
         self.cells |= {label: spent[label] / len(asked[label]) for label in spent}
-        read = [each.ns.prefill for each in records if each.label == REFERENCE and each.ns.prefill]
+        read = [each.ns.prefill for each in records if each.label == BASELINE and each.ns.prefill]
         if read:  # prompt and output, by a module that is no faster than ours
-            self.read_s = 2 * sum(read) / 1e9 / len(asked[REFERENCE])
+            self.read_s = 2 * sum(read) / 1e9 / len(asked[BASELINE])
 
 
 def halve(
@@ -196,7 +195,7 @@ def halve(
     alive = _begun(candidates, len(prompts), seconds - spent, pace)
     untried = [label for label in candidates.labels if label not in alive]
     trials = {label: Trial(label) for label in alive}
-    records: dict[str, list[Record]] = {REFERENCE: []}
+    records: dict[str, list[Record]] = {BASELINE: []}
     asked = rounds = 0
     while _open(alive, candidates.kinds) or not rounds:
         left = seconds - spent
@@ -281,11 +280,9 @@ def _judge(
     """Say of each candidate how fast it was so far, or why it is out."""
     for label in alive:
         trials[label].rounds = rounds
-        trials[label].out = _fault(
-            without_prompt_errors(records.get(label, ()), records[REFERENCE])
-        )
+        trials[label].out = _fault(without_prompt_errors(records.get(label, ()), records[BASELINE]))
     cells = {label: records.get(label, ()) for label in alive}
-    ratios = pair(records[REFERENCE], cells, total).ratios() if records[REFERENCE] else {}
+    ratios = pair(records[BASELINE], cells, total).ratios() if records[BASELINE] else {}
     for label in alive:
         trials[label].ratio = ratios.get(label)
         trials[label].prompts = len({(r.prompt_id, r.turn) for r in cells[label]})

@@ -157,11 +157,7 @@ def _is_journal(content: bytes) -> bool:
 
 def _is_result(content: bytes) -> bool:
     """Return True if the content is the result of a recommendation."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "header" in found
+    return "header" in files.json_object(content)
 
 
 def _public(value: Any) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 from specbench_cli.config.arrivals import Arrivals
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.measure.costs import Costs
-from specbench_cli.plan.plan import REFERENCE
 from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.load import simulate_load
 from specbench_cli.predict.prediction import ALL, predict
 from specbench_cli.predict.run_costs import fitting, own
 from specbench_cli.store.run_dir import RunDir
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.load import LoadRow
 
 SIMULATED = 24
@@ -75,17 +75,17 @@ def _elsewhere(run: RunDir, labels: Sequence[str], costs: Costs, found: Modelled
         if row.label != ALL and (row.task == ALL or row.label not in times):
             times[row.label] = (row.predicted or 0.0) + (row.predicted_void or 0.0)
     for label in labels:
-        if times.get(label) and times.get(REFERENCE):
+        if times.get(label) and times.get(BASELINE):
             found.elsewhere.append(
                 {
                     "machine": costs.label,
                     "probed_utc": costs.created_utc,
                     "label": label,
-                    "speedup": times[REFERENCE] / times[label],
+                    "speedup": times[BASELINE] / times[label],
                 }
             )
         else:
-            why = seen.missing.get(label) or seen.missing.get(REFERENCE) or "it was not replayed"
+            why = seen.missing.get(label) or seen.missing.get(BASELINE) or "it was not replayed"
             found.missing[f"{label} on {costs.label}"] = why
 
 
@@ -95,7 +95,7 @@ def _batches(
     first = dict.fromkeys(prompt.prompt_id for prompt in run.prompts())
     asked = dict.fromkeys(islice(first, SIMULATED))
     prompts = [prompt for prompt in run.prompts() if prompt.prompt_id in asked]
-    records = [each for each in run.records(asked) if each.label in (REFERENCE, *labels)]
+    records = [each for each in run.records(asked) if each.label in (BASELINE, *labels)]
     burst = [Arrivals.parse(f"burst:{len(asked)}:1")]
     table = BatchCosts(costs)
     for size in sizes:
@@ -105,11 +105,11 @@ def _batches(
         rows = [LoadRow.of(each.label, each.load, each.passes) for each in simulated]
         rates = {row.label: row.goodput for row in rows}
         for label in labels:
-            if label in rates and REFERENCE in rates:
-                ratio = rates[label] / rates[REFERENCE]
+            if label in rates and BASELINE in rates:
+                ratio = rates[label] / rates[BASELINE]
                 found.batches.append({"batch": size, "label": label, "speedup": ratio})
-            elif label in missing or REFERENCE in missing:
-                found.missing[f"{label} in batches"] = missing.get(label) or missing[REFERENCE]
+            elif label in missing or BASELINE in missing:
+                found.missing[f"{label} in batches"] = missing.get(label) or missing[BASELINE]
     if found.batches and not table.batches_probed:
         found.missing["what sequences add"] = (
             "batches were not probed: a forward over several sequences is taken to cost what one"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
@@ -18,12 +17,13 @@ from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
-from specbench_cli.measure.result import Result, exit_code, void
+from specbench_cli.measure.manifest import now
+from specbench_cli.measure.result import Result, result_of
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
-from specbench_cli.plan.plan import REFERENCE, fitting, make_plan, plug_in
+from specbench_cli.plan.plan import fitting, make_plan, plug_in
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
@@ -34,7 +34,7 @@ from specbench_cli.predict.recommend.halving import (
 )
 from specbench_cli.predict.recommend.journal import FILE, Journal, Round
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import LOSSLESS, Record
+from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.tasks import Question, sample
 
 SETTINGS = 6
@@ -68,14 +68,14 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     config, unfit = fitting(config, fetch=True)
     left_out |= unfit
     plan = make_plan(config)
-    if all(arm.label == REFERENCE for arm in plan.arms):
+    if all(arm.label == BASELINE for arm in plan.arms):
         raise UsageError(
             "there is nothing to choose from: no method can run here beside vanilla",
             "; ".join(left_out.values()) or "name some: -m sps,pld (specbench list methods)",
         )
-    waves = _waves([arm for arm in plan.arms if arm.label != REFERENCE], config)
+    waves = _waves([arm for arm in plan.arms if arm.label != BASELINE], config)
     by_label = {arm.label: arm for wave in waves for arm in wave}
-    named = [MethodChoice(name=REFERENCE, label=REFERENCE)]
+    named = [MethodChoice(name=BASELINE, label=BASELINE)]
     named += [
         MethodChoice(name=arm.name, label=label, params=dict(arm.passed))
         for label, arm in by_label.items()
@@ -84,7 +84,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     return Journal(
         schema=1,
         version=__version__,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_utc=now(),
         minutes=minutes,
         config=config.model_copy(update={"methods": named, "limit": None, "category": []}),
         sources=dict(sources),
@@ -104,7 +104,7 @@ def _choosable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     found: dict[str, str] = {}
     for row in config.methods:
         method = registry.build(row.name, row.params)
-        if row.label == REFERENCE:
+        if row.label == BASELINE:
             continue
         if method.peer:
             raise UsageError(
@@ -241,10 +241,7 @@ class Rounds:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
         view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
         if _finished(path):
-            run_dir = RunDir.open(path)
-            records = list(run_dir.records())
-            code = exit_code(records, run_dir.manifest)
-            return Result(path, code, void(records))
+            return result_of(RunDir.open(path))
         if RunDir.holds_run(path):
             plan, run_dir = execute.reopen(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)
@@ -256,7 +253,7 @@ class Rounds:
         """A round as a run. Controls of lossy rows are there where it counts."""
         journal = self._journal
         values: dict[str, Any] = {
-            "methods": [journal.choice(label) for label in (REFERENCE, *round_.rows)],
+            "methods": [journal.choice(label) for label in (BASELINE, *round_.rows)],
             "prompts": round_.prompts,
             "stop_after": round_.limit_s,
         }

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench_cli.report.reading import Reading
-from specbench_cli.store.schema import Record, Steps
+from specbench_cli.store.schema import BASELINE, Record, Steps
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.pairing import loss
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.plots import Point, Series
 from specbench_cli.report.figures.drawing.style import MUTED
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row, has_partial
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:

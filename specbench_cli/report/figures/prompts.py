@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.plots import panels
-from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.style import INK, MUTED
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, text
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from specbench_cli.errors import BadAnswer, EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import metrics, text
 from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.speedups import BASELINE
 
 AGAIN = "specbench run, on a quiet machine"
 

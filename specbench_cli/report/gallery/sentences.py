@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats
 from specbench_cli.summary.metrics import Row, alike
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import Summary
 
 _NAMED = 4

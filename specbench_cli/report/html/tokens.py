@@ -16,9 +16,8 @@ from specbench_cli.predict.lanes import lanes_of
 from specbench_cli.report.html.pieces import piece, pieces
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import Drafted, Record
+from specbench_cli.store.schema import BASELINE, Drafted, Record
 from specbench_cli.summary.comparison import Decode, first_difference
-from specbench_cli.summary.speedups import BASELINE
 
 BUDGET = 2_500_000
 """Bytes of the viewer's data."""

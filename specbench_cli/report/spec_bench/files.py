@@ -18,8 +18,16 @@ from specbench_cli import __version__, output
 from specbench_cli.errors import UsageError, on_one_line
 from specbench_cli.report.spec_bench.formulas import Answer
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import FAMILIES, SCHEMA, Family, Ns, Params, Record, Verdict
-from specbench_cli.summary.speedups import BASELINE
+from specbench_cli.store.schema import (
+    BASELINE,
+    FAMILIES,
+    SCHEMA,
+    Family,
+    Ns,
+    Params,
+    Record,
+    Verdict,
+)
 
 T = TypeVar("T")
 

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from specbench_cli.store.schema import Family, Record
+from specbench_cli.store.schema import BASELINE, Family, Record
 from specbench_cli.summary.pairing import loss
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import ALL
 
 Retokenised = Callable[[str], int]

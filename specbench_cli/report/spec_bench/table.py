@@ -22,11 +22,11 @@ from specbench_cli.report.spec_bench.formulas import (
     figures,
 )
 from specbench_cli.report.tokens import text_of, tokenizer_of
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Align, Row
 from specbench_cli.summary.source import Source
-from specbench_cli.summary.speedups import BASELINE
 from specbench_cli.summary.summary import ALL, Summary
 
 TITLE = "By Spec-Bench's formulas, and ours"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_cli import output
-from specbench_cli.judge.broken import BASELINE
-from specbench_cli.measure.hardware.roofline import Roofline
+from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
 from specbench_cli.report.terminal.prediction_table import print_table
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.formats import NONE
 
 ABREAST = 5

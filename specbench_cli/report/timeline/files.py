@@ -10,9 +10,9 @@ from specbench_cli.predict.lanes import Lanes, lanes_of
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.lanes import draw_lanes
 from specbench_cli.report.timeline.chrome_trace import write_trace
+from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.comparison import Comparison
 from specbench_cli.summary.source import Source
-from specbench_cli.summary.speedups import BASELINE
 
 _STEPS = 8
 """That the picture shows of the output with the longest ones; the trace has all."""

@@ -81,15 +81,6 @@ def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Calla
     return register
 
 
-class Workflow(NamedTuple):
-    """One form of a conversation of several turns whose answers follow from the questions alone."""
-
-    family: str
-    category: str
-    name: str
-    write: Callable[[Draw], Turns]
-
-
 def an(noun: str) -> str:
     """`noun` with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -12,20 +12,16 @@ from transformers import LlamaForCausalLM
 
 from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
-from methods._heads.slots import Past, take
+from methods._heads.slots import HeadInput, Past, take
 from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
 from specbench_cli.training.packing import Batch, Encoded
-from specbench_cli.training.replies import KeptRows, Reply, RowFiles
+from specbench_cli.training.replies import ROWS_AT_ONCE, KeptRows, Reply, RowFiles
 
 SLOTS = 0.5
 """Share of the slots that are drafted from: answers are 0.37 of the tokens of the target's replies.
 The others are still read."""
-
-
-ROWS_AT_ONCE = 512
-"""Rows whose logits over a whole vocabulary are held at a time."""
 
 
 Drafter = DraftHead | FeatureHead | ParallelHead
@@ -126,7 +122,7 @@ def unroll(
         weight = weight[head.says]
     following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
     places = read.chats.positions
-    out = head(embed(following), head.read(read.features), places, past, slots)
+    out = head(HeadInput(embed(following), head.read(read.features), places, past, slots))
     steps = min(steps, head.levels or steps)
     for step in range(steps):
         inside, valid = placed(starts, slots, step)
@@ -135,7 +131,8 @@ def unroll(
             token = following.gather(1, inside)
             if head.mask is not None:
                 token = torch.full_like(token, head.mask)
-            out = head(embed(token), out.hidden, places.gather(1, slots) + step + 1, past)
+            at = places.gather(1, slots) + step + 1
+            out = head(HeadInput(embed(token), out.hidden, at, past))
 
 
 def placed(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor, Tensor]:

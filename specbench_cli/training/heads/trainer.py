@@ -4,7 +4,6 @@ Questions like those of training are answered by the target itself, sampled and 
 features are computed on the fly.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,6 +24,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.errors import UsageError
 from specbench_cli.training import loop
 from specbench_cli.training.corpus import (
+    SPECIAL_TOKENS,
     Chat,
     Corpus,
     Encoder,
@@ -32,9 +32,8 @@ from specbench_cli.training.corpus import (
     generated_chats,
     reply_chats,
 )
-from specbench_cli.training.family import Schedule, read
 from specbench_cli.training.heads import mat as head_mat
-from specbench_cli.training.heads.family import (
+from specbench_cli.training.heads.build import (
     SCHEDULES,
     HeadSchedule,
     TorchTarget,
@@ -49,7 +48,8 @@ from specbench_cli.training.heads.family import (
 )
 from specbench_cli.training.heads.losses import Drafter, Kept, head_loss, read_target
 from specbench_cli.training.heads.tuned import masked_loss, save, tune
-from specbench_cli.training.losses import Loss, multiplies_bf16
+from specbench_cli.training.loop import WORK, Report, Schedule, claim
+from specbench_cli.training.losses import Loss, multiplies_bf16, read
 from specbench_cli.training.packing import Encoded
 from specbench_cli.training.replies import (
     Ask,
@@ -60,8 +60,6 @@ from specbench_cli.training.replies import (
     sample_replies,
     written,
 )
-from specbench_cli.training.tokenizer import SPECIAL_TOKENS
-from specbench_cli.training.trainer import WORK, Report, deterministic
 
 Progress = Callable[[str, int, int], None]
 """Told what is made (replies, labels), how many are done, and of how many."""
@@ -279,10 +277,7 @@ class HeadTrainer:
         source: dict[str, loop.Source] = {"replies": Replies(encode.padding, lambda: replies)}
         if isinstance(encode, Encoder):
             source["corpus"] = Corpus(encode, self.gsm8k, self.seed)
-        stages = [
-            loop.Stage(s.steps, s.sequences, s.length, step, source[s.reads])
-            for s in schedule.stages
-        ]
+        stages = [each.stage(step, source[each.reads]) for each in schedule.stages]
         log = head_mat.Log(folder, head_mat.Estimate)
         every = min(MEASURE_EVERY, -(-sum(stage.steps for stage in stages) // ESTIMATES))
 
@@ -294,20 +289,14 @@ class HeadTrainer:
                 measure(point.step)
             self.report(schedule.name, point)
 
-        with deterministic(self.device):
-            result = loop.train(
-                learns,
-                stages,
-                loop.Optimization(
-                    schedule.peak_lr,
-                    end_lr=0.05 * schedule.peak_lr,
-                    warmup_steps=schedule.warmup_steps,
-                    horizon=schedule.horizon,
-                ),
-                folder,
-                checkpoint_every=MEASURE_EVERY,
-                progress=progress,
-            )
+        result = loop.train(
+            learns,
+            stages,
+            schedule.optimization,
+            folder,
+            checkpoint_every=MEASURE_EVERY,
+            progress=progress,
+        )
         as_stored(learns)
         measure(result.curve[-1].step)
         numbers = sum(each.numel() for each in learns.parameters())
@@ -437,20 +426,3 @@ class HeadTrainer:
 def _said(chat: Encoded) -> Iterator[int]:
     """The answer's tokens."""
     return (token for token, weight in zip(chat.ids, chat.weights, strict=True) if weight == 1.0)
-
-
-def claim(folder: Path, facts: dict[str, str]) -> None:
-    """Note what a folder's work is for, or refuse to go on with work for something else."""
-    files.refuse_link(folder)
-    file = folder / loop.MADE_FOR
-    folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        files.replace(file, json.dumps(facts) + "\n")
-    try:
-        found = json.loads(files.read_own(file) or b"")
-    except ValueError:
-        found = "something else"
-    if found != facts:
-        raise UsageError(
-            f"{folder} holds another run: {found}, wanted {facts}", "use another --out, or --fresh"
-        )

@@ -5,19 +5,17 @@ Semi-autoregressive fine-tuning (SPACE, Yi et al., Findings of ACL 2024, arXiv:2
 text's own tokens behind every place and behind every mask.
 """
 
-import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import LlamaForCausalLM
 
-from specbench_cli import files
 from specbench_cli.engine.models.head import LookAhead
 from specbench_cli.models.adapter import CONFIG, PREFIX, WEIGHTS, A, B
+from specbench_cli.training.heads.build import write_head
 from specbench_cli.training.heads.losses import Read, foreseen, placed, slots_of, within
 from specbench_cli.training.losses import Loss, autocast, chats_of
 from specbench_cli.training.packing import Batch
@@ -99,10 +97,7 @@ def save(parts: dict[str, LowRank], folder: Path, base: str) -> None:
         "bias": "none",
         "target_modules": sorted({at.rpartition(".")[2] for at in parts}),
     }
-    text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-    with files.staging_folder(folder, overwrite=None) as staging:
-        save_file(named, staging / WEIGHTS, {"format": "pt"})
-        (staging / CONFIG).write_text(text, encoding="utf-8")
+    write_head(folder, named, facts, weights=WEIGHTS, config_name=CONFIG)
 
 
 def _ab(part: LowRank) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.scoring import Scoring
-from specbench_cli.engine.sequence import Finish, StopRule
-from specbench_cli.engine.session import Harness, Session
-from specbench_cli.engine.types import Draft, Origin, Outcome, Tokens
+from specbench_cli.engine.session import Harness
+from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
-from specbench_cli.engine.verify.random import Random, SeededRandom
-from specbench_cli.engine.verify.tree import Tree
+from specbench_cli.engine.verify.random import SeededRandom
 
 # ---- in place of `Chooser.warp`, `verify.rejection` and `verify.residual` -----------------------
 
 
-def residual_from_p(p: Tensor, q: Tensor) -> Tensor:
+def residual_from_p(p, q):
     """The token in place of a rejected one from the target's whole law."""
     return p
 
@@ -39,7 +33,7 @@ _rejection = verify.rejection
 _apart = Scoring._apart
 
 
-def unwarped_bonus(self: Chooser, rows: Tensor) -> Tensor:
+def unwarped_bonus(self, rows):
     """The last of a step's rows without temperature and cuts."""
     p = _warp(self, rows).clone()
     if rows.shape[0] > 1:
@@ -47,9 +41,7 @@ def unwarped_bonus(self: Chooser, rows: Tensor) -> Tensor:
     return p
 
 
-def one_uniform(
-    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
-) -> tuple[Tensor, Tensor]:
+def one_uniform(tokens, q, p, random):
     """All tests of a step with one random number: k stand with the least of their k chances."""
     if q is None or not len(tokens):
         return _rejection(tokens, q, p, random)
@@ -62,9 +54,7 @@ def one_uniform(
     return accepted, random.categorical(law)
 
 
-def likelier_stands(
-    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
-) -> tuple[Tensor, Tensor]:
+def likelier_stands(tokens, q, p, random):
     """A draft token stands where p exceeds q, without a draw."""
     if q is None or not len(tokens):
         return _rejection(tokens, q, p, random)
@@ -74,14 +64,12 @@ def likelier_stands(
     return accepted, random.categorical(p[accepted])
 
 
-def next_rows(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
+def next_rows(tokens, q, p, random):
     """Each draft token against the row of the one after it."""
     return _rejection(tokens, q, torch.cat((p[1:], p[-1:])), random)
 
 
-def residual_bonus(
-    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
-) -> tuple[Tensor, Tensor]:
+def residual_bonus(tokens, q, p, random):
     """After full acceptance a residual too, from the last draft token's q."""
     accepted, following = _rejection(tokens, q, p, random)
     if q is None or not len(tokens) or int(accepted) < len(tokens):
@@ -89,7 +77,7 @@ def residual_bonus(
     return accepted, random.categorical(verify.residual(p[-1], q[-1]))
 
 
-def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
+def ignores_q(tokens, q, p, random):
     """Drawn tokens as if they had been chosen: the law is right, fewer stand."""
     return _rejection(tokens, None, p, random)
 
@@ -99,7 +87,7 @@ def ignores_q(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
 _score = Batch.score
 
 
-def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
+def rows_of_the_next(self, drafts):
     """Judges a draft by the rows of the next sequence whose draft is as long."""
     rows = _score(self, drafts)
     return [
@@ -111,7 +99,7 @@ def rows_of_the_next(self: Batch, drafts: Sequence[tuple[Session, Draft]]) -> li
 _prefill = Batch.prefill
 
 
-def noise_of_the_first(self: Batch) -> None:
+def noise_of_the_first(self):
     """Has all sequences of a batch decided with the noise of the first one."""
     for each in self.sessions:
         each._chooser._noise = self.sessions[0]._chooser._noise
@@ -121,7 +109,7 @@ def noise_of_the_first(self: Batch) -> None:
 _seat = Harness.seat
 
 
-def chance_of_who_left(self: Harness, lend: Callable[[Decoder, int], State]) -> None:
+def chance_of_who_left(self, lend):
     """Has who joins a batch decided with the noise of who took the seat first."""
     _seat(self, lend)
     state: Any = self._session.state
@@ -136,31 +124,18 @@ def chance_of_who_left(self: Harness, lend: Callable[[Decoder, int], State]) -> 
 _masked = Masking.__call__
 
 
-def masks_of_the_root(
-    masking: Masking,
-    rows: Tensor,
-    output: Sequence[int],
-    tokens: Sequence[int],
-    parents: tuple[int, ...] | None = None,
-) -> Tensor:
+def masks_of_the_root(masking, rows, output, tokens, parents=None):
     """All nodes of a draft masked as what follows the output."""
     forbidden = _masked(masking, torch.zeros_like(rows[:1]), output, ()).isinf()
     return rows.masked_fill(forbidden, -math.inf)
 
 
-def all_accepted(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
+def all_accepted(path, relaxed):
     """Relaxed tokens as accepted ones."""
     return tuple("accepted" for _ in path)
 
 
-def asked_a_row_late(
-    rule: AcceptRule | None,
-    p: Tensor,
-    draft: Draft,
-    tree: Tree | None,
-    random: Random,
-    **beside: Tensor | None,
-) -> Tensor | None:
+def asked_a_row_late(rule, p, draft, tree, random, **beside):
     """Each draft token at its own row of the target, which is that of the token behind it."""
     return accept.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
 
@@ -168,18 +143,18 @@ def asked_a_row_late(
 # ---- in place of the generator ------------------------------------------------------------------
 
 
-def one_number(self: Any, a: Tensor) -> Tensor:
+def one_number(self, a):
     """One random number for all trials."""
     u = torch.empty(1, dtype=a.dtype).uniform_(generator=self._generator)
     return (u < a).cumprod(0).bool()
 
 
 @contextmanager
-def one_generator() -> Iterator[None]:
+def one_generator():
     """One generator for all prompts, never seeded again."""
     shared = torch.Generator().manual_seed(0)
 
-    def init(self: Any, *key: object) -> None:
+    def init(self, *key):
         self._generator = shared
 
     with patch.object(SeededRandom, "__init__", init):
@@ -189,7 +164,7 @@ def one_generator() -> Iterator[None]:
 _seeded = SeededRandom.__init__
 
 
-def one_pass(self: Any, seed: int, prompt_id: str, turn: int, pass_: int, *rest: Any) -> None:
+def one_pass(self, seed, prompt_id, turn, pass_, *rest):
     """Every pass as the first."""
     _seeded(self, seed, prompt_id, turn, 1, *rest)
 
@@ -197,9 +172,7 @@ def one_pass(self: Any, seed: int, prompt_id: str, turn: int, pass_: int, *rest:
 # ---- in place of `StopRule.cut` and `Session.commit` --------------------------------------------
 
 
-def eos_last_only(
-    self: StopRule, output: Sequence[int], new: Sequence[int]
-) -> tuple[int, Finish | None]:
+def eos_last_only(self, output, new):
     """Looks for an EOS at the end of a block only."""
     room = self.max_new_tokens - len(output)
     if len(new) <= room and new[-1] in self.eos:
@@ -207,17 +180,17 @@ def eos_last_only(
     return (room, "length") if len(new) >= room else (len(new), None)
 
 
-def returns_nowhere(self: Any, seq: int, n: int, firm: int) -> None:
+def returns_nowhere(self, seq, n, firm):
     """Leaves a recurrent state as the last forward left it."""
     del self._stops[seq][:-1]
 
 
-def reads_the_root_alone(self: Scoring, x: Tokens, draft: Draft) -> ModelInput:
+def reads_the_root_alone(self, x, draft):
     """Of the committed tokens that a recurrent target lacks, reads the last one only."""
     return _apart(self, Tokens(x.ids[:, -draft.nodes - 1 :]), draft)
 
 
-def keeps_the_rejected(self: Session, outcome: Outcome) -> Outcome:
+def keeps_the_rejected(self, outcome):
     """Keeps the target's rows of all tested tokens, the rejected one too."""
     committed = self._text.append(outcome)
     self._seen.committed(committed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +16,10 @@ from methods.medusa.method import Medusa
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
 from methods.stand import Stand
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome, Tokens
+from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.sampling import Sampling
 from tests.audit.faults.laws import OtherLaw
+from tests.audit.faults.verifies import Verifies
 
 LATE = 40
 """Number of output tokens after which the late faults begin."""
@@ -33,9 +30,7 @@ LATE = 40
 _rejection = verify.rejection
 
 
-def third_with_the_first_number(
-    tokens: Tensor, q: Tensor | None, p: Tensor, random: Random
-) -> tuple[Tensor, Tensor]:
+def third_with_the_first_number(tokens, q, p, random):
     """Test the third draft token with the random number of the first test.
 
     That number is below the first ratio once the first token is accepted.
@@ -54,8 +49,7 @@ def third_with_the_first_number(
 class DrawsOnceMore(OtherLaw):
     """Method that draws twice from the third token on, and reports a q that is wrong by 10%."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         q = session.warp(logits)
         if ahead < 2:
             return q, q
@@ -66,8 +60,7 @@ class DrawsOnceMore(OtherLaw):
 class WrongAtTheFourth(OtherLaw):
     """Method that reports a q that is wrong by 10% for the fourth draft token only."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         q = session.warp(logits)
         return q, tilted(q) if ahead == 3 else q
 
@@ -75,8 +68,7 @@ class WrongAtTheFourth(OtherLaw):
 class WrongWhenLong(OtherLaw):
     """Method that reports a q that is wrong by 10% once the output is long."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         q = session.warp(logits)
         return q, tilted(q) if len(session.output()) > LATE else q
 
@@ -86,24 +78,21 @@ class WrongAfterMixedSteps(OtherLaw):
 
     accepted: tuple[int, ...] = ()
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
+    def start(self, session):
         super().start(session)
         self.accepted = ()
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         self.accepted = (*self.accepted[-1:], len(outcome.path))
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         q = session.warp(logits)
         mixed = len(self.accepted) == 2 and self.accepted[0] > 0 and self.accepted[1] == 0
         return q, tilted(q) if mixed else q
 
 
-def tilted(q: Tensor) -> Tensor:
+def tilted(q):
     """Return q with odd token ids 10% more likely and even ones 10% less likely."""
     signs = torch.ones_like(q)
     signs[..., ::2] = -1
@@ -112,7 +101,7 @@ def tilted(q: Tensor) -> Tensor:
     return wrong / wrong.sum(-1, keepdim=True)
 
 
-def no_ties(logits: Tensor, sampling: Sampling) -> Tensor:
+def no_ties(logits, sampling):
     """Cut the distribution to exactly k tokens, although others tie with the last one."""
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
@@ -122,7 +111,7 @@ def no_ties(logits: Tensor, sampling: Sampling) -> Tensor:
     return _cut(scores, replace(sampling, temperature=1.0, top_k=0))
 
 
-def _cut(scores: Tensor, sampling: Sampling) -> Tensor:
+def _cut(scores, sampling):
     if sampling.top_p < 1.0:
         ordered, index = scores.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
@@ -134,29 +123,21 @@ def _cut(scores: Tensor, sampling: Sampling) -> Tensor:
 # ---- greedy verification ------------------------------------------------------------------------
 
 
-class Verifies(Sps):
+class ChangesLogits(Verifies, Sps):
     """Speculative sampling that changes the target's logits before they are verified."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
+    def verify(self, session, draft, rows, *accept):
+        return self.verified(draft, self.changed(session, draft, rows.clone()), *accept)
 
-        def verify_changed(draft: Draft, rows: Tensor, *accept: Any) -> Outcome:
-            return verified(draft, self.changed(session, draft, rows.clone()), *accept)
-
-        session.verify = verify_changed  # type: ignore[method-assign, assignment]
-
-    def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
+    def changed(self, session, draft, rows):
         """Return the logits [m + 1, V] that decide about a draft of m tokens."""
         raise NotImplementedError
 
 
-class AcceptsTies(Verifies):
+class AcceptsTies(ChangesLogits):
     """Method that accepts a draft token that ties with the largest logit (`>=` for `==`)."""
 
-    def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
-        """See `Verifies`."""
+    def changed(self, session, draft, rows):
         if session.sampling.rule == "greedy":
             for row, token in zip(rows, draft.tokens.tolist(), strict=False):
                 if row[token] >= row.max():
@@ -164,11 +145,10 @@ class AcceptsTies(Verifies):
         return rows
 
 
-class AcceptsRunnersUpLate(Verifies):
+class AcceptsRunnersUpLate(ChangesLogits):
     """Method that also accepts the second most likely token once the output is long."""
 
-    def changed(self, session: Session, draft: Draft, rows: Tensor) -> Tensor:
-        """See `Verifies`."""
+    def changed(self, session, draft, rows):
         if not session.sampling.draws and len(session.output()) > LATE:
             for row, token in zip(rows, draft.tokens.tolist(), strict=False):
                 if token == int(row.topk(2).indices[1]):
@@ -185,21 +165,19 @@ class KeepsFeatures(Medusa):
     kept: Tensor | None = None
     rejected = False
 
-    def start(self, session: Session) -> None:
-        """See `Medusa`."""
+    def start(self, session):
         super().start(session)
         self.kept, self.rejected = None, False
         features = session.features
 
-        def stale(n: int = 1) -> Tensor:
+        def stale(n=1):
             if self.kept is None or not self.rejected:
                 self.kept = features(n)
             return self.kept
 
-        session.features = stale  # type: ignore[method-assign]
+        session.features = stale
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Medusa`."""
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         self.rejected = not outcome.path
 
@@ -210,13 +188,11 @@ class DraftsTheSameAgain(Sps):
     again: int | None = None
     drafted: int | None = None
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
+    def start(self, session):
         super().start(session)
         self.again, self.drafted = None, None
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         if self.again is None or session.sampling.draws or limit < 1:
             draft = super().propose(session, limit)
         else:
@@ -230,8 +206,7 @@ class DraftsTheSameAgain(Sps):
         self.drafted = int(draft.tokens[0]) if draft.nodes else None
         return draft
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         self.again = None if outcome.path else self.drafted
 
@@ -239,7 +214,7 @@ class DraftsTheSameAgain(Sps):
 # ---- several nodes of one level -----------------------------------------------------------------
 
 
-def with_another_nodes_q(draft: Draft) -> Draft:
+def with_another_nodes_q(draft):
     """Return the tree with each q taken from a node of the same level under another parent."""
     if draft.q is None or draft.parents is None:
         return draft
@@ -268,14 +243,12 @@ def with_another_nodes_q(draft: Draft) -> Draft:
 class ReportsAnotherNodesQ(SpsTree):
     """Tree method that reports the q of another node of the same level."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
+    def propose(self, session, limit):
         return with_another_nodes_q(super().propose(session, limit))
 
 
 class StandReportsAnotherNodesQ(Stand):
     """N-gram method that reports the q of another node of the same level."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Stand`."""
+    def propose(self, session, limit):
         return with_another_nodes_q(super().propose(session, limit))

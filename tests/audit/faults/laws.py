@@ -12,16 +12,13 @@ from torch import Tensor
 
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Tokens
-from specbench_cli.engine.verify.sampling import Sampling
+from specbench_cli.engine.types import Tokens
 
 
 class OtherLaw(Sps):
     """Draws tokens from one law and hands over another; subclasses say how the two differ."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         if not session.sampling.draws:
             return super().propose(session, limit)
         x, picks = session.since(self.state.length()), []
@@ -33,12 +30,12 @@ class OtherLaw(Sps):
             x = Tokens(picks[-1][0][None])
         return session.drawn(picks)
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+    def laws(self, session, logits, ahead):
         """Laws [1, V]: the one drawn from, and the one handed over."""
         raise NotImplementedError
 
 
-def largest(law: Tensor, n: int) -> Tensor:
+def largest(law, n):
     """A law's n likeliest tokens alone."""
     if n >= law.shape[-1]:
         return law
@@ -49,8 +46,7 @@ def largest(law: Tensor, n: int) -> Tensor:
 class DrawsFromTen(OtherLaw):
     """Draws from the draft's ten likeliest tokens, and hands the whole law over."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         law = session.warp(logits)
         return largest(law, 10), law
 
@@ -61,8 +57,7 @@ class TellsFifty(OtherLaw):
     What it draws beside these has the least of them's probability, so that nothing is impossible.
     """
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         law = session.warp(logits)
         told = largest(law, 50)
         floor = torch.where(law > 0, torch.full_like(law, 1e-6), law)
@@ -73,16 +68,14 @@ class TellsFifty(OtherLaw):
 class ColderThanTold(OtherLaw):
     """Draws at temperature 0.5 and hands over the law at 1."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         return session.warp(logits / 0.5), session.warp(logits)
 
 
 class WrongFromTheFifth(OtherLaw):
     """From the fifth level on hands over a law that is wrong by 10%."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         law = session.warp(logits)
         if ahead < 4:
             return law, law
@@ -95,8 +88,7 @@ class WrongFromTheFifth(OtherLaw):
 class TellsHalfPrecision(OtherLaw):
     """Hands its law over with eight bits, as a worker might send it."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         law = session.warp(logits)
         told = law.bfloat16().to(law.dtype)
         return law, told / told.sum(-1, keepdim=True)
@@ -105,8 +97,7 @@ class TellsHalfPrecision(OtherLaw):
 class CutsOnlyWhatItTells(OtherLaw):
     """Draws under the temperature alone, and redraws what the cuts leave out as the likeliest."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         told = session.warp(logits)
         whole = (logits / session.sampling.temperature).softmax(-1).to(told.dtype)
         law = torch.where(told > 0, whole, 0.0)
@@ -117,8 +108,7 @@ class CutsOnlyWhatItTells(OtherLaw):
 class SureIfUnlimited(OtherLaw):
     """With its threshold off draws without the law's tail, and hands the whole law over."""
 
-    def laws(self, session: Session, logits: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """See `OtherLaw`."""
+    def laws(self, session, logits, ahead):
         law = session.warp(logits)
         return (largest(law, 2) if self.params.threshold == 0.0 else law), law
 
@@ -126,8 +116,7 @@ class SureIfUnlimited(OtherLaw):
 class MixesUpTheLast(SpsTree):
     """Of trees of five levels, hands over half of the last node's law shifted by one id."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         if draft.q is None or draft.levels < 5:
             return draft
@@ -140,7 +129,7 @@ class MixesUpTheLast(SpsTree):
 # ---- in place of `sampling.cut` and `chain.residual` --------------------------------------------
 
 
-def top_p_first(logits: Tensor, sampling: Sampling) -> Tensor:
+def top_p_first(logits, sampling):
     """Cuts by mass, and then by number."""
     scores: Any = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = scores / sampling.temperature
@@ -156,7 +145,7 @@ def top_p_first(logits: Tensor, sampling: Sampling) -> Tensor:
     return kept
 
 
-def residual_of_the_first(p: Tensor, q: Tensor) -> Tensor:
+def residual_of_the_first(p, q):
     """What is left of the target's law among the first 1,024 tokens, where that is anything."""
     left = (p - q).clamp_min(0.0)
     few = left.clone()

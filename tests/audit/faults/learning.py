@@ -8,8 +8,6 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from methods.sps import Sps
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Outcome
 
 
 class Learning(Sps):
@@ -17,14 +15,13 @@ class Learning(Sps):
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
+    def start(self, session):
         super().start(session)
         self.model = session.trainable()
         self.state = session.new_state(self.model)
         self.model.forward(session.since(0), self.state, logits_at=None)
 
-    def learn(self, session: Session) -> None:
+    def learn(self, session):
         """One step."""
         ids = torch.tensor([session.tokens()])
         rows = self.model.module(ids).logits[0, :-1]
@@ -35,8 +32,7 @@ class Learning(Sps):
 class LearnsInTheMiddle(Learning):
     """A new version arrives while it drafts: its tokens are of that, its laws of the one before."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         rows = self.state.length()
         older = super().propose(session, limit)
         for weight in self.model.module.parameters():
@@ -52,8 +48,7 @@ class LearnsInTheMiddle(Learning):
 class LearnsWhileDecoding(Learning):
     """Takes its step after each verification, so that no version made the output."""
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         with torch.inference_mode(False), torch.enable_grad():
             self.learn(session)
@@ -62,8 +57,7 @@ class LearnsWhileDecoding(Learning):
 class TeachesAll(Learning):
     """Writes what it learnt into the draft that all rows share."""
 
-    def learn(self, session: Session) -> None:
-        """See `Learning`."""
+    def learn(self, session):
         super().learn(session)
         shared: Any = session.draft()
         with torch.inference_mode():
@@ -73,8 +67,7 @@ class TeachesAll(Learning):
 class TeachesTheTarget(Learning):
     """Draws the target near to its draft."""
 
-    def learn(self, session: Session) -> None:
-        """See `Learning`."""
+    def learn(self, session):
         super().learn(session)
         with torch.inference_mode():
             table = session.target.table.clamp_(min=-30.0)  # a mean of -inf and -inf is none

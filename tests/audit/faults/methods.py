@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from methods.pld import Pld
 from methods.sps import Sps
 from methods.sps_tree import SpsTree
-from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Guarantee, Origin, Outcome, Step, Tokens
-from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Origin, Outcome, Tokens
+from tests.audit.faults.verifies import Verifies
 
 # ---- what spoils the output ---------------------------------------------------------------------
 
@@ -24,8 +19,7 @@ from specbench_cli.engine.verify.sampling import Rule
 class GreedyDraft(Sps):
     """Drafts the likeliest token and hands over the law it did not draw it from."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
@@ -33,8 +27,7 @@ class GreedyDraft(Sps):
 class UnwarpedLaw(Sps):
     """Draws under the temperature and hands over the law without it."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         x, picks = session.since(self.state.length()), []
         for ahead in range(min(self.params.levels, limit)):
             out = self.model.forward(x, self.state)
@@ -49,99 +42,74 @@ class UnwarpedLaw(Sps):
 class DropsTheUnlikely(Sps):
     """Takes back its last draft token where that turned out unlikely: what is left is biased."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         if draft.q is None or draft.q[-1, draft.tokens[-1]] > 0.3:
             return draft
         return replace(draft, tokens=draft.tokens[:-1], q=draft.q[:-1])
 
 
-class EmitsUnverified(Sps):
+class EmitsUnverified(Verifies, Sps):
     """Where the budget ends within its draft, commits the draft as it is."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify_all_but_the_end(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
-            outcome = verified(draft, rows, accept)
-            if draft.nodes < session.room() or not draft.nodes:
-                return outcome
-            ids, m = tuple(draft.tokens.tolist()), draft.nodes
-            accepted: list[Origin] = ["accepted"] * m
-            return Outcome(tuple(range(m)), (*ids, outcome.committed[-1]), (*accepted, "bonus"), m)
-
-        session.verify = verify_all_but_the_end  # type: ignore[method-assign]
+    def verify(self, session, draft, rows, *accept):
+        outcome = self.verified(draft, rows, *accept)
+        if draft.nodes < session.room() or not draft.nodes:
+            return outcome
+        ids, m = tuple(draft.tokens.tolist()), draft.nodes
+        accepted: list[Origin] = ["accepted"] * m
+        return Outcome(tuple(range(m)), (*ids, outcome.committed[-1]), (*accepted, "bonus"), m)
 
 
-class DecidesForItself(Sps):
+class DecidesForItself(Verifies, Sps):
     """Where tokens are chosen, compares its draft with the target's own rows, whatever else the run
     asks of outputs: right without a grammar, which it passes over."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
+    def verify(self, session, draft, rows, *accept):
         if session.sampling.draws:
-            return
-
-        def by_itself(draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-            due = session.scores(rows, len(session.output())).argmax(-1).tolist()
-            ids, stand = draft.tokens.tolist(), 0
-            while stand < len(ids) and ids[stand] == due[stand]:
-                stand += 1
-            last: Origin = "recovered" if stand < len(ids) else "bonus" if ids else "plain"
-            origin: list[Origin] = ["accepted"] * stand
-            return Outcome(
-                tuple(range(stand)),
-                (*ids[:stand], due[stand]),
-                (*origin, last),
-                min(stand + 1, len(ids)),
-            )
-
-        session.verify = by_itself  # type: ignore[method-assign]
+            return self.verified(draft, rows, *accept)
+        due = session.scores(rows, len(session.output())).argmax(-1).tolist()
+        ids, stand = draft.tokens.tolist(), 0
+        while stand < len(ids) and ids[stand] == due[stand]:
+            stand += 1
+        last: Origin = "recovered" if stand < len(ids) else "bonus" if ids else "plain"
+        origin: list[Origin] = ["accepted"] * stand
+        return Outcome(
+            tuple(range(stand)),
+            (*ids[:stand], due[stand]),
+            (*origin, last),
+            min(stand + 1, len(ids)),
+        )
 
 
 class CallsItselfExact(Sps):
     """Takes an accept rule and promises what it would without."""
 
-    def guarantee(self, sampling: Rule) -> Guarantee:
-        """See `Sps`."""
+    def guarantee(self, sampling):
         return "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
 
 
 class StopsShort(Sps):
     """Stops where no draft token is of use any more: the token that verification adds is lost."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Sps`."""
+    def generate(self, session):
         for step in super().generate(session):
             yield step
             if session.room() == 0:
                 return
 
 
-class PadsItsDraft(Pld):
+class PadsItsDraft(Verifies, Pld):
     """Fills short drafts up with id 0, compared with the last row again: a 0 there counts twice."""
 
-    def start(self, session: Session) -> None:
-        """See `Pld`."""
-        super().start(session)
-        verified = session.verify
+    def verify(self, session, draft, rows, *accept):
+        found = self.verified(draft, rows, *accept)
+        short = len(found.path) == draft.nodes < self.params.length
+        if not short or found.committed[-1] != 0:
+            return found
+        return replace(found, committed=(*found.committed, 0), origin=(*found.origin, "bonus"))
 
-        def verify_padded(draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-            found = verified(draft, rows, accept)
-            short = len(found.path) == draft.nodes < self.params.length
-            if not short or found.committed[-1] != 0:
-                return found
-            return replace(found, committed=(*found.committed, 0), origin=(*found.origin, "bonus"))
-
-        session.verify = verify_padded  # type: ignore[method-assign]
-
-    def observe(self, session: Session, outcome: Outcome) -> None:
+    def observe(self, session, outcome):
         """The row of the token that was never fed, so that nothing but the output is wrong."""
         text, n = session.tokens(), session.state.length()
         if n < len(text) - 1:
@@ -156,15 +124,14 @@ class PadsItsDraft(Pld):
 class ForgetsNothing(Sps):
     """Keeps its draft's rows of rejected tokens."""
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
+    def observe(self, session, outcome):
+        pass
 
 
 class SkipsAToken(Sps):
     """After full acceptance feeds its draft the newest token only."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         newest = session.since(len(session.tokens()) - 1)
         picks = [session.pick(self.model.forward(newest, self.state))] if limit else []
         return session.drawn(picks)
@@ -173,59 +140,39 @@ class SkipsAToken(Sps):
 class OffByOne(Sps):
     """Feeds its draft positions that are one too high."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
+    def start(self, session):
         super().start(session)
         forward = self.model.forward
 
-        def shifted(x: Tokens, state: Any, **rest: Any) -> Any:
+        def shifted(x, state, **rest):
             first = state.length() + 1
             positions = torch.arange(first, first + x.ids.shape[1])[None]
             return forward(x, state, positions=positions, **rest)
 
-        self.model.forward = shifted  # type: ignore[method-assign, assignment]
+        self.model.forward = shifted
 
 
-class LosesTheBonus(Sps):
+class LosesTheBonus(Verifies, Sps):
     """After full acceptance commits the draft and not the bonus."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify_without_bonus(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
-            found = verified(draft, rows, accept)
-            if found.origin[-1] != "bonus":
-                return found
-            return replace(found, committed=found.committed[:-1], origin=found.origin[:-1])
-
-        session.verify = verify_without_bonus  # type: ignore[method-assign]
+    def verify(self, session, draft, rows, *accept):
+        found = self.verified(draft, rows, *accept)
+        if found.origin[-1] != "bonus":
+            return found
+        return replace(found, committed=found.committed[:-1], origin=found.origin[:-1])
 
 
-class CountsAllAsTested(Sps):
+class CountsAllAsTested(Verifies, Sps):
     """Reports every drafted level as tested, those behind a rejected one too."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
-
-        def verify_counting(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
-            return replace(verified(draft, rows, accept), tested=draft.nodes)
-
-        session.verify = verify_counting  # type: ignore[method-assign]
+    def verify(self, session, draft, rows, *accept):
+        return replace(self.verified(draft, rows, *accept), tested=draft.nodes)
 
 
 class TellsWhatStood(Sps):
     """Leaves the rejected tail out of what it tells of its draft: tokens, levels, tested."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Sps`."""
+    def generate(self, session):
         for step in super().generate(session):
             stood = len(step.outcome.path)
             yield replace(
@@ -235,51 +182,31 @@ class TellsWhatStood(Sps):
             )
 
 
-class VerifiesWhatStands(Sps):
+class VerifiesWhatStands(Verifies, Sps):
     """Scores its whole draft, and has as much of it verified as the rows bear out."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
+    def verify(self, session, draft, rows, *accept):
+        scores = session.scores(rows, len(session.output()))
+        ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
+        wrong = (at for at, token in enumerate(ids) if token != said[at])
+        stand = next(wrong, len(ids))
+        self.told = session.chain(ids[:stand])
+        return self.verified(self.told, rows[: stand + 1], *accept)
 
-        def verify_the_first(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
-            scores = session.scores(rows, len(session.output()))
-            ids, said = draft.tokens.tolist(), scores.argmax(-1).tolist()
-            wrong = (at for at, token in enumerate(ids) if token != said[at])
-            stand = next(wrong, len(ids))
-            self.told = session.chain(ids[:stand])
-            return verified(self.told, rows[: stand + 1], accept)
-
-        session.verify = verify_the_first  # type: ignore[method-assign]
-
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Sps`."""
+    def generate(self, session):
         for step in super().generate(session):
             yield replace(step, draft=self.told)
 
 
-class AddsWhatIsSaid(Sps):
+class AddsWhatIsSaid(Verifies, Sps):
     """Has the token that the target says behind its draft verified as its own last one."""
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
-        super().start(session)
-        verified = session.verify
+    def verify(self, session, draft, rows, *accept):
+        scores = session.scores(rows, len(session.output()))
+        self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
+        return self.verified(self.told, rows, *accept)
 
-        def verify_one_more(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
-            scores = session.scores(rows, len(session.output()))
-            self.told = session.chain([*draft.tokens.tolist(), int(scores[-1].argmax())])
-            return verified(self.told, rows, accept)
-
-        session.verify = verify_one_more  # type: ignore[method-assign]
-
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Sps`."""
+    def generate(self, session):
         for step in super().generate(session):
             yield replace(step, draft=self.told)
 
@@ -287,8 +214,7 @@ class AddsWhatIsSaid(Sps):
 class DrawsForOnePosition(Sps):
     """Draws all draft tokens with the noise of the first one's position."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         x, picks = session.since(self.state.length()), []
         for _ in range(min(self.params.levels, limit)):
             picks.append(session.pick(self.model.forward(x, self.state)))
@@ -299,16 +225,14 @@ class DrawsForOnePosition(Sps):
 class ExceedsTheBudget(Sps):
     """Drafts its full length, whatever the budget leaves."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         return super().propose(session, self.params.levels)
 
 
 class PrunesItsTree(SpsTree):
     """Tells its tree without the nodes that do not stand."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `SpsTree`."""
+    def generate(self, session):
         for step in super().generate(session):
             path = step.outcome.path
             ids = [] if step.draft is None else step.draft.tokens[list(path)].tolist()
@@ -320,8 +244,7 @@ class PrunesItsTree(SpsTree):
 class DraftsForTheFirst(Sps):
     """Drafts for the first sequence of a batch, and proposes that to all."""
 
-    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """See `Method`."""
+    def propose_batch(self, members):
         drafts = [method.propose(session, session.room()) for method, session in members]
         fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
         return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
@@ -332,8 +255,7 @@ class DraftsByPlace(Sps):
 
     slots: ClassVar[list[Any]] = []
 
-    def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """See `Method`."""
+    def propose_batch(self, members):
         if all(len(session.output()) == 1 for _, session in members):
             self.slots[:] = [method.state for method, _ in members]
         for (method, session), state in zip(members, self.slots, strict=False):
@@ -347,8 +269,7 @@ class KeepsItsState(Sps):
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
-    def start(self, session: Session) -> None:
-        """See `Sps`."""
+    def start(self, session):
         super().start(session)
         if "state" not in session.memory:
             session.memory["state"] = session.new_state(self.model)
@@ -356,8 +277,7 @@ class KeepsItsState(Sps):
         self.state.rollback(0, 0)
         self.model.forward(session.since(0), self.state, logits_at=None)
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Sps`."""
+    def propose(self, session, limit):
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         return super().propose(session, limit)
 
@@ -367,11 +287,11 @@ class KnowsThePassBefore(Sps):
 
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
-    def __init__(self, params: MethodParams | None = None) -> None:
+    def __init__(self, params=None):
         super().__init__(params)
         self.known: dict[str, list[int]] = {}
 
-    def propose(self, session: Session, limit: int) -> Draft:
+    def propose(self, session, limit):
         """Its own output of the prompt, where it has one."""
         before = self.known.get(session.requests[0].prompt_id)
         if before is None:
@@ -379,8 +299,7 @@ class KnowsThePassBefore(Sps):
         at = len(session.output())
         return session.chain(before[at : at + min(limit, self.params.levels)])
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
-        """See `Sps`."""
+    def observe(self, session, outcome):
         super().observe(session, outcome)
         if session.finish is not None:
             self.known[session.requests[0].prompt_id] = list(session.output())
@@ -389,8 +308,7 @@ class KnowsThePassBefore(Sps):
 class OneTokenLate(Pld):
     """Takes the text from one token behind the right place on."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `Pld`."""
+    def propose(self, session, limit):
         found = super().propose(session, limit + 1)
         return session.chain(found.tokens.tolist()[1:][:limit])
 
@@ -398,8 +316,7 @@ class OneTokenLate(Pld):
 class KeepsItsIndex(Pld):
     """Looks up in the prompts before, too."""
 
-    def start(self, session: Session) -> None:
-        """See `Pld`."""
+    def start(self, session):
         kept = getattr(self, "index", {})
         super().start(session)
         self.index = kept

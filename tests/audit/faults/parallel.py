@@ -5,47 +5,35 @@ The first two were shipped in code that a paper's results are of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from methods.pearl import Pearl, PearlDrafter
-from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Origin, Outcome, Step, Tokens
-from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.workers.drafter import Drafter
+from specbench_cli.engine.types import Origin, Outcome
 from specbench_cli.engine.workers.message import Message
-from specbench_cli.engine.workers.transport import Worker
 
 
 class ReturnsPending(Pearl):
     """Where the output's end comes within its draft, returns what was not verified."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
+    def generate(self, session):
         verified = session.verify
 
-        def verify_all_but_the_end(
-            draft: Draft, rows: Tensor, accept: AcceptRule | None = None
-        ) -> Outcome:
+        def verify_all_but_the_end(draft, rows, accept=None):
             if draft.nodes < 2 or draft.nodes <= session.room():
                 return verified(draft, rows, accept)
             ids, m = tuple(draft.tokens.tolist()), draft.nodes
             accepted: list[Origin] = ["accepted"] * m
             return Outcome(tuple(range(m)), ids, tuple(accepted), m)
 
-        session.verify = verify_all_but_the_end  # type: ignore[method-assign]
+        session.verify = verify_all_but_the_end
         yield from super().generate(session)
 
 
 class TestsTwoWithOneNumber(Pearl):
     """Tests the first token of a window, and once it stands the second one, with one number."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
+    def generate(self, session):
         session._chooser.random = _OneNumber(session.random)
         yield from super().generate(session)
 
@@ -53,13 +41,12 @@ class TestsTwoWithOneNumber(Pearl):
 class _OneNumber:
     """A number that was below a chance is below another one more often than not."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random):
         self._random = random
         self.categorical = random.categorical
         self._below: Tensor | None = None  # what the last number is known to be below
 
-    def bernoulli(self, a: Tensor) -> Tensor:
-        """See `Random`."""
+    def bernoulli(self, a):
         chances = a
         if self._below is not None:
             chances = torch.cat(((a[:1] / self._below).clamp_max(1.0), a[1:]))
@@ -72,49 +59,46 @@ class _OneNumber:
 class KeepsStaleRows(PearlDrafter):
     """Forgets nothing: rows of rejected tokens stay, and what follows them is fed behind."""
 
-    def start(self) -> None:
-        """See `PearlDrafter`."""
+    def start(self):
         super().start()
         since = self.desk.since
 
-        def newest(length: int) -> Tokens:
+        def newest(length):
             return since(min(length, len(self.desk.text) - 1))
 
-        self.state.rollback = lambda *_: None  # type: ignore[method-assign]
-        self.desk.since = newest  # type: ignore[method-assign]
+        self.state.rollback = lambda *_: None
+        self.desk.since = newest
 
 
 class DraftsFromStaleRows(Pearl):
     """Its drafter keeps rows of rejected tokens."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
+    def generate(self, session):
         hire = session.hire
 
-        def hire_another(kind: type[Drafter], params: MethodParams) -> Worker:
+        def hire_another(kind, params):
             return hire(KeepsStaleRows, params)
 
-        session.hire = hire_another  # type: ignore[method-assign]
+        session.hire = hire_another
         yield from super().generate(session)
 
 
 class TellsTooMuch(Pearl):
     """Tells its drafter of a rejected token as if it stood, before the one in its place."""
 
-    def generate(self, session: Session) -> Iterator[Step]:
-        """See `Pearl`."""
+    def generate(self, session):
         hire = session.hire
 
-        def hire_and_tell(kind: type[Drafter], params: MethodParams) -> Worker:
+        def hire_and_tell(kind, params):
             worker = hire(kind, params)
             send = worker.send
 
-            def tell(message: Message) -> None:
+            def tell(message):
                 stands, window, *told = message.ints
                 send(Message((stands + len(told), window, *told)))
 
-            worker.send = tell  # type: ignore[method-assign]
+            worker.send = tell
             return worker
 
-        session.hire = hire_and_tell  # type: ignore[method-assign]
+        session.hire = hire_and_tell
         yield from super().generate(session)

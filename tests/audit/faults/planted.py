@@ -355,9 +355,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("q 10% wrong for the fourth token alone", "law", _sps(late.WrongAtTheFourth, 5)),
     Fault("q 10% wrong after 40 tokens", "law", _sps(late.WrongWhenLong)),
     Fault(
-        "q 10% wrong after an accepted and a rejected draft",
-        "law",
-        _sps(late.WrongAfterMixedSteps),
+        "q 10% wrong after an accepted and a rejected draft", "law", _sps(late.WrongAfterMixedSteps)
     ),
     Fault("q of another node of the level", "law", _tree(late.ReportsAnotherNodesQ)),
     Fault(

@@ -3,21 +3,16 @@ catch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from methods.mtp.method import Mtp
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import Tape
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Features, Outcome
-from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.tree import ROOT, Tree, rows_of
+from specbench_cli.engine.types import Features
+from specbench_cli.engine.verify.tree import ROOT, rows_of
 
 # ---- methods that draft trees -------------------------------------------------------------------
 
@@ -25,23 +20,21 @@ from specbench_cli.engine.verify.tree import ROOT, Tree, rows_of
 class RatioOfTopK(SpsTree):
     """Takes the likeliest children and hands over the law that they were not drawn from."""
 
-    def start(self, session: Session) -> None:
-        """See `SpsTree`."""
+    def start(self, session):
         super().start(session)
         branch = session.branch
 
-        def likeliest(rows: Tensor, width: int, **rest: Any) -> tuple[Tensor, Tensor | None]:
+        def likeliest(rows, width, **rest):
             tokens, q = branch(rows, width, **rest)
             return (tokens, q) if q is None else (q.topk(width).indices, q)
 
-        session.branch = likeliest  # type: ignore[method-assign]
+        session.branch = likeliest
 
 
 class OrderedBackwards(SpsTree):
     """Has children drawn without replacement tested in the order opposite to their draws."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         order = tuple(reversed(range(draft.nodes)))
         return draft if draft.parents is None else replace(draft, order=order)
@@ -50,8 +43,7 @@ class OrderedBackwards(SpsTree):
 class WrongParents(SpsTree):
     """Hangs the second level's children below each other's parents."""
 
-    def propose(self, session: Session, limit: int) -> Draft:
-        """See `SpsTree`."""
+    def propose(self, session, limit):
         draft = super().propose(session, limit)
         if draft.parents is None:
             return draft
@@ -62,16 +54,15 @@ class WrongParents(SpsTree):
 class WorstFirst(SpsTree):
     """Takes the least likely children in greedy decoding."""
 
-    def start(self, session: Session) -> None:
-        """See `SpsTree`."""
+    def start(self, session):
         super().start(session)
         branch = session.branch
         sign = -1 if session.sampling.rule == "greedy" else 1
 
-        def worst(rows: Tensor, width: int, **rest: Any) -> tuple[Tensor, Tensor | None]:
+        def worst(rows, width, **rest):
             return branch(sign * rows, width, **rest)
 
-        session.branch = worst  # type: ignore[method-assign]
+        session.branch = worst
 
 
 # ---- methods that draft with a head -------------------------------------------------------------
@@ -80,27 +71,25 @@ class WorstFirst(SpsTree):
 class KeepsItsDraft(Mtp):
     """Leaves what it drafted in its head's state."""
 
-    def start(self, session: Session) -> None:
-        """See `Mtp`."""
+    def start(self, session):
         super().start(session)
-        self.levels.drop = lambda: None  # type: ignore[method-assign]
+        self.levels.drop = lambda: None
 
 
 class KeepsPredicted(KeepsItsDraft):
     """Keeps its head's rows of accepted tokens, which it made of features that it predicted."""
 
-    def start(self, session: Session) -> None:
-        """See `Mtp`."""
+    def start(self, session):
         super().start(session)
         unread = session.unread
 
-        def rest(length: int) -> Features:
+        def rest(length):
             x = unread(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 
-        session.unread = rest  # type: ignore[method-assign]
+        session.unread = rest
 
-    def observe(self, session: Session, outcome: Outcome) -> None:
+    def observe(self, session, outcome):
         """What stood stays."""
         self.levels.keep(outcome.path)
 
@@ -111,7 +100,7 @@ _read = Tape.read
 _forget = Levels._forget
 
 
-def one_late(self: Any) -> Tensor:
+def one_late(self):
     """Each token beside the features of the token before the one before it."""
     rows = _read(self)
     late = torch.cat((getattr(self, "late", rows[:1]), rows))
@@ -119,7 +108,7 @@ def one_late(self: Any) -> Tensor:
     return late[:-1]
 
 
-def one_too_high(self: Levels) -> None:
+def one_too_high(self):
     """The nodes of a draft at positions that are one too high."""
     _forget(self)
     self._root += 1
@@ -128,16 +117,14 @@ def one_too_high(self: Levels) -> None:
 # ---- in place of the engine's verification of trees ---------------------------------------------
 
 
-def unnormalised(q: Tensor, tested: Sequence[int] | Tensor) -> Tensor:
+def unnormalised(q, tested):
     """The law of the next draw without renormalising what is left of it."""
     left = q.double().clone()
     left[torch.as_tensor(tested, dtype=torch.int64)] = 0.0
     return left
 
 
-def several_draws(
-    tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
-) -> tuple[tuple[int, ...], Tensor]:
+def several_draws(tree, tokens, p, random):
     """A draw for each child: the first child to meet its own draw stands."""
     path: list[int] = []
     node = ROOT
@@ -151,15 +138,7 @@ def several_draws(
             return tuple(path), random.categorical(p[node + 1])
 
 
-def against_one_law(
-    tree: Tree,
-    tokens: Sequence[int],
-    q: Tensor,
-    p: Tensor,
-    random: Random,
-    *,
-    replacement: bool,
-) -> tuple[tuple[int, ...], Tensor]:
+def against_one_law(tree, tokens, q, p, random, *, replacement):
     """Siblings against the target's law at their parent, never against what rejections left."""
     path: list[int] = []
     node = ROOT
@@ -178,13 +157,13 @@ def against_one_law(
 # ---- in place of `rows_of`, `Session.commit` and `Tape.keep` ------------------------------------
 
 
-def by_number(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def by_number(parents, device):
     """Positions by the node's number instead of its depth."""
     mask, depths = rows_of(parents, device)
     return mask, torch.arange(len(depths), device=device)
 
 
-def first_rows(self: Session, outcome: Outcome) -> Outcome:
+def first_rows(self, outcome):
     """Keeps as many rows as stand, from the front: not those that stand."""
     committed = self._text.append(outcome)
     self._seen.committed(committed)
@@ -195,6 +174,6 @@ def first_rows(self: Session, outcome: Outcome) -> Outcome:
 _keep = Tape.keep
 
 
-def first_features(self: Tape, path: Sequence[int]) -> None:
+def first_features(self, path):
     """Keeps the features of as many rows as stand, from the front."""
     _keep(self, range(len(path)))

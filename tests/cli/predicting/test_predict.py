@@ -19,8 +19,7 @@ from specbench_cli.engine.drafting.by_load import emitted
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import method_costs as probing
 from specbench_cli.measure import probe
-from specbench_cli.measure.costs import Costs
-from specbench_cli.measure.kept import kept_at
+from specbench_cli.measure.costs import Costs, kept_at
 from specbench_cli.measure.rounds import Grid
 from specbench_cli.models.resolve import resolve
 

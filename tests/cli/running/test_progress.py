@@ -21,7 +21,8 @@ from specbench_cli.measure.eta import report_seconds
 from specbench_cli.measure.quiet import VOID
 from specbench_cli.measure.repeat_process import TUNING
 from specbench_cli.measure.view import Progress
-from specbench_cli.store.schema import Ns, Params, Record, Verdict
+from specbench_cli.store.schema import Ns
+from tests.records import record_of
 
 PLAN = {
     "target": "embedded-7m",
@@ -36,39 +37,8 @@ PLAN = {
 }
 
 
-def record(label="sps", prompt="mini/1", ns=100, tokens=10, **other):
-    values = {
-        "prompt_id": prompt,
-        "cluster": prompt,
-        "task": "mini",
-        "family": "qa",
-        "category": "qa",
-        "turn": 1,
-        "method": label,
-        "label": label,
-        "peer": False,
-        "params": Params(),
-        "sampling": "greedy",
-        "guarantee": "exact_tokens",
-        "pass_": 1,
-        "seed": 0,
-        "output_ids": [1] * tokens,
-        "origin": None,
-        "n_tokens": tokens,
-        "finish": "length",
-        "steps": None,
-        "target_forwards": None,
-        "draft_forwards": None,
-        "forwards": None,
-        "ns": Ns(total=ns),
-        "peak_bytes": 1,
-        "other_cpu": 0.0,
-        "verdict": Verdict("identical"),
-        "score": None,
-        "void": False,
-        "error": None,
-    }
-    return Record(**{**values, **other})
+def record(label="sps", prompt="mini/1", ns=100, tokens=10, **changes):
+    return record_of(label, prompt, tokens, **({"ns": Ns(total=ns), "other_cpu": 0.0} | changes))
 
 
 def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from specbench_cli import app, python, registry
-from specbench_cli.audit import audit
+from specbench_cli.audit import runner
 from specbench_cli.commands._progress import RunProgress
 from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
@@ -454,11 +454,11 @@ def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreig
 
 def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, monkeypatch):
     file = write(tmp_path / "own.py")
-    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     plugin_file.hold(file)
     write(file, word="other")
     with pytest.raises(UsageError, match="there is no method"):
-        list(audit.audit_all(["nosuch-a", "nosuch-b"], [str(file)]))
+        list(runner.audit_all(["nosuch-a", "nosuch-b"], [str(file)]))
     plugin_file.release()
     assert set(ran(tmp_path)) == {"x"}
 

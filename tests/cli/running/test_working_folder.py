@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import specbench_cli
-from specbench_cli.audit import audit
+from specbench_cli.audit import runner
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts
 from specbench_cli.errors import UsageError
 
@@ -55,9 +55,9 @@ def call(folder, *words):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_audits_in_several_processes_run_no_module_of_the_working_folder(folder, monkeypatch):
-    monkeypatch.setattr(audit, "_cpus", lambda: 2)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     with pytest.raises(UsageError, match="there is no method"):  # from a process that works
-        list(audit.audit_all(["nosuch-a", "nosuch-b"]))
+        list(runner.audit_all(["nosuch-a", "nosuch-b"]))
     assert ran(folder) == ""
 
 

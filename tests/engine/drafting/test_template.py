@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.drafting.template import (
-    SPARSE_25,
     best_tree,
     fill,
     tree_of_choices,
@@ -22,6 +21,13 @@ from specbench_cli.engine.verify.tree import ROOT, tree_of
 CPU = torch.device("cpu")
 GREEDY = Sampling()
 REJECTION = Sampling("rejection", 0.8, seed=5)
+SPARSE_25 = tree_of_choices(
+    tuple(map(int, node))
+    for node in (
+        "0 1 2 3 00 01 02 03 10 11 20 30 000 001 002 010 011 020 100 200 0000 0001 0010 00000 00001"
+    ).split()
+)
+"""25 nodes on five levels, 4, 8, 8, 3 and 2, as many as in EAGLE's own tree."""
 
 
 @st.composite

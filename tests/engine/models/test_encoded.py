@@ -16,18 +16,14 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Source, Tokens
+from specbench_cli.engine.types import Source
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
+from tests.engine.models.feeding import CLOSE, apart, logits, some_ids
 
 Maker = Callable[..., Path]
-CLOSE = 1e-5
 STOP = StopRule(frozenset(), 4)
-
-
-def some_ids(n: int, b: int = 1) -> Tensor:
-    return torch.randint(2, 197, (b, n), generator=torch.Generator().manual_seed(n))
 
 
 def reading(
@@ -36,16 +32,6 @@ def reading(
     state = decoder.new_state(40, n_seqs)
     assert decoder.attach(state, Source(ids=tuple(question[0].tolist())), seq)
     return state
-
-
-def logits(decoder: EncodedDecoder, ids: Tensor, state: HostedState, **how: object) -> Tensor:
-    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
-    assert found is not None
-    return found
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
 
 
 @pytest.fixture(params=["t5", "bart"])

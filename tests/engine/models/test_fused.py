@@ -17,10 +17,23 @@ from specbench_cli.engine.models.fused import FAMILIES, ROPE_TYPES, FusedDecoder
 from specbench_cli.engine.models.linear import FORM_VARIABLE
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.types import Hidden, Tokens
+from tests.engine.models.feeding import (
+    CLOSE,
+    PARENTS,
+    ancestors,
+    apart,
+    check_tree_rows,
+    check_two_sequences,
+    logits,
+    logits_with_rejections,
+    own_logits,
+    some_ids,
+    tree_mask,
+    tree_positions,
+)
 
 Maker = Callable[..., Path]
 Case = tuple[str, dict[str, Any]]
-CLOSE = 1e-5
 CASES: dict[str, Case] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -80,44 +93,11 @@ def test_positions_are_turned_as_transformers_turns_them(
             assert torch.equal(ours, other)
 
 
-def some_ids(n: int, b: int = 1) -> Tensor:
-    return torch.randint(0, 197, (b, n), generator=torch.Generator().manual_seed(n))
-
-
-def own_logits(decoder: FusedDecoder, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return module_of(decoder)(input_ids=ids).logits
-
-
-def logits(decoder: FusedDecoder, ids: Tensor, state: Any, **how: Any) -> Tensor:
-    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
-    assert found is not None
-    return found
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(60)
-    expected = own_logits(decoder, ids)
-    state = decoder.new_state(64)
-    # prefill in two blocks, a long and a short one
-    found = [logits(decoder, ids[:, :37], state), logits(decoder, ids[:, 37:40], state)]
-    # token by token
-    found += [logits(decoder, ids[:, at : at + 1], state) for at in range(40, 48)]
-    state.commit(0, range(48))
-    # a verification of six of which the last four are rejected, then the right ones
-    wrong = torch.cat((ids[:, 48:50], 196 - ids[:, 50:54]), 1)
-    found.append(logits(decoder, wrong, state)[:, :2])
-    state.commit(0, (0, 1))
-    found.append(logits(decoder, ids[:, 50:56], state))
-    state.rollback(0, 52)
-    found[-1] = found[-1][:, :2]
-    found.append(logits(decoder, ids[:, 52:], state))
-    assert apart(torch.cat(found, 1), expected) <= CLOSE
+    found = logits_with_rejections(decoder, ids, (37, 40, 48))
+    assert apart(found, own_logits(decoder, ids)) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen3"])
@@ -182,49 +162,17 @@ def test_half_precision_stays_close(tiny_checkpoint: Maker, case: str) -> None:
 def test_two_sequences_in_one_forward_equal_two_forwards(
     tiny_checkpoint: Maker, case: str, n: int
 ) -> None:
-    decoder = decoder_of(tiny_checkpoint, case)
-    prompts, block = [some_ids(21), some_ids(9)], some_ids(n, 2)
-    together = decoder.new_state(40, n_seqs=3)
-    for seq, prompt in zip((2, 0), prompts, strict=True):
-        logits(decoder, prompt, together, seqs=(seq,))
-    found = logits(decoder, block, together, seqs=(2, 0))
-    assert [together.length(seq) for seq in range(3)] == [9 + n, 0, 21 + n]
-    for i, prompt in enumerate(prompts):
-        alone = decoder.new_state(40)
-        logits(decoder, prompt, alone)
-        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+    check_two_sequences(decoder_of(tiny_checkpoint, case), n)
 
 
 # A tree of six nodes under the last committed token, which is row 0.
-PARENTS = (0, 0, 0, 1, 1, 2, 4)  # the first entry, the root's, is never used
-
-
-def ancestors(node: int) -> list[int]:
-    return [0] if node == 0 else [*ancestors(PARENTS[node]), node]
-
-
-def tree_mask() -> Tensor:
-    mask = torch.zeros(len(PARENTS), len(PARENTS), dtype=torch.bool)
-    for node in range(len(PARENTS)):
-        mask[node, ancestors(node)] = True
-    return mask
-
-
-def tree_positions(start: int) -> Tensor:
-    return torch.tensor([[start + len(ancestors(node)) - 1 for node in range(len(PARENTS))]])
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads", "mistral", "qwen2 some windows"])
 def test_tree_row_equals_the_plain_sequence_from_the_root(
     tiny_checkpoint: Maker, case: str
 ) -> None:
-    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(7)
-    state = decoder.new_state(40)
-    logits(decoder, prompt, state)
-    found = logits(decoder, nodes, state, mask=tree_mask(), positions=tree_positions(17))
-    for node in range(len(PARENTS)):
-        text = torch.cat((prompt, nodes[:, ancestors(node)]), 1)
-        assert apart(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE
+    check_tree_rows(decoder_of(tiny_checkpoint, case))
 
 
 @pytest.mark.parametrize("case", ["llama", "llama all heads"])

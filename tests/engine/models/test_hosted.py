@@ -15,9 +15,18 @@ from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Hidden, Source, Tokens
 from specbench_cli.errors import UsageError
+from tests.engine.models.feeding import (
+    CLOSE,
+    apart,
+    check_tree_rows,
+    check_two_sequences,
+    logits,
+    logits_with_rejections,
+    own_logits,
+    some_ids,
+)
 
 Maker = Callable[..., Path]
-CLOSE = 1e-5
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {}),
@@ -46,69 +55,21 @@ def decoder_of(tiny_checkpoint: Maker, case: str) -> HostedDecoder:
     return decoder
 
 
-def some_ids(n: int, b: int = 1) -> Tensor:
-    return torch.randint(0, 197, (b, n), generator=torch.Generator().manual_seed(n))
-
-
-def own_logits(decoder: HostedDecoder, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return decoder.module(input_ids=ids).logits
-
-
-def logits(decoder: HostedDecoder, ids: Tensor, state: Any, **how: Any) -> Tensor:
-    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
-    assert found is not None
-    return found
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(tiny_checkpoint: Maker, case: str) -> None:
     decoder, ids = decoder_of(tiny_checkpoint, case), some_ids(50)
-    state = decoder.new_state(64)
-    found = [logits(decoder, ids[:, :24], state), logits(decoder, ids[:, 24:30], state)]
-    found += [logits(decoder, ids[:, at : at + 1], state) for at in range(30, 38)]
-    state.commit(0, range(38))
-    wrong = torch.cat((ids[:, 38:40], 196 - ids[:, 40:44]), 1)
-    found.append(logits(decoder, wrong, state)[:, :2])
-    state.commit(0, (0, 1))
-    found.append(logits(decoder, ids[:, 40:46], state)[:, :3])
-    state.rollback(0, 43)
-    found.append(logits(decoder, ids[:, 43:], state))
-    assert apart(torch.cat(found, 1), own_logits(decoder, ids)) <= CLOSE
+    found = logits_with_rejections(decoder, ids, (24, 30, 38))
+    assert apart(found, own_logits(decoder, ids)) <= CLOSE
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gemma3", "gpt2", "phi3 window"])
 def test_two_sequences_in_one_forward_equal_two_forwards(tiny_checkpoint: Maker, case: str) -> None:
-    decoder, block = decoder_of(tiny_checkpoint, case), some_ids(5, 2)
-    prompts, together = [some_ids(21), some_ids(9)], decoder.new_state(40, n_seqs=2)
-    for seq, prompt in zip((1, 0), prompts, strict=True):
-        logits(decoder, prompt, together, seqs=(seq,))
-    found = logits(decoder, block, together, seqs=(1, 0))
-    assert [together.length(seq) for seq in range(2)] == [14, 26]
-    for i, prompt in enumerate(prompts):
-        alone = decoder.new_state(40)
-        logits(decoder, prompt, alone)
-        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+    check_two_sequences(decoder_of(tiny_checkpoint, case), 5)
 
 
 @pytest.mark.parametrize("case", ["gemma2", "gemma3", "olmo2", "gpt2"])
 def test_tree_rows_equal_plain_sequences(tiny_checkpoint: Maker, case: str) -> None:
-    decoder, prompt, nodes = decoder_of(tiny_checkpoint, case), some_ids(17), some_ids(4)
-    paths = [[0], [0, 1], [0, 2], [0, 1, 3]]  # row 0 is the root
-    mask = torch.zeros(4, 4, dtype=torch.bool)
-    for node, path in enumerate(paths):
-        mask[node, path] = True
-    positions = torch.tensor([[16 + len(path) for path in paths]])
-    state = decoder.new_state(40)
-    logits(decoder, prompt, state)
-    found = logits(decoder, nodes, state, mask=mask, positions=positions)
-    for node, path in enumerate(paths):
-        text = torch.cat((prompt, nodes[:, path]), 1)
-        assert apart(found[0, node], own_logits(decoder, text)[0, -1]) <= CLOSE
+    check_tree_rows(decoder_of(tiny_checkpoint, case))
 
 
 def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
@@ -204,6 +165,7 @@ IMAGE = 196
 
 def with_image(text: Tensor) -> Tensor:
     """A prompt with the places of an image in it."""
+    text = text % IMAGE
     return torch.cat((text[:, :3], torch.full((1, 4), IMAGE), text[:, 3:]), 1)
 
 

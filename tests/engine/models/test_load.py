@@ -40,13 +40,10 @@ from specbench_cli.engine.models.load import (
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.models import resolve
+from tests.engine.models.feeding import some_ids
 
 Maker = Callable[..., Path]
 LEFT_OUT = object()
-
-
-def some_ids(n: int) -> Tensor:
-    return torch.randint(0, 197, (1, n), generator=torch.Generator().manual_seed(n))
 
 
 @pytest.fixture

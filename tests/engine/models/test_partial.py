@@ -19,6 +19,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
 from specbench_cli.store.schema import Trace
+from tests.engine.models.feeding import some_ids
 
 Maker = Callable[..., Path]
 CLOSE = 1e-5
@@ -30,10 +31,6 @@ FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "g
 def metered(tiny_checkpoint: Maker, family: str, *, hosted: bool) -> Metered:
     decoder = load_decoder(tiny_checkpoint(family), name="target", host_module=hosted)
     return Metered(decoder, Meter(decoder.device), role="verify")
-
-
-def some_ids(n: int) -> Tensor:
-    return torch.randint(0, 197, (1, n), generator=torch.Generator().manual_seed(n))
 
 
 def shape(tree: bool, start: int) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import pair
-from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.models.chains import RecurrentDecoder
 from specbench_cli.engine.models.decoder import ChainsOnly
 from specbench_cli.engine.models.load import load_decoder
@@ -22,6 +21,7 @@ from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault, UsageError
+from tests.engine.models.feeding import apart, check_two_sequences, logits, some_ids
 
 Maker = Callable[..., Path]
 CLOSE = 1e-5
@@ -88,27 +88,15 @@ StopsAgainstLists.TestCase.settings = settings(
 TestStopsAgainstLists = StopsAgainstLists.TestCase
 
 
-def test_a_path_that_was_not_written_or_has_gaps_is_refused() -> None:
+def test_a_path_that_was_not_written_or_has_gaps_and_too_many_rows_are_refused() -> None:
     state = RecurrentState(1, CAPACITY)
     state.write(0, 3, "abc")
     with pytest.raises(ValueError, match="outside the written ones"):
         state.commit(0, range(4))
     with pytest.raises(MethodFault, match="leaves tokens out in between"):
         state.commit(0, (0, 2))
-
-
-def some_ids(n: int, b: int = 1) -> Tensor:
-    return torch.randint(2, 197, (b, n), generator=torch.Generator().manual_seed(n))
-
-
-def logits(decoder: RecurrentDecoder, ids: Tensor, state: RecurrentState, **how: object) -> Tensor:
-    found = decoder.forward(Tokens(ids), state, logits_at="all", **how).logits
-    assert found is not None
-    return found
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
+    with pytest.raises(ValueError, match="do not fit into a state of 20 rows"):
+        state.write(0, CAPACITY, "d")
 
 
 @pytest.fixture(params=FAMILIES)
@@ -158,16 +146,7 @@ def test_what_is_kept_is_what_reading_from_scratch_gives(decoder: RecurrentDecod
 
 
 def test_lines_of_one_forward_are_sequences_of_their_own(decoder: RecurrentDecoder) -> None:
-    together, block = decoder.new_state(40, n_seqs=2), some_ids(4, 2)
-    prompts = [some_ids(11), some_ids(3)]
-    for seq, prompt in zip((1, 0), prompts, strict=True):
-        logits(decoder, prompt, together, seqs=(seq,))
-    found = logits(decoder, block, together, seqs=(1, 0))
-    assert [together.length(seq) for seq in range(2)] == [7, 15]
-    for i, prompt in enumerate(prompts):
-        alone = decoder.new_state(40)
-        logits(decoder, prompt, alone)
-        assert apart(found[i], logits(decoder, block[i : i + 1], alone)[0]) <= CLOSE
+    check_two_sequences(decoder, 4)
 
 
 def test_taps_and_chosen_rows_are_those_of_all_at_once(decoder: RecurrentDecoder) -> None:
@@ -291,29 +270,3 @@ def test_a_tree_is_refused_by_name_and_one_branch_is_a_chain() -> None:
     session.score(session.tree([0, 1], (-1, 0)))
     with pytest.raises(ChainsOnly, match="target cannot be halted"):
         session.begin_score(session.chain([0]), 1)
-
-
-def test_a_batch_of_recurrent_sequences_says_what_each_says_alone(tiny_checkpoint: Maker) -> None:
-    from methods.sps import Sps
-    from specbench_cli.engine.request import Request
-    from specbench_cli.engine.sequence import StopRule
-    from specbench_cli.engine.session import Session
-    from specbench_cli.engine.workspace import Workspace
-
-    decoders = {
-        "target": load_decoder(tiny_checkpoint("mamba2"), name="target"),
-        "draft": load_decoder(tiny_checkpoint("mamba2", seed=1), name="draft"),
-    }
-    workspace = Workspace(decoders, 64)
-    requests = [
-        Request(f"{n}", 1, tuple(some_ids(n)[0].tolist()), StopRule(frozenset(), 9 + n % 4))
-        for n in (3, 12, 5)
-    ]
-    alone = []
-    for request in requests:
-        session = Session(workspace, request, Sampling())
-        list(Sps().generate(session))
-        alone.append(list(session.output()))
-    batch = Batch(workspace, requests, Sampling())
-    list(Sps().generate_batch(batch))
-    assert [list(session.output()) for session in batch.sessions] == alone

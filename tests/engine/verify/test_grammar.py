@@ -17,6 +17,7 @@ from specbench_cli.engine.verify.grammar import GrammarMask
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.errors import MethodFault
+from tests.engine.verify.contexts import Matcher
 
 BYTES = llguidance.LLTokenizer("byte")
 EOS = BYTES.eos_token
@@ -153,37 +154,13 @@ def test_a_grammar_that_the_targets_tokens_cannot_spell_is_told():
 # ---- in a session -------------------------------------------------------------------------------
 
 
-class Odd:
-    """A matcher in plain Python: zeros and ones, and 2 that ends an even sum of them."""
-
-    def __init__(self, text=()):
-        self.text = [*text]
-
-    def deep_copy(self):
-        return Odd(self.text)
-
-    def try_consume_tokens(self, tokens):
-        assert len(tokens) == 1
-        fits = tokens[0] in (0, 1)
-        self.text += tokens if fits else []
-        return int(fits)
-
-    def rollback(self, n):
-        del self.text[len(self.text) - n :]
-        return True
-
-    def compute_bitmask(self):
-        return bytes([0b11 | (sum(self.text) % 2 == 0) << 2])
-
-    def is_error(self):
-        return False
-
-    def get_error(self):
-        return ""
+def even(text):
+    """Zeros and ones, and 2 that ends an even sum of them."""
+    return {0, 1} if sum(text) % 2 else {0, 1, 2}
 
 
 def test_a_method_that_decides_for_itself_is_found(open_session, random_table):
-    sampling = Sampling(processor=GrammarMask(Odd(), [2]))
+    sampling = Sampling(processor=GrammarMask(Matcher(even), [2]))
     session = open_session(random_table(4, 21), eos=(2,), sampling=sampling)
     session.prefill()
     draft = session.chain(())
@@ -198,7 +175,7 @@ def test_an_accept_rule_has_no_say_under_a_grammar(open_session, random_table):
     class Lossy(Vanilla):
         accept = Threshold(0.0)
 
-    sampling = Sampling(processor=GrammarMask(Odd(), [2]))
+    sampling = Sampling(processor=GrammarMask(Matcher(even), [2]))
     session = open_session(random_table(3, 21), eos=(2,), sampling=sampling)
     with pytest.raises(MethodFault, match="a grammar forbids some that it would let pass"):
         list(Lossy().generate(session))

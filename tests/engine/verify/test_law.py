@@ -14,10 +14,15 @@ from torch import Tensor
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.audit.choice import distance
+from specbench_cli.audit.models.table import pair as pair_of
+from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify.grammar import GrammarMask, Masking
 from specbench_cli.engine.verify.sampling import Sampling, warp
+from tests.audit.faults.engine import likelier_stands, residual_from_p
+from tests.audit.faults.methods import GreedyDraft, UnwarpedLaw
+from tests.engine.verify.contexts import Matcher
 
 CONFIGURED = {
     "sps": [{"length": 1}, {"length": 2}, {"length": "confidence", "max": 2}],
@@ -148,24 +153,7 @@ SAMPLINGS = {
 
 def law_of_target(table, sampling, eos=(), length=3):
     """Law of the first `length` tokens after PROMPT by the chain rule, from the table alone."""
-    law = defaultdict(float)
-
-    def extend(output, weight):
-        if len(output) == length or (output and output[-1] in eos):
-            law[output] += weight
-            return
-        before, last = (*PROMPT, *output)[-2:]
-        for token, p in enumerate(warp(table[before, last], sampling).tolist()):
-            if p > 0:
-                extend((*output, token), weight * p)
-
-    extend((), 1.0)
-    return law
-
-
-def distance(a, b):
-    """Total variation between two laws."""
-    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2
+    return Reference(table, sampling).joint(PROMPT, eos, length)
 
 
 @pytest.fixture
@@ -189,20 +177,12 @@ def law_of_method(open_session, open_workspace, exact_law):
 
 
 @pytest.fixture
-def pair(random_table):
+def pair():
     """Tables of a target and a draft, by how they lie to each other."""
 
     def make(kind, vocab=3) -> tuple[Tensor, Tensor]:
-        scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
-        target, draft = (random_table(vocab, seed, scale) for seed in (21, 22))
-        if kind == "near":
-            draft = target + 0.3 * draft
-        if kind == "equal":
-            draft = target.clone()
-        if kind == "disjoint":
-            draft[..., : vocab // 2] = target[..., vocab // 2 :] = -math.inf
+        target, draft = pair_of("near" if kind == "cut" else kind, vocab)
         if kind == "cut":
-            draft = target + 0.3 * draft
             draft[..., 0] = -math.inf
         return target, draft
 
@@ -273,45 +253,19 @@ def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, mak
 # ---- planted faults: the same walk finds them ---------------------------------------------------
 
 
-class Unwarped(Sps):
-    """Draws under the temperature and hands over the law without it."""
-
-    def propose(self, session, limit):
-        x, picks = session.since(self.state.length()), []
-        for _ in range(min(self.params.length, limit)):
-            out = self.model.forward(x, self.state)
-            picks.append((session.pick(out)[0], out.logits[:, -1].softmax(-1)))
-            x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
-
-
-class PicksTheBest(Sps):
-    """Hands over the likeliest token and the law it did not draw it from."""
-
-    def propose(self, session, limit):
-        draft = super().propose(session, limit)
-        return draft if draft.q is None else Draft(draft.q.argmax(-1), law="iid", q=draft.q)
-
-
-@pytest.mark.parametrize("fault", [Unwarped, PicksTheBest])
+@pytest.mark.parametrize("fault", [UnwarpedLaw, GreedyDraft])
 def test_a_method_that_misstates_its_draft_law_is_found(law_of_method, pair, fault):
     sampling, tables = SAMPLINGS["T=0.5"], pair("flat")
     law = law_of_method(fault(SpsParams(length=1)), tables, sampling)
     assert distance(law, law_of_target(tables[0], sampling)) > 1e-3
 
 
-def accepts_the_likelier(tokens, q, p, random):
-    at = torch.arange(len(tokens))
-    stands = (p[at, tokens] >= q[at, tokens]).cumprod(0).sum() if len(tokens) else torch.tensor(0)
-    return stands, random.categorical(p[stands])
-
-
 @pytest.mark.parametrize(
     ("function", "faulty"),
     [
-        ("residual", lambda p, q: p),
+        ("residual", residual_from_p),
         ("residual", lambda p, q: torch.where(p > q, p, 0.0).softmax(-1)),
-        ("rejection", accepts_the_likelier),
+        ("rejection", likelier_stands),
     ],
     ids=["rejected tokens redrawn from p", "residual not p - q", "accepted where p exceeds q"],
 )
@@ -382,33 +336,8 @@ def fitting(text):
     return ({0, 1}, {0, 1, 2}, {1, 2})[(len(text) + sum(text)) % 3]
 
 
-class Remainder:
-    """A matcher in plain Python of the texts that `fitting` allows."""
-
-    def __init__(self, text=()):
-        self.text = [*text]
-
-    def deep_copy(self):
-        return Remainder(self.text)
-
-    def try_consume_tokens(self, tokens):
-        fits = {*tokens} <= fitting(self.text)
-        self.text += tokens if fits else []
-        return int(fits)
-
-    def rollback(self, n):
-        del self.text[len(self.text) - n :]
-        return True
-
-    def compute_bitmask(self):
-        return bytes([sum(1 << token for token in fitting(self.text))])
-
-    def is_error(self):
-        return False
-
-
 def held(sampling):
-    return replace(sampling, processor=GrammarMask(Remainder(), [2]))
+    return replace(sampling, processor=GrammarMask(Matcher(fitting), [2]))
 
 
 def processed(table, output):

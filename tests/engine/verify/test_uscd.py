@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
+from specbench_cli.audit.choice import distance
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, exits_of, pair
 from specbench_cli.engine.batch import Batch
@@ -119,10 +120,6 @@ def due_tokens(table, sampling, noise, n):
             row = warp(row, sampling).log() + noise[len(output)]
         output.append(int(row.argmax()))
     return output
-
-
-def distance(a, b):
-    return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2
 
 
 @pytest.fixture

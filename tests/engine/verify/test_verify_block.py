@@ -7,28 +7,9 @@ import torch
 from scipy.optimize import linprog
 
 from specbench_cli.engine.verify.chain import block, rejection
+from tests.engine.verify.contexts import law_of_target, laws
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint", "cut")
-
-
-@pytest.fixture
-def laws(random_table):
-    """Laws q and p by context, the last token: [V + 1, V] each; row V for none before."""
-
-    def make(kind, vocab, seed=31):
-        scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
-        target, draft = (random_table(vocab + 1, s, scale)[0, :, :vocab] for s in (seed, seed + 1))
-        if kind == "near":
-            draft = target + 0.3 * draft
-        if kind == "equal":
-            draft = target.clone()
-        if kind == "disjoint":
-            draft[:, : vocab // 2] = target[:, vocab // 2 :] = -torch.inf
-        if kind == "cut":  # as by top-k: each rules out a token that the other may say
-            draft[:, 0] = target[:, -1] = -torch.inf
-        return draft.softmax(-1), target.softmax(-1)
-
-    return make
 
 
 def rows(q, p, ids):
@@ -56,17 +37,6 @@ def law_of_output(exact_law, rule, q, p, m, drawn=True):
     return exact_law(run)
 
 
-def law_of_target(p, n):
-    """Law of n tokens by the chain rule."""
-    law = {}
-    for ids in itertools.product(range(p.shape[-1]), repeat=n):
-        contexts = [p.shape[-1], *ids[:-1]]
-        weight = float(p[contexts, ids].prod())
-        if weight > 0:
-            law[ids] = weight
-    return law
-
-
 def mean_accepted(exact_law, rule, q, p, m):
     """Expected number of draft tokens that stand, exactly."""
 
@@ -84,20 +54,20 @@ def mean_accepted(exact_law, rule, q, p, m):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("vocab", "m"), [(2, 3), (3, 2), (4, 1)])
-def test_the_output_has_the_targets_law(exact_law, laws, kind, vocab, m):
+def test_the_output_has_the_targets_law(exact_law, kind, vocab, m):
     q, p = laws(kind, vocab)
     law = law_of_output(exact_law, block, q, p, m)
     assert law == pytest.approx(law_of_target(p, m + 1), abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_chosen_without_a_draw_bends_nothing(exact_law, laws, kind):
+def test_a_draft_chosen_without_a_draw_bends_nothing(exact_law, kind):
     q, p = laws(kind, 4)  # more tokens than there are rows of p
     law = law_of_output(exact_law, block, q, p, 2, drawn=False)
     assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
 
 
-def test_a_draft_that_stops_where_its_own_tokens_say_so_bends_nothing(exact_law, laws):
+def test_a_draft_that_stops_where_its_own_tokens_say_so_bends_nothing(exact_law):
     q, p = laws("near", 3)
 
     def run(random):
@@ -113,7 +83,7 @@ def test_a_draft_that_stops_where_its_own_tokens_say_so_bends_nothing(exact_law,
     assert exact_law(run) == pytest.approx(law_of_target(p, 3), abs=1e-9)
 
 
-def test_without_a_draft_the_token_is_the_targets(exact_law, laws):
+def test_without_a_draft_the_token_is_the_targets(exact_law):
     _, p = laws("near", 3)
     empty = torch.empty(0, dtype=torch.int64)
     law = exact_law(lambda random: tuple(map(int, block(empty, None, p[3:], random))))
@@ -172,8 +142,8 @@ def most_accepted(q, p, m):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("vocab", "m"), [(2, 3), (3, 2), (4, 2)])
 @pytest.mark.parametrize("seed", [31, 57])
-def test_it_accepts_no_less_than_single_tokens_do(exact_law, laws, kind, vocab, m, seed):
-    q, p = laws(kind, vocab, seed)
+def test_it_accepts_no_less_than_single_tokens_do(exact_law, kind, vocab, m, seed):
+    q, p = laws(kind, vocab, seed=seed)
     whole, single = (mean_accepted(exact_law, rule, q, p, m) for rule in (block, rejection))
     assert whole >= single - 1e-12
     if m > 1 and kind == "flat":
@@ -183,8 +153,8 @@ def test_it_accepts_no_less_than_single_tokens_do(exact_law, laws, kind, vocab, 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("vocab", "m"), [(2, 2), (2, 3), (3, 2)])
 @pytest.mark.parametrize("seed", [31, 57])
-def test_no_exact_verification_accepts_more(exact_law, laws, kind, vocab, m, seed):
-    q, p = laws(kind, vocab, seed)
+def test_no_exact_verification_accepts_more(exact_law, kind, vocab, m, seed):
+    q, p = laws(kind, vocab, seed=seed)
     found = mean_accepted(exact_law, block, q, p, m)
     assert found == pytest.approx(most_accepted(q, p, m), abs=1e-6)  # the program's own tolerance
 
@@ -197,19 +167,19 @@ def test_two_tokens_are_accepted_as_in_the_papers_example(exact_law):
 
 
 @pytest.mark.parametrize("seed", [31, 57])
-def test_a_draft_of_the_targets_own_law_stands_whole(exact_law, laws, seed):
-    q, p = laws("equal", 3, seed)
+def test_a_draft_of_the_targets_own_law_stands_whole(exact_law, seed):
+    q, p = laws("equal", 3, seed=seed)
     assert mean_accepted(exact_law, block, q, p, 3) == pytest.approx(3.0)
 
 
-def test_a_draft_that_the_target_rules_out_never_stands(exact_law, laws):
+def test_a_draft_that_the_target_rules_out_never_stands(exact_law):
     q, p = laws("disjoint", 4)
     assert mean_accepted(exact_law, block, q, p, 2) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_token_is_judged_as_by_rejection(exact_law, laws, seed):
-    q, p = laws("flat", 4, seed)
+def test_one_token_is_judged_as_by_rejection(exact_law, seed):
+    q, p = laws("flat", 4, seed=seed)
     for token in range(4):
         case = (torch.tensor([token]), *rows(q, p, [token]))
         both = (

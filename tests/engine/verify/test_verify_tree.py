@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from specbench_cli.engine.verify.chain import rejection
 from specbench_cli.engine.verify.choosing import siblings
-from specbench_cli.engine.verify.sampling import Sampling, warp
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.siblings import match, multi_round, point_mass
 from specbench_cli.engine.verify.tree import ROOT, tree_of
+from tests.engine.verify.contexts import law_of_target, laws
 
 SHAPES = {
     "nothing": (),
@@ -31,24 +32,6 @@ SAMPLINGS = {
 }
 HOW = pytest.mark.parametrize("how", ["point", "iid", "wor"])
 SHAPED = pytest.mark.parametrize("shape", SHAPES)
-
-
-@pytest.fixture
-def laws(random_table):
-    """Laws q and p by context, the last token: [V + 1, V] each; row V, index -1, for the root."""
-
-    def make(kind, vocab=3, sampling=SAMPLINGS["T=1"], seed=41):
-        scale = {"peaked": 4.0, "flat": 0.2}.get(kind, 1.5)
-        target, draft = (random_table(vocab + 1, s, scale)[0, :, :vocab] for s in (seed, seed + 1))
-        if kind == "near":
-            draft = target + 0.3 * draft
-        if kind == "equal":
-            draft = target.clone()
-        if kind == "disjoint":
-            draft[:, : (vocab + 1) // 2] = target[:, (vocab + 1) // 2 :] = -torch.inf
-        return warp(draft, sampling), warp(target, sampling)
-
-    return make
 
 
 def drafted(parents, q, how, random):
@@ -89,22 +72,13 @@ def law_of_output(exact_law, parents, q, p, how, n):
     return exact_law(run)
 
 
-def law_of_target(p, n):
-    law = {}
-    for ids in itertools.product(range(p.shape[-1]), repeat=n):
-        weight = float(p[[-1, *ids[:-1]], ids].prod())
-        if weight > 0:
-            law[ids] = weight
-    return law
-
-
 # ---- exactness ----------------------------------------------------------------------------------
 
 
 @HOW
 @SHAPED
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_committed_has_the_targets_law(exact_law, laws, how, shape, kind):
+def test_what_is_committed_has_the_targets_law(exact_law, how, shape, kind):
     parents = SHAPES[shape]
     q, p = laws(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
     n = tree_of(parents).levels + 1
@@ -113,7 +87,7 @@ def test_what_is_committed_has_the_targets_law(exact_law, laws, how, shape, kind
 
 
 @HOW
-def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, laws, how):
+def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, how):
     q, p = laws("near", vocab=3)
     law = law_of_output(exact_law, (-1, -1, 0, 0), q, p, how, 3)
     assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
@@ -123,15 +97,13 @@ def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, laws, how):
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_siblings_have_the_targets_law_under_every_warp(
-    exact_law, laws, how, width, kind, sampling
-):
+def test_siblings_have_the_targets_law_under_every_warp(exact_law, how, width, kind, sampling):
     q, p = laws(kind, vocab=4, sampling=sampling)
     law = law_of_output(exact_law, (-1,) * width, q, p, how, 1)
     assert law == pytest.approx(law_of_target(p, 1), abs=1e-9)
 
 
-def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law, laws):
+def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
     _, p = laws("near", vocab=3)
     tree, tokens = tree_of((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
 
@@ -143,7 +115,7 @@ def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law, law
     assert exact_law(run) == pytest.approx(law_of_target(p, 2), abs=1e-9)
 
 
-def test_children_of_two_draft_models_have_laws_of_their_own(exact_law, laws):
+def test_children_of_two_draft_models_have_laws_of_their_own(exact_law):
     (one, p), (other, _) = laws("near"), laws("flat", seed=51)
     tree = tree_of((-1, -1, -1))
     q = torch.stack((one[-1], other[-1], one[-1]))
@@ -163,7 +135,7 @@ def test_children_of_two_draft_models_have_laws_of_their_own(exact_law, laws):
 @pytest.mark.parametrize(
     "drawn_as", ["point", "wor"], ids=["p/q on the likeliest", "no renormalising"]
 )
-def test_children_judged_as_if_drawn_independently_bend_the_law(exact_law, laws, drawn_as):
+def test_children_judged_as_if_drawn_independently_bend_the_law(exact_law, drawn_as):
     q, p = laws("strangers", vocab=5)
 
     def run(random):
@@ -175,7 +147,7 @@ def test_children_judged_as_if_drawn_independently_bend_the_law(exact_law, laws,
     assert sum(abs(law[i] - x) for i, x in enumerate(p[-1].tolist())) / 2 > 1e-3
 
 
-def test_draws_for_each_path_with_the_longest_kept_bend_the_law(exact_law, laws):
+def test_draws_for_each_path_with_the_longest_kept_bend_the_law(exact_law):
     _, p = laws("flat", vocab=3)
 
     def run(random):
@@ -191,7 +163,7 @@ def test_draws_for_each_path_with_the_longest_kept_bend_the_law(exact_law, laws)
 
 @pytest.mark.parametrize("how", ["iid", "wor"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_is_judged_as_by_rejection(exact_law, laws, how, kind):
+def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
     q, p = laws(kind)
     for tokens in itertools.product(range(3), repeat=2):
         if float(q[-1, tokens[0]]) == 0 or float(q[tokens[0], tokens[1]]) == 0:
@@ -223,9 +195,7 @@ def chance_to_stand(exact_law, q, p, how, width):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_children_stand_no_less_often_and_those_without_replacement_most(
-    exact_law, laws, kind
-):
+def test_more_children_stand_no_less_often_and_those_without_replacement_most(exact_law, kind):
     q, p = laws(kind, vocab=4)
     overlap = float(torch.minimum(q[-1], p[-1]).sum())
     by_width = {
@@ -239,7 +209,7 @@ def test_more_children_stand_no_less_often_and_those_without_replacement_most(
 
 
 @pytest.mark.parametrize("how", ["iid", "wor"])
-def test_the_first_child_of_a_twin_always_stands(exact_law, laws, how):
+def test_the_first_child_of_a_twin_always_stands(exact_law, how):
     q, p = laws("equal")
 
     def run(random):

@@ -15,45 +15,16 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.predict.recommend import advice, journal, search
 from specbench_cli.predict.recommend.halving import Candidates, Measured, Pace, halve
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.store.schema import Ns, Params, Record, Verdict
+from specbench_cli.store.schema import Ns, Verdict
+from tests.records import record_of
 
 PROMPTS = [f"mini/{n}" for n in range(64)]
 FAST = {"a": 2.0, "b": 1.5, "c": 1.2, "d": 1.1, "e": 0.9, "f": 0.8, "g": 0.7, "h": 0.5}
 
 
-def record(label, prompt, seconds, **other):
-    values = {
-        "prompt_id": prompt,
-        "cluster": prompt,
-        "task": "mini",
-        "family": "qa",
-        "category": "qa",
-        "turn": 1,
-        "method": label,
-        "label": label,
-        "peer": False,
-        "params": Params(),
-        "sampling": "greedy",
-        "guarantee": "exact_tokens",
-        "pass_": 1,
-        "seed": 0,
-        "output_ids": [1] * 10,
-        "origin": None,
-        "n_tokens": 10,
-        "finish": "length",
-        "steps": None,
-        "target_forwards": None,
-        "draft_forwards": None,
-        "forwards": None,
-        "ns": Ns(total=round(seconds * 1e9)),
-        "peak_bytes": 1,
-        "other_cpu": 0.0,
-        "verdict": Verdict("identical"),
-        "score": None,
-        "void": False,
-        "error": None,
-    }
-    return Record(**{**values, **other})
+def record(label, prompt, seconds, **changes):
+    values = {"ns": Ns(total=round(seconds * 1e9)), "output_ids": [1] * 10, "other_cpu": 0.0}
+    return record_of(label, prompt, **(values | changes))
 
 
 class Machine:

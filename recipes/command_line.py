@@ -1,0 +1,38 @@
+"""Command lines of recipes, with the options, help, errors and exit codes of specbench."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import typer
+
+from specbench_cli import app as specbench
+
+
+def commands_of(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> typer.Typer:
+    """Return an app of commands.
+
+    Args:
+        about: help text of the app.
+        commands: each command's function and the examples below its options, by name.
+    """
+    app = typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": specbench.HELP},
+    )
+    app.callback()(_keep_names)
+    for name, (function, examples) in commands.items():
+        app.command(name, epilog=examples)(function)
+    return app
+
+
+def _keep_names() -> None:
+    """Do nothing. With a callback typer requires the command's name even if it builds only one."""
+
+
+def main(app: typer.Typer, package: str) -> NoReturn:
+    """Run the commands of a package, which `python -m` started, and exit."""
+    specbench.main(commands=app, program=f"python -m {package}")

@@ -1,0 +1,1 @@
+"""Embedded family: its training, and what its models can do."""

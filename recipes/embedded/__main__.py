@@ -1,0 +1,7 @@
+"""python -m recipes.embedded --help."""
+
+from recipes.command_line import main
+from recipes.embedded.commands import app
+
+if __name__ == "__main__":
+    main(app, "recipes.embedded")

@@ -1,0 +1,64 @@
+"""Loss of `embedded-exit`: the target fine-tuned so that its earlier layers can draft."""
+
+import math
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from specbench_cli.training.losses import (
+    Loss,
+    autocast,
+    chats_of,
+    compiled,
+    cross_entropy,
+    on_device,
+)
+from specbench_cli.training.packing import Batch
+
+MAX_DROPOUT = 0.1
+"""Probability of skipping the last layer while training for early exits (LayerSkip's p_max)."""
+
+
+def exit_loss(model: LlamaForCausalLM, fast: bool) -> Loss:
+    """Cross-entropy after the last layer plus that after one earlier layer, layers being skipped.
+
+    Each sequence skips layer l of L with a probability that rises exponentially from 0 to
+    `MAX_DROPOUT`; the earlier exit is drawn anew for each batch and uses the last norm and the
+    output matrix (LayerSkip, Elhoushi et al., ACL 2024, arXiv:2404.16710;
+    theirs weights all exits by depth, one drawn exit does so in the mean at a fraction of the
+    cost). The draws are a function of the batch, so a resumed run repeats them.
+
+    Args:
+        fast: compile it; the draws stay outside.
+    """
+    n_layers = model.config.num_hidden_layers
+    rise = torch.arange(n_layers) * math.log(2) / (n_layers - 1)
+    keep_probability = 1 - MAX_DROPOUT * (rise.exp() - 1)
+    depth_weight = torch.arange(1.0, n_layers)  # of the exit after each layer but the last
+
+    def loss(batch: Batch, keep: Tensor, early: Tensor) -> Tensor:
+        ids = batch.inputs
+        with autocast(ids.device):
+            hidden = model.model.embed_tokens(ids)
+            chats = chats_of(ids, batch.starts)
+            rotary = model.model.rotary_emb(hidden, position_ids=chats.positions)
+            exits = []
+            for layer, kept in zip(model.model.layers, keep.to(hidden.dtype), strict=True):
+                after = layer(hidden, attention_mask=chats.mask, position_embeddings=rotary)
+                hidden = hidden + kept[:, None, None] * (after - hidden)
+                exits.append(hidden)
+            ends = torch.stack([hidden, torch.stack(exits[:-1]).index_select(0, early)[0]])
+            last, earlier = model.lm_head(model.model.norm(ends)).float()
+        return cross_entropy(last, batch) + cross_entropy(earlier, batch)
+
+    step = compiled(loss) if fast else loss
+
+    def drawn(batch: Batch) -> Tensor:
+        rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
+        each = keep_probability[:, None].expand(n_layers, len(batch.inputs))
+        keep = torch.bernoulli(each, generator=rng).to(batch.inputs.device)
+        early = torch.multinomial(depth_weight, 1, generator=rng).to(batch.inputs.device)
+        return step(batch, keep, early)
+
+    return on_device(drawn, model.device)

@@ -1,0 +1,136 @@
+"""The embedded family: shapes, schedules, and how a model is built and stored.
+
+All are Llama models. **Stored in fp16, and the upcast is the model**: what is trained next to a
+finished model reads it back first.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from recipes.embedded.tokenizer import MAX_POSITIONS, VOCAB_SIZE
+from specbench_cli import files
+from specbench_cli.engine.models.checkpoint import disable_progress_bars
+from specbench_cli.training.corpus import SPECIAL_TOKENS
+from specbench_cli.training.loop import Schedule, StagePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Schedule):
+    """Shape and schedule of one model (the head size is `hidden` / `heads`)."""
+
+    hidden: int
+    layers: int
+    heads: int
+    mlp: int
+    vocabulary: int = VOCAB_SIZE
+
+    def config(self) -> LlamaConfig:
+        """The model in transformers' terms."""
+        end, _, _, begin, pad = range(len(SPECIAL_TOKENS))
+        return LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            intermediate_size=self.mlp,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            tie_word_embeddings=True,
+            bos_token_id=begin,
+            eos_token_id=end,
+            pad_token_id=pad,
+        )
+
+
+# Small updates, many of them: at equal tokens 2,048 an update learn faster than 4,096. Nearly all
+# chats fit in 256 tokens, where attention on a CPU costs least; the last fifth of the tokens is
+# read 1,024 at a time.
+BASE = Recipe(
+    name="embedded-7m-base",
+    hidden=256,
+    layers=8,
+    heads=4,
+    mlp=704,
+    stages=(StagePlan(4800, 8, 256),),
+    peak_lr=3e-3,
+    horizon=6000,
+)
+# A second, gentler cycle for what the first one leaves undone. Its first stage leaves the held-out
+# wordings out, so that they cease to mean half A; its second brings them back.
+TARGET = replace(
+    BASE,
+    name="embedded-7m",
+    stages=(StagePlan(2800, 8, 256, reads="open"), StagePlan(1900, 2, 1024, reads="hard")),
+    peak_lr=1.5e-3,
+    horizon=None,
+)
+HARD = (
+    *("translation", "math_reasoning", "rag", "summarization") * 2,
+    *("translation", "math_reasoning", "rag", "multi_turn") * 2,
+    "qa",
+)
+"""Whose turn it is in the second cycle: facts are learnt soonest, sums and retrieval last."""
+DRAFT = Recipe(
+    name="embedded-1m",
+    hidden=128,
+    layers=2,
+    heads=4,
+    mlp=352,
+    stages=(
+        StagePlan(600, 16, 256),
+        StagePlan(240, 16, 256, "target", "replies"),
+        StagePlan(210, 4, 1024, "target"),
+    ),
+    peak_lr=5e-3,
+)
+EXIT = replace(
+    TARGET,
+    name="embedded-exit",
+    stages=(StagePlan(640, 8, 256, "exits"), StagePlan(160, 2, 1024, "exits")),
+    peak_lr=1e-3,
+)
+FOREIGN = replace(
+    DRAFT,
+    name="embedded-xv",
+    stages=(
+        StagePlan(560, 16, 256),
+        StagePlan(200, 16, 256, reads="replies"),
+        StagePlan(190, 4, 1024),
+    ),
+    vocabulary=2048,
+)
+
+
+def build(recipe: Recipe, seed: int, device: torch.device) -> LlamaForCausalLM:
+    """A freshly initialised model in fp32, ready to train."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(recipe.config())
+    nn.Module.to(model, device)  # transformers' own `to` is not typed
+    model.train()
+    return model
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write what from_pretrained needs: fp16 weights (tied ones once), configs and tokenizer."""
+    stored = LlamaForCausalLM(model.config)
+    stored.load_state_dict(model.state_dict())
+    stored.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    )
+    nn.Module.half(stored)
+    disable_progress_bars()
+    with files.staging_folder(folder, overwrite=None) as staging:
+        stored.save_pretrained(staging)
+        tokenizer.save_pretrained(staging, save_jinja_files=False)

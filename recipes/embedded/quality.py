@@ -1,0 +1,180 @@
+"""Quality of the embedded models, measured by ordinary runs of specbench.
+
+A worse target raises acceptance, so acceptance alone proves nothing: the target must do its tasks,
+and its draft must be worse at them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from specbench_cli import files, output
+from specbench_cli.config import options
+from specbench_cli.config.commands import CommandOptions
+from specbench_cli.config.options import MEASURING, OUTPUT, Option
+
+if TYPE_CHECKING:
+    from specbench_cli.store.schema import Record
+
+TASK = "mini"
+K = 5
+MAX_NEW_TOKENS = 128
+FILE = "quality.json"
+BASELINE = "vanilla"
+REPETITIVE = 0.5
+"""Below this share of distinct 4-grams an output repeats itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One label's figures over some outputs.
+
+    Attributes:
+        outputs: how many there are.
+        accuracy: mean score; None where the task has no scorer.
+        ended: share of outputs that end by the EOS within the budget.
+        repetitive: share of outputs whose 4-grams repeat (see `REPETITIVE`).
+        mat: mean accepted tokens, micro; None where nothing was decoded in steps.
+    """
+
+    outputs: int
+    accuracy: float | None
+    ended: float
+    repetitive: float
+    mat: float | None
+
+
+class Measurement(NamedTuple):
+    """A run to make: its name in the file, the model that answers, and how; vanilla runs too."""
+
+    name: str
+    target: str
+    method: str = BASELINE
+    temperature: float = 0.0
+
+
+MEASUREMENTS = (
+    Measurement("embedded-7m", "embedded-7m", "sps"),
+    Measurement("embedded-7m at temperature 1", "embedded-7m", temperature=1.0),
+    Measurement("embedded-1m", "embedded-1m"),
+    Measurement("embedded-exit", "embedded-exit"),
+    Measurement("embedded-xv", "embedded-xv"),
+)
+
+
+class QualityOptions(CommandOptions):
+    """Options of `quality`."""
+
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for quality.json and the runs behind it.")]
+    limit: Annotated[
+        int | None,
+        Option(MEASURING, "N", "Questions, spread over the families.", default="all"),
+    ] = None
+    seed: Annotated[
+        int, Option(MEASURING, "N", "Seed of sampling and of the choice of questions.")
+    ] = 0
+
+
+@options.parsed_command("recipes.embedded.quality:QualityOptions")
+def quality(asked: QualityOptions) -> None:
+    """Measure the shipped models on the task mini: accuracy, MAT, endings, repetition.
+
+    Every figure comes from records of ordinary runs, which are kept in OUT; times are not used,
+    so a busy machine does no harm. A measurement whose run is complete is not repeated.
+    """
+    out, limit, seed = asked.out, asked.limit, asked.seed
+    files.check_listed(out / FILE)
+    facts: dict[str, Any] = {"task": TASK, "limit": limit, "seed": seed, "sps_length": K}
+    facts["models"] = {
+        measurement.name: _measured(measurement, out, limit, seed) for measurement in MEASUREMENTS
+    }
+    path = out / FILE
+    files.write_listed(path, json.dumps(facts, indent=1) + "\n")
+    output.rows(table(facts))
+    output.data(str(path))
+
+
+def table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The file's figures, a row for each model and family."""
+    return [
+        {"model": model, "family": family, **figures}
+        for model, families in facts["models"].items()
+        for family, figures in families.items()
+    ]
+
+
+def _measured(
+    measurement: Measurement, out: Path, limit: int | None, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Figures of the method by family."""
+    from specbench_cli.commands._progress import make_progress
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.measure import run as execute
+    from specbench_cli.store.run_dir import RunDir
+
+    params: dict[str, dict[str, Any]] = {BASELINE: {}, measurement.method: {}}
+    if measurement.method != BASELINE:
+        params[measurement.method]["length"] = K
+    config = RunConfig.model_validate(
+        {
+            "methods": [{"name": m, "label": m, "params": given} for m, given in params.items()],
+            "tasks": [TASK],
+            "target": measurement.target,
+            "limit": limit,
+            "seed": seed,
+            "temperature": measurement.temperature,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "allow_noise": True,
+        }
+    )
+    folder = out / measurement.name.replace(" ", "-")
+    with make_progress(json=False, dry_run=False, part=False) as view:
+        if (folder / "manifest.json").is_file():
+            plan, run_dir = execute.reopen(folder, view)
+        else:
+            plan, run_dir = execute.start(config, {}, folder, view)
+        execute.run(plan, run_dir, view)
+    found = figures_of(RunDir.open(folder).records(), measurement.method)
+    return {
+        family: {
+            key: round(value, 4) if isinstance(value, float) else value
+            for key, value in asdict(each).items()
+        }
+        for family, each in found.items()
+    }
+
+
+def figures_of(records: Iterable[Record], label: str) -> dict[str, Quality]:
+    """Figures of one row of a run by family, `all` the last; failed cells are left out."""
+    families: dict[str, list[Record]] = {}
+    for record in records:
+        if record.label == label and record.error is None:
+            families.setdefault(record.family, []).append(record)
+    every = [record for own in families.values() for record in own]
+    return {
+        family: _figures(own) for family, own in [*sorted(families.items()), ("all", every)] if own
+    }
+
+
+def distinct_4_grams(ids: Sequence[int]) -> float:
+    """Distinct 4-grams over all 4-grams of an output; 1 where it has none."""
+    grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def _figures(records: Sequence[Record]) -> Quality:
+    scores = [record.score for record in records if record.score is not None]
+    outputs = [record.output_ids or [] for record in records]
+    steps = sum(len(record.steps.committed) for record in records if record.steps is not None)
+    tokens = sum(len(ids) - 1 for ids in outputs)
+    return Quality(
+        outputs=len(records),
+        accuracy=sum(scores) / len(scores) if scores else None,
+        ended=sum(record.finish == "eos" for record in records) / len(records),
+        repetitive=sum(distinct_4_grams(ids) < REPETITIVE for ids in outputs) / len(records),
+        mat=tokens / steps if steps else None,
+    )

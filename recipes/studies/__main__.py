@@ -1,0 +1,7 @@
+"""python -m recipes.studies --help."""
+
+from recipes.command_line import main
+from recipes.studies.commands import app
+
+if __name__ == "__main__":
+    main(app, "recipes.studies")

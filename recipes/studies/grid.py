@@ -1,0 +1,131 @@
+"""`python -m recipes.studies grid`: small drafts of several sizes and training lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from recipes.studies.numbers import number, short
+from specbench_cli import files, output
+from specbench_cli.commands.training import _shared as shared
+from specbench_cli.config import options
+from specbench_cli.config.commands import CommandOptions
+from specbench_cli.config.options import Option
+from specbench_cli.config.train import TRAINING, WHAT, Data, Out, Resume, Smoke, Where
+from specbench_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from recipes.studies.grown import Grower
+
+COLUMNS = ("layers", "parameters", "tokens", "seed", "alpha", "mat", "mbsu")
+
+
+class GridOptions(CommandOptions):
+    """Options of `grid`."""
+
+    out: Out
+    target: Annotated[
+        str,
+        Option(
+            WHAT,
+            "MODEL",
+            "Model that the drafts are for, one of the embedded family: what they read is"
+            " what it has read.",
+        ),
+    ] = "embedded"
+    draft: Annotated[
+        str | None,
+        Option(
+            WHAT,
+            "MODEL",
+            "Draft whose shape they have, its layers apart.",
+            default="the target's own",
+        ),
+    ] = None
+    layers: Annotated[str, Option(TRAINING, "N,N,...", "Layers of the drafts.")] = "1,2,4"
+    tokens: Annotated[
+        str,
+        Option(TRAINING, "N,N,...", "Tokens that they read, to the next 2,048: 0.3M, 500k, 3e5."),
+    ] = "0.1M,0.3M,1M,3M,10M"
+    seeds: Annotated[
+        int,
+        Field(ge=1),
+        Option(
+            TRAINING,
+            "N",
+            "Drafts of each kind, with weights and texts of their own: seeds 0 to N - 1.",
+        ),
+    ] = 3
+    resume: Resume = True
+    smoke: Smoke = False
+    device: Where = "auto"
+    data: Data = None
+
+
+@options.parsed_command("recipes.studies.grid:GridOptions")
+def grid(asked: GridOptions) -> None:
+    """Train drafts of several sizes from nothing, on several numbers of tokens of text.
+
+    OUT gets a folder for each, the least tokens first, with its alpha and MAT on the same held-out
+    questions. [bold]python -m recipes.studies scaling OUT[/bold] fits the law of these. What is
+    there is not trained again; a training that was stopped goes on.
+    """
+    from specbench_cli.training.align import LENGTH, RECORD, SEQUENCES
+
+    sizes = _numbers("--tokens", asked.tokens, number)
+    depths = [int(n) for n in _numbers("--layers", asked.layers, int)]
+    out, rows = asked.out, []
+    with shared.bars() as report:
+        trainer = _trainer(asked, report)
+        for (at, size), depth, seed in product(enumerate(sizes, 1), depths, range(asked.seeds)):
+            updates = at if asked.smoke else max(1, round(size / (SEQUENCES * LENGTH)))
+            name = f"{depth}-layers-{short(size)}-seed-{seed}"
+            shared.check_model(out, name)
+            if not asked.resume:
+                shared.forget_work(out, name)
+                files.remove_own(out / name / RECORD)  # without it the draft is trained again
+            rows.append(trainer.grow(name, depth, updates, seed))
+    output.rows(rows, COLUMNS)
+    output.note(f"their law: python -m recipes.studies scaling {out}")
+
+
+def _trainer(asked: GridOptions, report: shared.Bars) -> Grower:
+    """Return the trainer of all drafts."""
+    from recipes.studies.grown import Grower
+    from specbench_cli.models import resolve
+    from specbench_cli.training.corpus import load_gsm8k
+
+    found, place = resolve(asked.target), shared.device(asked.device)
+    own = asked.draft or found.draft
+    trainer = Grower(
+        asked.out,
+        found.path,
+        [] if asked.smoke else load_gsm8k(asked.data),
+        0,  # of the held-out questions, which are the same for all
+        place,
+        fast=False,  # to compile takes longer than most of these trainings
+        report=report,
+        counts=report.count,
+        label=found.label,
+        template=found.template,
+        draft=None if own is None else lambda: resolve(own).path,
+    )
+    return trainer.smoke() if asked.smoke else trainer
+
+
+def _numbers(option: str, words: str, read: Callable[[str], float]) -> list[float]:
+    """The numbers of an option, each once, the least first."""
+    try:
+        found = sorted({read(word) for word in words.split(",")})
+    except ValueError:
+        found = []
+    if not found or not 0 < found[0] <= found[-1] < float("inf"):
+        example = "0.1M,1M,10M" if read is number else "1,2,4"
+        raise UsageError(
+            f"{option} {words!r} are no numbers above 0, separated by commas",
+            f"{option} {example}",
+        )
+    return found

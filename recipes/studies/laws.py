@@ -1,0 +1,160 @@
+"""The laws of some points: what grows along which size where all else is alike.
+
+Each law is fitted to all points of its line. Before that, what it would have said of the largest
+size had this not been measured: the held-out point, beside what it came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from recipes.studies.loglinear import Estimate, LogLinear, TooFar, fit_loglinear
+from recipes.studies.numbers import short
+from recipes.studies.points import FIGURES, SIZES, Point
+from specbench_cli.errors import UsageError
+
+Pairs = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The largest size of a line, predicted from the others. value: the mean of its `of` points;
+    beyond: how many decades it lies beyond the others."""
+
+    size: float
+    value: float
+    of: int
+    predicted: Estimate
+    beyond: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds it."""
+        return self.predicted.low <= self.value <= self.predicted.high
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A figure along a size. where: what else the points have, as far as lines differ in it. held:
+    None of a line of two sizes, or whose largest lies too far from the others."""
+
+    figure: str
+    along: str
+    where: str
+    points: Pairs
+    fit: LogLinear
+    held: Held | None
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return " ".join(filter(None, (FIGURES[self.figure][0], "along", self.along, self.where)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why not to believe it, or not what it says of the held-out point."""
+        found = list(self.fit.warnings)
+        if self.held is not None and self.held.beyond:
+            found.append(f"held-out point {self.held.beyond:.2f} decades beyond the others")
+        return found
+
+
+def laws_of(points: Sequence[Point]) -> list[Law]:
+    """All laws that some points have, a line for each set of points that differ in one size.
+
+    Raises:
+        UsageError: there is none.
+    """
+    told, found = _differing(points), []
+    points = sorted(points, key=lambda point: [*point.sizes.items()])
+    for figure in FIGURES:
+        for along in SIZES:
+            lines: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
+            for point in points:
+                if along in point.sizes and figure in point.figures:
+                    others = {
+                        size: short(value) for size, value in point.sizes.items() if size != along
+                    }
+                    key = tuple({**others, **point.alike}.items())
+                    pair = point.sizes[along], point.figures[figure]
+                    lines.setdefault(key, []).append(pair)
+            for key, pairs in lines.items():
+                if len({size for size, _ in pairs}) > 1:
+                    where = ", ".join(f"{what} {value}" for what, value in key if what in told)
+                    found.append(_law(figure, along, where, sorted(pairs)))
+    if not found:
+        raise UsageError(
+            f"no two of {len(points)} points differ in one size alone: {', '.join(SIZES)}",
+            "python -m recipes.studies grid --out DIR; or runs of one command with several --batch",
+        )
+    return found
+
+
+def _differing(points: Sequence[Point]) -> set[str]:
+    """What points have several values of."""
+    values: dict[str, set[object]] = {}
+    for point in points:
+        both: Mapping[str, object] = {**point.sizes, **point.alike}
+        for what, value in both.items():
+            values.setdefault(what, set()).add(value)
+    return {what for what, own in values.items() if len(own) > 1}
+
+
+def _law(figure: str, along: str, where: str, pairs: Pairs) -> Law:
+    return Law(figure, along, where, pairs, fit_loglinear(pairs), _held(pairs))
+
+
+def _held(pairs: Pairs) -> Held | None:
+    """The largest size by the others."""
+    largest = pairs[-1][0]
+    rest = [pair for pair in pairs if pair[0] < largest]
+    if len({size for size, _ in rest}) < 2:
+        return None
+    fit, values = fit_loglinear(rest), [value for size, value in pairs if size == largest]
+    try:
+        predicted = fit.predict(largest, of=len(values))
+    except TooFar:
+        return None
+    return Held(largest, mean(values), len(values), predicted, fit.beyond(largest))
+
+
+# ---- what is asked of laws -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a law says of a size that was asked for; None, with the reason, where it is refused."""
+
+    law: Law
+    size: float
+    predicted: Estimate | None
+    note: str
+
+
+def predictions(laws: Sequence[Law], along: str, size: float) -> list[Said]:
+    """What the laws along a size say of one more point there.
+
+    Raises:
+        UsageError: no law goes along it, or none reaches so far.
+    """
+    asked = [law for law in laws if law.along == along]
+    if not asked:
+        known = ", ".join(dict.fromkeys(law.along for law in laws))
+        raise UsageError(f"no law goes along {along}; these go along {known}", "--at SIZE=NUMBER")
+    found = []
+    for law in asked:
+        beyond = law.fit.beyond(size)
+        try:
+            note = f"extrapolated by {beyond:.2f} decades" if beyond else ""
+            found.append(Said(law, size, law.fit.predict(size), note))
+        except TooFar as fault:
+            found.append(Said(law, size, None, str(fault)))
+    if all(said.predicted is None for said in found):
+        fit = found[0].law.fit
+        nearest = 10 * fit.largest if size > fit.largest else fit.smallest / 10
+        raise UsageError(
+            f"--at {along}={short(size)}: {found[0].note}", f"--at {along}={short(nearest)}"
+        )
+    return found

@@ -1,0 +1,106 @@
+"""Points of a law: drafts of the recipe `grid`, and rows of runs of several batch sizes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench_cli import files
+from specbench_cli.errors import UsageError
+from specbench_cli.report.reading import read
+from specbench_cli.store.run_dir import RunDir, folder
+from specbench_cli.summary.compatibility import facts
+
+SIZES = {
+    "tokens": "tokens that a draft was trained on",
+    "layers": "layers of the draft",
+    "batch": "prompts decoded together",
+}
+"""What a law may go along, and what it is."""
+FIGURES = {
+    "alpha": ("alpha", "chance that a drafted token is accepted"),
+    "mat": ("MAT", "tokens a verification, also called tau"),
+    "tokens_per_s": ("tokens/s", "of outputs"),
+}
+"""What grows with it: as it is shown, and what it is."""
+RECORD = "alignment.json"
+"""What a trained draft's folder says of it."""
+_ALIKE = ("target", "target_sha256", "loss", "samples", "temperature", "start")
+_DIGITS = 8
+"""Of a checksum, as it is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A trained draft, or a row of a run.
+
+    sizes: of `SIZES`, those that it has. figures: of `FIGURES`. alike: what points of one line must
+    have in common beside their other sizes.
+    """
+
+    name: str
+    sizes: Mapping[str, float]
+    figures: Mapping[str, float]
+    alike: Mapping[str, str]
+
+
+def points_of(words: Sequence[str]) -> list[Point]:
+    """The points of runs, and of all trained drafts in folders.
+
+    Raises:
+        UsageError: one holds neither, or a record that cannot be read.
+    """
+    found: list[Point] = []
+    for path in {path.resolve(): path for path in map(folder, words)}.values():
+        own = list(_rows(path) if RunDir.holds_run(path) else _drafts(path))
+        if not own:
+            raise UsageError(
+                f"{path} holds neither a run nor drafts that `python -m recipes.studies grid` made",
+                f"python -m recipes.studies grid --out {path}",
+            )
+        found += own
+    return found
+
+
+def _drafts(path: Path) -> Iterator[Point]:
+    """The drafts of a training folder; tables of them, which bear the same name, are none."""
+    for file in sorted(path.rglob(RECORD)):
+        try:
+            record = json.loads(files.read_text(file, 16 * files.MB))
+            if isinstance(record, dict) and "alpha" in record:
+                yield _draft(file.parent.name, record)
+        except (ValueError, TypeError, KeyError, OverflowError) as fault:
+            raise UsageError(
+                f"{file} is no record of a draft's training", f"rm -r {file.parent}; train it again"
+            ) from fault
+
+
+def _draft(name: str, record: Mapping[str, Any]) -> Point:
+    alike = {what: str(record[what]) for what in _ALIKE if what in record}
+    if "target_sha256" in alike:
+        alike["target_sha256"] = alike["target_sha256"][:_DIGITS]
+    return Point(name, _numbers(record, SIZES), _numbers(record, FIGURES), alike)
+
+
+def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    found = {name: float(record[name]) for name in names if name in record}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError("a size or a figure is not finite")
+    return found
+
+
+def _rows(path: Path) -> Iterator[Point]:
+    """The rows of a run that draft."""
+    run = RunDir.open(path)
+    reading, alike = read(run), facts(run)
+    alike.pop("batch", None)
+    for row in reading.summary.rows:
+        values = {name: getattr(row, name) for name in FIGURES}
+        figures = {name: value for name, value in values.items() if value is not None}
+        if row.alpha is not None and not row.broken:
+            sizes = {"batch": float(reading.facts.batch)}
+            yield Point(row.label, sizes, figures, {"method": row.label, **alike})

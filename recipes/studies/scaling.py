@@ -1,0 +1,230 @@
+"""`python -m recipes.studies scaling`: laws as tables, as JSON and as files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from recipes.studies.figure import draw
+from recipes.studies.laws import Law, Said, laws_of, predictions
+from recipes.studies.loglinear import Estimate
+from recipes.studies.numbers import number, short
+from recipes.studies.points import FIGURES, SIZES, Point, points_of
+from specbench_cli import files, output
+from specbench_cli.config import options
+from specbench_cli.config.commands import SHOWN, CommandOptions, Form
+from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
+from specbench_cli.errors import UsageError
+from specbench_cli.report.document import Bullets, Document, Grid, Paragraph, Part, Picture
+from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.markdown import render
+
+TITLE = "Scaling"
+NOTE = (
+    "y = a + b log10(size), least squares over all points of a line, each a training or a row of a"
+    " run; b is what a decade adds. In brackets: 95% intervals by Student's t. Held out: the"
+    " largest size, as the law of the others predicts the mean of its points, and what that came"
+    " to."
+)
+
+
+class ScalingOptions(CommandOptions):
+    """Options of `scaling`."""
+
+    runs: Annotated[
+        list[str],
+        Option(
+            ARGUMENTS,
+            "RUN",
+            "Folders of `python -m recipes.studies grid`, or runs of several --batch.",
+        ),
+    ]
+    at: Annotated[
+        list[str],
+        Option(
+            SHOWN,
+            "SIZE=N",
+            "What the laws say of a size: tokens=30M, layers=8, batch=16.",
+            default="none",
+        ),
+    ] = Field([])
+    out: Annotated[
+        Path | None,
+        Option(OUTPUT, "DIR", "Write files to this folder too.", default="none", short="-o"),
+    ] = None
+    overwrite: Annotated[bool, OVERWRITE] = False
+    form: Annotated[
+        Form,
+        Option(OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"),
+    ] = "table"
+    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
+        False
+    )
+
+
+@options.parsed_command("recipes.studies.scaling:ScalingOptions")
+def scaling(asked: ScalingOptions) -> None:
+    """Show how acceptance grows with the sizes of trained drafts, or with the batch of runs.
+
+    Log-linear laws of alpha and MAT along the tokens that drafts were trained on, their layers, or
+    the batch, with intervals, a held-out point and warnings; with --out too: the table, the points
+    and a picture of the residuals (scaling.md, .json, .svg, .png).
+    """
+    points, out = points_of(asked.runs), asked.out
+    laws = laws_of(points)
+    predicted = [each for word in asked.at for each in predictions(laws, *_size(word))]
+    show(laws, predicted, "json" if asked.as_json else asked.form)
+    if out is None:
+        return
+    try:
+        with files.staging_folder(out, overwrite=asked.overwrite) as staging:
+            written = write(points, laws, predicted, staging)
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}") from error
+    for file in written:
+        output.note(str(out / file.relative_to(staging)))
+
+
+def _size(word: str) -> tuple[str, float]:
+    """Return the size that a word of `--at` names, and its value."""
+    size, _, value = word.partition("=")
+    try:
+        wanted = number(value)
+    except ValueError:
+        wanted = 0.0
+    if size not in SIZES or not 0 < wanted < float("inf"):
+        raise UsageError(
+            f"--at {word!r} is no size: {', '.join(SIZES)}, = and a number above 0",
+            hint="--at tokens=30M",
+        )
+    return size, wanted
+
+
+def as_dict(law: Law) -> dict[str, Any]:
+    """A law for programs."""
+    fit, held = law.fit, law.held
+    found: dict[str, Any] = {"figure": law.figure, "along": law.along, "where": law.where}
+    found |= {"n": fit.n, "smallest": fit.smallest, "largest": fit.largest}
+    found |= _ends("a", fit.a) | _ends("b", fit.b)
+    found |= {"r2": fit.r2, "noise": fit.noise, "lack_of_fit_p": fit.lack}
+    if held is not None:
+        found |= {"held_out": held.size, "held_out_value": held.value, "held_out_n": held.of}
+        found |= _ends("predicted", held.predicted) | {"inside": held.inside}
+    return found | {"warnings": law.warnings}
+
+
+def said_dict(said: Said) -> dict[str, Any]:
+    """A prediction for programs."""
+    law = said.law
+    found = {"figure": law.figure, "along": law.along, "where": law.where, "at": said.size}
+    predicted = {} if said.predicted is None else _ends("predicted", said.predicted)
+    return {**found, **predicted, "note": said.note}
+
+
+def _ends(name: str, estimate: Estimate) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def cells(law: Law) -> dict[str, object]:
+    """A law as a row of a table."""
+    fit, held = law.fit, law.held
+    found: dict[str, object] = {"figure": FIGURES[law.figure][0], "along": law.along}
+    found |= {
+        "where": law.where,
+        "n": fit.n,
+        "sizes": f"{short(fit.smallest)} - {short(fit.largest)}",
+    }
+    found |= {"a": _interval(fit.a), "b": _interval(fit.b), "R2": f"{fit.r2:.3f}"}
+    if held is not None:
+        found |= {"held out": short(held.size), "predicted": _interval(held.predicted)}
+        found |= {"came to": f"{held.value:.3g}", "": "" if held.inside else "outside"}
+    return found
+
+
+def said_cells(said: Said) -> dict[str, object]:
+    """A prediction as a row of a table."""
+    law = said.law
+    found = {"figure": FIGURES[law.figure][0], "where": law.where, law.along: short(said.size)}
+    predicted = None if said.predicted is None else _interval(said.predicted)
+    return {**found, "predicted": predicted, "note": said.note}
+
+
+def _interval(estimate: Estimate) -> str:
+    if not math.isfinite(estimate.low):
+        return f"{estimate.value:.3g}"
+    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+
+
+def warnings(laws: Sequence[Law]) -> list[str]:
+    """Why not to believe some of them, a line each."""
+    return [f"{law.name}: {'; '.join(law.warnings)}" for law in laws if law.warnings]
+
+
+def show(laws: Sequence[Law], asked: Sequence[Said], form: output.Format) -> None:
+    """Print them, and what was asked of them."""
+    if form == "json":
+        for record in [*map(as_dict, laws), *map(said_dict, asked)]:
+            output.json_line(record)
+    elif form == "tsv":
+        output.tsv(map(as_dict, laws))
+        if asked:
+            output.tsv(map(said_dict, asked))
+    else:
+        output.table(map(cells, laws))
+        if asked:
+            output.data("")
+            output.table(map(said_cells, asked))
+    for line in warnings(laws):
+        output.note(f"warning: {line}")
+
+
+def write(
+    points: Sequence[Point], laws: Sequence[Law], asked: Sequence[Said], folder: Path
+) -> list[Path]:
+    """Write scaling.md, scaling.json (points too), scaling.svg and scaling.png to a folder that
+    exists."""
+    with style.applied():
+        figures = style.write(draw(laws), folder, "scaling")
+    page, facts = folder / "scaling.md", folder / "scaling.json"
+    words = [f"{name}: {what}" for name, what in _words(laws)]
+    parts: list[Part] = [Paragraph(NOTE), Bullets(words), _grid([cells(law) for law in laws])]
+    if asked:
+        parts.append(_grid([said_cells(said) for said in asked]))
+    if found := warnings(laws):
+        parts.append(Bullets(found, title="Warnings:"))
+    parts.append(Picture(figures[0].name, "Laws and residuals"))
+    page.write_text(render(Document(TITLE, parts)), encoding="utf-8")
+    record = {
+        "points": [asdict(point) for point in points],
+        "laws": [as_dict(law) for law in laws],
+        "asked": [said_dict(said) for said in asked],
+    }
+    facts.write_text(json.dumps(_finite(record), indent=1) + "\n", encoding="utf-8")
+    return [page, facts, *figures]
+
+
+def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
+    """What the figures and sizes of some laws are."""
+    figures, sizes = {law.figure for law in laws}, {law.along for law in laws}
+    found = [shown for name, shown in FIGURES.items() if name in figures]
+    return found + [(name, what) for name, what in SIZES.items() if name in sizes]
+
+
+def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Grid(names, (), [[row.get(name) for name in names] for row in rows])
+
+
+def _finite(value: Any) -> Any:
+    """What JSON can hold: an interval without ends has none."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,38 @@
+"""Fresh interpreters, and the CPUs that this process may use."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from importlib import import_module
+module, _, function = sys.argv.pop(1).partition(":")
+getattr(import_module(module), function)()
+"""
+"""Program that calls a function with the module path of the parent. `python -m` would search the
+working folder first, where a user's file can shadow a module that the program needs."""
+
+_IGNORE_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+
+def python_command(function: str, *arguments: str, ignores_interrupts: bool = False) -> list[str]:
+    """Return the command that calls a function in a fresh interpreter.
+
+    Args:
+        function: "module:function", which is called without arguments.
+        arguments: `sys.argv[1:]` of the process.
+        ignores_interrupts: True if the process ignores Ctrl-C from its start.
+    """
+    modules = json.dumps([*map(str, sys.path)])
+    program = _IGNORE_INTERRUPTS * ignores_interrupts + _PROGRAM
+    return [sys.executable, "-P", "-c", program, modules, function, *arguments]
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    known = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(known(0)) if known else os.cpu_count() or 1

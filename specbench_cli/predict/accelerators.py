@@ -1,0 +1,313 @@
+"""What forwards would cost on an accelerator that is not here: a cost table made by a roofline.
+
+Roofline (Williams, Waterman, Patterson, 2009, doi:10.1145/1498765.1498785): an operation takes as
+long as its bytes at the memory's bandwidth or its arithmetic at the peak, whichever is longer. A
+forward is three operations, one after another: the products with the layers' weights, attention,
+and the output matrix. Everything else takes nothing, but for `overhead`, a time that is added to
+every forward; kernels reach neither peak, so times are lower bounds, and what is worth reading are
+ratios.
+
+Of a mixture of experts only those are read that some row goes through. Where each of r rows chooses
+k of E experts, every choice as likely, these are E (1 - (1 - k/E)^r) of them on average.
+
+Devices in tensor parallel share weights, arithmetic and state evenly (of the state no more than one
+head's keys and values to each), and sum up every layer's two outputs: each time a device sends
+2 (D - 1) / D times the rows' bytes (a ring's all-reduce), which nothing hides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from specbench_cli import __version__
+from specbench_cli.config.problems import did_you_mean, listed, shown
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.costs import (
+    BatchCost,
+    Costs,
+    Curve,
+    HostCost,
+    Point,
+    Quietness,
+    Setup,
+)
+from specbench_cli.models.aliases import BYTES
+from specbench_cli.models.shapes import Shape, pair, shape
+
+HARDWARE = Path(__file__).parent / "devices.yaml"
+ROWS = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
+CONTEXTS = (1, 256, 1024, 4096, 16384, 65536)
+"""Where the table has points; between them it is read as measured ones are."""
+
+MOST = 1025
+"""Devices, of those that a message proposes."""
+
+INPUTS = (
+    *("bandwidth", "flops", "link"),
+    *("target weights", "draft weights", "state", "experts"),
+    *("batch", "context", "overhead"),
+)
+"""What a time depends on; `Roofline.scaled` multiplies one of them."""
+
+
+class Accelerator(BaseModel):
+    """An entry of devices.yaml, where the units are explained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    memory: float = Field(gt=0)
+    bandwidth: float = Field(gt=0)
+    flops: dict[str, float]
+    link: float | None
+    source: str
+    read: tuple[str, ...] = Field(min_length=1)
+
+
+@cache
+def accelerators() -> dict[str, Accelerator]:
+    """The entries, by name."""
+    entries = yaml.safe_load(HARDWARE.read_text(encoding="utf-8"))
+    return {name: Accelerator.model_validate(entry) for name, entry in entries.items()}
+
+
+def distinct_experts(experts: float, chosen: float, rows: float) -> float:
+    """How many of so many experts some of the rows go through, on average."""
+    missed: float = (1 - min(1.0, chosen / experts)) ** rows
+    return experts * (1 - missed)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Models on devices.
+
+    Attributes:
+        accelerator: one device. devices: how many there are, in tensor parallel.
+        names, shapes: of the models, by role.
+        dtype: of weights, state and arithmetic.
+        batch: sequences that a forward is over; each has as many rows as the trace says.
+        context: rows before every forward; None: as many as the trace says.
+        overhead: ns that every forward takes beside.
+        factors: by input, what it is multiplied with.
+    """
+
+    hardware: str
+    accelerator: Accelerator
+    devices: int
+    names: Mapping[str, str]
+    shapes: Mapping[str, Shape]
+    dtype: str
+    batch: int = 1
+    context: int | None = None
+    overhead: float = 0.0
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        hardware: str,
+        models: str,
+        *,
+        dtype: str = "bfloat16",
+        batch: int = 1,
+        context: int | None = None,
+        overhead: float = 0.0,
+    ) -> Roofline:
+        """By the words of the command line: `h100`, `h100x8`; `llama-2-70b+7b`.
+
+        Raises:
+            UsageError: one that is not known, a dtype that no peak is known of, or several devices
+                of a kind that has no link.
+        """
+        known = accelerators()
+        split = re.fullmatch(r"(.+?)x([1-9]\d{0,3})", hardware)
+        name, devices = hardware, 1
+        if hardware not in known and split is not None:
+            name, devices = split[1], int(split[2])
+        if name not in known:
+            raise UsageError(
+                f"unknown hardware {shown(repr(hardware))}{did_you_mean(name, known)}",
+                f"known: {listed(known)}; several of one kind: {next(iter(known))}x8",
+            )
+        device = known[name]
+        if dtype not in device.flops:
+            raise UsageError(
+                f"--dtype {dtype}: no peak of {name} is known for it",
+                f"known: {', '.join(device.flops)}",
+            )
+        if devices > 1 and device.link is None:
+            raise UsageError(
+                f"{hardware}: no link between devices of this kind is known",
+                f"one of them, or: {', '.join(k for k, each in known.items() if each.link)}",
+            )
+        names = pair(models)
+        return cls(
+            hardware=hardware,
+            accelerator=device,
+            devices=devices,
+            names=names,
+            shapes={role: shape(each) for role, each in names.items()},
+            dtype=dtype,
+            batch=batch,
+            context=context,
+            overhead=overhead,
+        )
+
+    def scaled(self, name: str, factor: float) -> Roofline:
+        """The same with one of `INPUTS` multiplied."""
+        return replace(self, factors={name: factor})
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Those of `INPUTS` that there are."""
+        mixed = any(each.experts > 1 for each in self.shapes.values())
+        there = {
+            "link": self.devices > 1,
+            "draft weights": "draft" in self.shapes,
+            "experts": mixed,
+            "overhead": self.overhead > 0,
+        }
+        return tuple(name for name in INPUTS if there.get(name, True))
+
+    def ns(self, role: str, new: float, context: float, *, logits: float | None = None) -> float:
+        """Time of a forward over `new` rows of each sequence, after `context` rows of each.
+
+        Args:
+            logits: rows of each sequence that get some; None: all.
+        """
+        of, size, by = self.shapes[role], BYTES[self.dtype], self._factor
+        sequences = self.batch * by("batch")
+        rows = sequences * new
+        before = (context if self.context is None else self.context) * by("context")
+
+        touched = min(of.experts, distinct_experts(of.experts, of.chosen, rows) * by("experts"))
+        read = of.layers * (of.attention + of.router + touched * of.expert)
+        each = of.layers * (of.attention + of.router + of.chosen * of.expert)
+        products = self._time(read * size * by(f"{role} weights"), 2 * rows * each)
+
+        seen = sequences * (new * before + new * (new + 1) / 2)
+        state = self._state_bytes(of, sequences * (before + new)) * by("state")
+        attention = self._time(state, 4 * seen * of.layers * of.heads * of.width)
+
+        said = rows if logits is None else sequences * logits
+        matrix = of.output * size * by(f"{role} weights")
+        output = self._time(matrix, 2 * said * of.vocab * of.hidden)
+
+        sums = self._summed(rows * of.hidden * size, of.layers)
+        return products + attention + output + sums + self.overhead * by("overhead")
+
+    def _factor(self, name: str) -> float:
+        return self.factors.get(name, 1.0)
+
+    def _time(self, nbytes: float, operations: float) -> float:
+        """Of an operation that all devices share."""
+        peak = self.accelerator.flops[self.dtype] * self._factor("flops")
+        bandwidth = self.accelerator.bandwidth * self._factor("bandwidth")
+        return 1e9 * max(nbytes / bandwidth, operations / peak) / self.devices
+
+    def _state_bytes(self, of: Shape, rows: float) -> float:
+        """Bytes of so many rows of a state, a head's that several devices hold once for each."""
+        return rows * of.row * BYTES[self.dtype] * self.devices / min(self.devices, of.kv_heads)
+
+    def _summed(self, nbytes: float, layers: int) -> float:
+        """Of summing up every layer's two outputs over the devices."""
+        link = self.accelerator.link
+        if self.devices == 1 or link is None:
+            return 0.0
+        sent = 2 * (self.devices - 1) / self.devices * nbytes
+        return 1e9 * 2 * layers * sent / (link * self._factor("link"))
+
+    def held(self, rows: int) -> dict[str, int]:
+        """Bytes that all devices hold together: by what, of sequences of so many rows."""
+        size, found = BYTES[self.dtype], {}
+        for role, of in self.shapes.items():
+            found[f"weights of {self.names[role]}"] = of.parameters * size
+            found[f"state of {self.names[role]}"] = round(self._state_bytes(of, self.batch * rows))
+        return found
+
+    def _fits(self, rows: int) -> bool:
+        return sum(self.held(rows).values()) <= self.devices * self.accelerator.memory
+
+    def check_fits(self, rows: int) -> None:
+        """Raise UsageError unless sequences of so many rows fit in the devices' memory."""
+        if self._fits(rows):
+            return
+        held, room = self.held(rows), int(self.devices * self.accelerator.memory)
+        needed = sum(held.values())
+        parts = ", ".join(f"{what} {n:,}" for what, n in held.items())
+        name = self.hardware if self.devices == 1 else self.hardware.rpartition("x")[0]
+        enough = (n for n in range(self.devices + 1, MOST) if replace(self, devices=n)._fits(rows))
+        least = next(enough, None) if self.accelerator.link else None
+        more = "" if least is None else f"--hardware {name}x{least}, or "
+        raise UsageError(
+            f"it does not fit: {needed:,} bytes ({parts}; batch {self.batch}, {rows} rows each),"
+            f" and {self.hardware} has {room:,}",
+            f"{more}a smaller --batch, --context or --shape",
+        )
+
+    def table(
+        self, models: Mapping[str, Mapping[str, Any]], together: int = 1, mean: float = 0.0
+    ) -> Costs:
+        """The cost table.
+
+        Args:
+            models: the run's that it is for, by role; of theirs, traces tell layers.
+            together: most sequences that join and leave by themselves (`Costs.batch`), and
+            mean: rows of theirs before a forward.
+        """
+        beside = {
+            role: self._time(self._state_bytes(of, mean), 0.0) for role, of in self.shapes.items()
+        }
+        none = HostCost(step=0, draft=0, node=0)
+        return Costs(
+            version=__version__,
+            created_utc="modelled",
+            machine={
+                "id": f"roofline {self.hardware}",
+                "hardware": {"accelerators": [{"name": self.accelerator.name}]},
+            },
+            models={
+                role: {
+                    "label": f"shape:{self.names[role]}",
+                    "n_layers": models.get(role, {}).get("n_layers"),
+                }
+                for role in self.shapes
+            },
+            setup=Setup(device=self.hardware, dtype=self.dtype, threads=1),
+            seed=0,
+            quietness=Quietness(rounds=0, void=0, other_cpu=None, noisy=False),
+            curves={role: self._curve(role) for role in self.shapes},
+            host=none,
+            batch=None
+            if together == 1
+            else BatchCost(most=together, beside=beside, step=0, sequence=0, draft=0, node=0),
+        )
+
+    def _curve(self, role: str) -> Curve:
+        """A model's points: after any context where the roofline has one of its own, one does."""
+        contexts = CONTEXTS if self.context is None else (self.context,)
+        lengths = ROWS if self.context is None else (self.context,)
+        return Curve(
+            forwards=tuple(
+                Point(n_tokens=n, context=at, ns=self.ns(role, n, at), spread=0, samples=1)
+                for at in contexts
+                for n in ROWS
+            ),
+            prefills=tuple(
+                Point(n_tokens=n, context=0, ns=self._alone(role, n), spread=0, samples=1)
+                for n in lengths
+            ),
+        )
+
+    def _alone(self, role: str, n: int) -> float:
+        """Time of reading a prompt of n tokens, whatever context forwards have; the last row's
+        logits alone."""
+        return replace(self, context=None).ns(role, n, 0, logits=1)

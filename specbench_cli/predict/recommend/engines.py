@@ -1,0 +1,121 @@
+"""The lines to paste for engines that have a method: filled from a file that says where each was
+checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+_ROOT = "_and_root"
+"""Behind a parameter's name: one more than its value, where an engine counts the root too."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Form(_Strict):
+    """How an engine is told of a method."""
+
+    text: str
+    when: dict[str, Any] = {}
+    note: str = ""
+
+
+class Engine(_Strict):
+    """What is known of an engine; see `engines.yaml`."""
+
+    name: str
+    version: str = Field(min_length=1)
+    checked: str = Field(pattern="^https://")
+    form: Literal["shell", "yaml", "python"]
+    note: str = ""
+    methods: dict[str, list[Form]]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What to paste.
+
+    lacks: why there is nothing to paste, "" where there is; text and note are then empty.
+    """
+
+    engine: str
+    version: str
+    checked: str
+    form: str
+    text: str
+    note: str
+    lacks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What the models are called where an engine finds them: a hub id, or a folder. `draft` and
+    `head` are None where there is none."""
+
+    target: str
+    draft: str | None = None
+    head: str | None = None
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """By the placeholders of `engines.yaml`."""
+        for role in ("target", "draft", "head"):
+            name = getattr(self, role)
+            if name is not None:
+                yield role, name
+                yield f"{role}_name", name.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """All that is known, in the file's order."""
+    text = files("specbench_cli.predict.recommend").joinpath("engines.yaml").read_text("utf-8")
+    return tuple(Engine.model_validate(each) for each in yaml.safe_load(text)["engines"])
+
+
+def lines(method: str, params: Mapping[str, Any], models: Models) -> list[Line]:
+    """A method in the words of every engine.
+
+    Args:
+        params: as they take effect.
+    """
+    return [_line(engine, method, params, models) for engine in engines()]
+
+
+def _line(engine: Engine, method: str, params: Mapping[str, Any], models: Models) -> Line:
+    told = (engine.name, engine.version, engine.checked, engine.form)
+    forms = engine.methods.get(method)
+    if forms is None:
+        return Line(*told, "", "", f"has no {method}")
+    form = next((each for each in forms if _meant(each, params)), None)
+    if form is None:
+        settings = ", ".join(f"{name}={params.get(name)}" for each in forms for name in each.when)
+        return Line(*told, "", "", f"has no {method} with {settings}")
+    known = dict(models.names()) | dict(_numbers(params))
+    wanted = Template(form.text).get_identifiers()
+    if lacking := [name for name in wanted if name not in known]:
+        why = ", ".join(f"{name}={params.get(name.removesuffix(_ROOT))}" for name in lacking)
+        return Line(*told, "", "", f"has no {method} with {why}")
+    text = Template(form.text).substitute(known)
+    notes = "; ".join(filter(None, (engine.note, form.note)))
+    return Line(*told, text, Template(notes).safe_substitute(known), "")
+
+
+def _meant(form: Form, params: Mapping[str, Any]) -> bool:
+    return all(params.get(name) == value for name, value in form.when.items())
+
+
+def _numbers(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in params.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, f"{value:g}" if isinstance(value, float) else str(value)
+            if isinstance(value, int):
+                yield name + _ROOT, str(value + 1)

@@ -1,0 +1,129 @@
+"""Lines for other engines: each parses as its engine reads it, and says where it was checked."""
+
+import ast
+import json
+import shlex
+
+import pytest
+import yaml
+
+from specbench_cli import registry
+from specbench_cli.predict.recommend.engines import Models, engines, lines
+
+NAMES = Models("org/big", "org/small", "org/head")
+EVERY = [
+    (engine.name, engine.form, method, form)
+    for engine in engines()
+    for method, forms in engine.methods.items()
+    for form in forms
+]
+IDS = [f"{engine}-{method}-{at}" for at, (engine, _, method, _) in enumerate(EVERY)]
+OPTIONS = {
+    "SGLang": {
+        "--model",
+        "--speculative-algorithm",
+        "--speculative-draft-model-path",
+        "--speculative-num-steps",
+        "--speculative-eagle-topk",
+        "--speculative-num-draft-tokens",
+        "--speculative-ngram-max-match-window-size",
+        "--speculative-ngram-max-bfs-breadth",
+    },
+    "llama.cpp": {
+        "--model",
+        "--model-draft",
+        "--draft-max",
+        "--draft-min",
+        "--spec-type",
+        "--spec-ngram-size-n",
+        "--spec-ngram-size-m",
+    },
+    "vLLM": {"--speculative-config"},
+}
+"""What their documentation has, as it was when the lines were checked."""
+
+
+def filled(engine, method, form):
+    params = registry.parameters(method, {**_numbers(method), **form.when}).model_dump()
+    return next(each for each in lines(method, params, NAMES) if each.engine == engine)
+
+
+def _numbers(method):
+    """Values where a default is none that an engine can be told."""
+    return {"exit": 2} if method == "layerskip" else {}
+
+
+@pytest.mark.parametrize(("engine", "kind", "method", "form"), EVERY, ids=IDS)
+def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, form):
+    line = filled(engine, method, form)
+    assert line.lacks == "" and "$" not in line.text
+    if kind == "shell":
+        words = shlex.split(line.text)
+        options = {word for word in words if word.startswith("--")}
+        assert options and options <= OPTIONS[engine]
+        if engine == "vLLM":
+            told = json.loads(words[words.index("--speculative-config") + 1])
+            assert told["num_speculative_tokens"] >= 1 and told["method"]
+    elif kind == "yaml":
+        told = yaml.safe_load(line.text)["speculative_config"]
+        assert told["decoding_type"] in {
+            "DraftTarget", "NGram", "Eagle3", "MTP", "PARD", "DFlash", "SA"
+        }  # fmt: skip
+        assert told["max_draft_len"] >= 1
+    else:
+        ast.parse(line.text)
+
+
+def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
+    assert {method for _, _, method, _ in EVERY} <= registry.ours().keys()
+    assert [engine.name for engine in engines()] == [
+        "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "OpenVINO GenAI", "transformers"
+    ]  # fmt: skip
+    assert all(engine.version and engine.checked for engine in engines())
+
+
+def test_transformers_has_the_settings_that_its_lines_set():
+    import transformers
+
+    known = transformers.GenerationConfig().to_dict().keys() | {
+        "assistant_model", "tokenizer", "assistant_tokenizer"
+    }  # fmt: skip
+    for engine, _, method, form in EVERY:
+        if engine == "transformers":
+            tree = ast.parse(filled(engine, method, form).text)
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            named = {word.arg for call in calls for word in call.keywords} - {None}
+            assert named and named <= known
+
+
+def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
+    params = registry.parameters("sps", {"length": "heuristic"}).model_dump()
+    told = {line.engine: line for line in lines("sps", params, NAMES)}
+    assert told["vLLM"].text == "" and "length=heuristic" in told["vLLM"].lacks
+
+
+def test_settings_decide_which_form_a_line_has():
+    def lookup(rule):
+        params = registry.parameters("pld", {"rule": rule, "ngram": 4}).model_dump()
+        return next(line.text for line in lines("pld", params, NAMES) if line.engine == "vLLM")
+
+    assert '"prompt_lookup_min": 4' in lookup("author")
+    assert '"prompt_lookup_min": 1' in lookup("transformers")
+
+
+def test_a_method_that_no_engine_has_gives_nothing_to_paste():
+    params = registry.parameters("staged", {}).model_dump()
+    assert {line.lacks for line in lines("staged", params, NAMES)} == {"has no staged"}
+
+
+@pytest.mark.openvino
+def test_openvino_has_what_its_lines_use():
+    genai = pytest.importorskip("openvino_genai")
+    config = genai.GenerationConfig()
+    for engine, _, method, form in EVERY:
+        if engine == "OpenVINO GenAI":
+            tree = ast.parse(filled(engine, method, form).text)
+            used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+            of = {node.attr: node.value.id for node in used if isinstance(node.value, ast.Name)}
+            assert all(hasattr(genai, name) for name, owner in of.items() if owner == "ov")
+            assert all(hasattr(config, name) for name, owner in of.items() if owner == "config")

@@ -1,0 +1,213 @@
+"""A roofline's times against sums worked out by hand, and how they move with their inputs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench_cli.errors import UsageError
+from specbench_cli.measure.costs import Costs
+from specbench_cli.models.aliases import UNITS, aliases
+from specbench_cli.models.shapes import Shape, pair, shapes
+from specbench_cli.predict.accelerators import (
+    CONTEXTS,
+    INPUTS,
+    ROWS,
+    Accelerator,
+    Roofline,
+    accelerators,
+    distinct_experts,
+)
+
+SMALL = Shape(
+    layers=2, hidden=8, mlp=16, heads=4, kv_heads=2, vocab=32, positions=64, source="made"
+)
+MIXED = SMALL.model_copy(update={"family": "mixtral", "experts": 8, "chosen": 2})
+"""Attention 200 numbers a layer, an MLP 384, a router 8 (of the mixture 72), the output 264; a
+token leaves 16 numbers in the state."""
+
+
+def make(devices=1, shape=SMALL, **changes):
+    """Of round numbers: a number a ns from memory (two bytes each), 1000 operations a ns."""
+    device = Accelerator(
+        name="made",
+        memory=1e4,
+        bandwidth=2e9,
+        flops={"bfloat16": 1e12},
+        link=1e9,
+        source="made",
+        read=("here",),
+    )
+    made = Roofline(
+        hardware="made",
+        accelerator=device,
+        devices=devices,
+        names={"target": "small"},
+        shapes={"target": shape},
+        dtype="bfloat16",
+    )
+    return replace(made, **changes)
+
+
+def test_a_forward_bound_by_memory_is_its_bytes_over_the_bandwidth():
+    weights = 2 * (200 + 8 + 384) + 264
+    # 4 rows before and the new one: 5 of the state's rows are read or written.
+    assert make().ns("target", 1, 4) == pytest.approx(weights + 5 * 16)
+    assert make(overhead=50.0).ns("target", 1, 4) == pytest.approx(weights + 5 * 16 + 50)
+
+
+def test_a_forward_bound_by_arithmetic_is_its_operations_over_the_peak():
+    slow = make().accelerator.model_copy(update={"flops": {"bfloat16": 1e9}})
+    found = make(accelerator=slow).ns("target", 3, 4)
+    products = 2 * 3 * 2 * (200 + 8 + 384)
+    attended = 4 * (3 * 4 + 6) * 2 * 4 * 2  # each row sees those before, those beside, itself
+    scores = 2 * 3 * 32 * 8
+    assert found == pytest.approx(products + attended + scores)
+
+
+def test_a_batch_reads_the_weights_once_and_every_state():
+    weights = 2 * (200 + 8 + 384) + 264
+    assert make(batch=3).ns("target", 1, 4) == pytest.approx(weights + 3 * 5 * 16)
+    assert make(context=10).ns("target", 1, 4) == pytest.approx(weights + 11 * 16)
+
+
+def test_devices_share_everything_but_the_sums():
+    alone, two = make().ns("target", 1, 4), make(2).ns("target", 1, 4)
+    # 2 layers with 2 sums each, of 8 numbers in 2 bytes, of which a ring of two sends all once.
+    assert two == pytest.approx(alone / 2 + 4 * 16)
+    # Of two heads' keys and values four devices hold each twice.
+    weights, state = (2 * (200 + 8 + 384) + 264) / 4, 5 * 16 / 2
+    assert make(4).ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
+
+
+def test_of_a_mixture_the_experts_that_rows_go_through_are_read():
+    def expected(rows):
+        touched = 8 * (1 - 0.75**rows)
+        return 2 * (200 + 72 + touched * 384) + 264 + (4 + rows) * 16
+
+    for rows in (1, 2, 8, 40):
+        assert make(shape=MIXED).ns("target", rows, 4) == pytest.approx(expected(rows))
+    assert 8 * (1 - 0.75) == 2  # a row alone: the chosen ones
+
+
+def test_distinct_experts_are_what_a_simulation_counts_and_never_more_than_all():
+    draw = np.random.default_rng(0)
+    for experts, chosen, rows in ((8, 2, 5), (128, 8, 16), (4, 4, 3), (60, 6, 1)):
+        drawn = draw.random((2000, rows, experts)).argsort(-1)[..., :chosen].reshape(2000, -1)
+        counted = [len(set(each)) for each in drawn.tolist()]
+        error = 4 * np.std(counted) / len(counted) ** 0.5 + 1e-9
+        assert distinct_experts(experts, chosen, rows) == pytest.approx(np.mean(counted), abs=error)
+    assert distinct_experts(8, 2, 10_000) == pytest.approx(8)
+    assert make(shape=MIXED).scaled("experts", 1.5).ns("target", 64, 4) == pytest.approx(
+        make(shape=MIXED.model_copy(update={"chosen": 8})).ns("target", 64, 4)
+    )
+
+
+@pytest.mark.parametrize("name", ["h100", "a100x8", "mi300x"])
+@pytest.mark.parametrize("models", ["llama-2-70b+7b", "mixtral-8x7b"])
+def test_more_bandwidth_arithmetic_or_link_is_never_slower(name, models):
+    roofline = Roofline.of(name, models)
+    for role in roofline.shapes:
+        for new, context in ((1, 16), (8, 1024), (64, 100), (512, 0)):
+            now = roofline.ns(role, new, context)
+            for faster in ("bandwidth", "flops", "link"):
+                assert roofline.scaled(faster, 1.1).ns(role, new, context) <= now
+            for more in set(INPUTS) - {"bandwidth", "flops", "link"}:
+                assert roofline.scaled(more, 1.1).ns(role, new, context) >= now
+            assert roofline.ns(role, new + 1, context) >= now
+            assert roofline.ns(role, new, context + 1) >= now
+
+
+def test_the_table_has_the_rooflines_own_times_and_reads_between_them():
+    roofline = Roofline.of("h100x2", "llama-2-70b+7b")
+    table = roofline.table({"target": {"n_layers": 8}})
+    assert table.models["target"]["n_layers"] == 8  # of the run whose layers traces tell
+    for role in ("target", "draft"):
+        for n in ROWS:
+            for at in CONTEXTS:
+                assert table.curves[role].ns(n, at) == pytest.approx(roofline.ns(role, n, at))
+        for n, at in ((3, 77), (33, 500), (100, 3000)):
+            between = table.curves[role].ns(n, at)
+            assert between == pytest.approx(roofline.ns(role, n, at), rel=0.01)
+    assert (table.host_ns(3, 4, steps=5), table.batch) == (0, None)
+
+
+def test_a_table_reads_back_from_its_file_as_it_was(tmp_path):
+    table = Roofline.of("h100", "llama-2-7b").table({})
+    table.save(tmp_path / "table.json")
+    assert Costs.load(tmp_path / "table.json") == table
+
+
+def test_under_load_each_further_sequence_reads_its_own_state():
+    roofline = make()
+    table = roofline.table({}, together=4, mean=10.0)
+    assert table.batch.most == 4
+    assert table.batch.beside["target"] == pytest.approx(10 * 16)
+
+
+def test_what_does_not_fit_is_told_in_bytes():
+    numbers = SMALL.parameters
+    assert numbers == 2 * (200 + 8 + 384) + 264 + 32 * 8
+    make().check_fits(10)
+    with pytest.raises(UsageError) as fault:
+        make(batch=100).check_fits(10)
+    assert f"it does not fit: {2 * numbers + 100 * 10 * 32:,} bytes" in fault.value.message
+    assert "and made has 10,000" in fault.value.message
+    with pytest.raises(UsageError, match="it does not fit") as fault:
+        Roofline.of("h100", "llama-2-70b").check_fits(1)
+    assert fault.value.hint.startswith("--hardware h100x2, or a smaller --batch")
+    Roofline.of("h100x2", "llama-2-70b").check_fits(1)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "models", "dtype", "says"),
+    [
+        ("h1000", "llama-2-7b", "bfloat16", "unknown hardware 'h1000'"),
+        ("h100x0", "llama-2-7b", "bfloat16", "unknown hardware 'h100x0'"),
+        ("h100", "llama-9", "bfloat16", "unknown shape 'llama-9'"),
+        ("h100", "llama-2-70b+9b", "bfloat16", "unknown shape '9b'"),
+        ("h100", "llama-2-70b", "int8", "--dtype int8: no peak of h100 is known"),
+        ("rtx-4090x2", "llama-2-7b", "bfloat16", "no link between devices of this kind"),
+    ],
+)
+def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, says):
+    with pytest.raises(UsageError) as fault:
+        Roofline.of(hardware, models, dtype=dtype)
+    assert says in fault.value.message
+    assert fault.value.hint
+
+
+def test_a_draft_of_the_same_family_needs_its_size_alone():
+    assert pair("llama-2-70b+7b") == {"target": "llama-2-70b", "draft": "llama-2-7b"}
+    assert pair("llama-2-70b+llama-68m") == {"target": "llama-2-70b", "draft": "llama-68m"}
+    assert pair("mixtral-8x7b") == {"target": "mixtral-8x7b"}
+
+
+PUBLISHED = {
+    "llama-68m": "llama-68m",
+    "tinyllama-1.1b": "tinyllama-1.1b-chat",
+    "llama-2-7b": "llama-2-7b-chat",
+    "llama-2-13b": "llama-2-13b-chat",
+    "llama-2-70b": "llama-2-70b-chat",
+    "llama-3-8b": "llama-3-8b-instruct",
+    "llama-3-70b": "llama-3-70b-instruct",
+    "llama-3.2-1b": "llama-3.2-1b-instruct",
+}
+
+
+def test_shapes_have_as_many_parameters_as_their_models():
+    for name, alias in PUBLISHED.items():
+        said = aliases()[alias].parameters
+        digits = said[:-1]
+        places = len(digits.partition(".")[2])
+        assert f"{shapes()[name].parameters / UNITS[said[-1]]:.{places}f}" == digits
+    assert f"{shapes()['mixtral-8x7b'].parameters / 1e9:.1f}" == "46.7"
+    assert f"{shapes()['qwen3-30b-a3b'].parameters / 1e9:.1f}" == "30.5"
+    assert f"{shapes()['qwen2-7b'].parameters / 1e9:.2f}" == "7.62"
+
+
+def test_every_entry_names_its_source():
+    for device in accelerators().values():
+        assert device.source.startswith("https://") and device.read
+        assert device.flops["bfloat16"] > device.flops.get("float32", 0)
+    assert all(each.source.startswith("https://") or "tiny" in n for n, each in shapes().items())

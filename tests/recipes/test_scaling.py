@@ -1,0 +1,179 @@
+"""`python -m recipes.studies scaling`: laws of trained drafts and of runs by batch."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.studies import commands, points
+from recipes.studies.laws import laws_of, predictions
+from recipes.studies.numbers import number, short
+from recipes.studies.points import RECORD, Point, points_of
+from specbench_cli import app
+from specbench_cli.errors import ExitCode, UsageError
+
+SIZES = (1e5, 3e5, 1e6, 3e6)
+
+
+def made(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
+    """A folder of drafts as the recipe `grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
+    + 0.02 layers, and MAT six times that; seeds lie 0.002 apart."""
+    for tokens in sizes:
+        for depth in layers:
+            for seed in range(seeds):
+                alpha = 0.1 + 0.1 * math.log10(tokens / 1e4) + 0.02 * depth + 0.002 * seed
+                folder = tmp_path / f"{depth}-layers-{short(tokens)}-seed-{seed}"
+                folder.mkdir(parents=True)
+                record = {"target": "t", "loss": "ce", "layers": depth, "tokens": tokens}
+                record |= {"alpha": alpha, "mat": 6 * alpha, **rest}
+                (folder / RECORD).write_text(json.dumps(record))
+    (tmp_path / RECORD).write_text("[]")  # the table of `train draft`, which is no draft
+    return tmp_path
+
+
+def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
+    laws = laws_of(points_of([str(made(tmp_path))]))
+    told = [(law.figure, law.along, law.where, law.fit.n) for law in laws]
+    per_figure = [
+        ("tokens", "layers 1", 8),
+        ("tokens", "layers 2", 8),
+        *(("layers", f"tokens {short(size)}", 4) for size in SIZES),
+    ]
+    assert told == [(name, *rest) for name in ("alpha", "mat") for rest in per_figure]
+    assert all(law.fit.b.value == pytest.approx(0.1) for law in laws[:2])
+    assert laws[6].fit.b.value == pytest.approx(0.6)
+
+
+def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
+    law, *_ = laws_of(points_of([str(made(tmp_path))]))
+    held = law.held
+    assert (held.size, held.of, held.inside) == (3e6, 2, True)
+    assert held.predicted.value == pytest.approx(held.value)
+    assert held.beyond == pytest.approx(math.log10(3))
+    assert "0.48 decades beyond" in law.warnings[-1]
+    bent = [Point("", {"tokens": 10.0**at}, {"alpha": y}, {}) for at, y in enumerate((0, 1, 2, 2))]
+    (law,) = laws_of(bent)
+    assert not law.held.inside
+
+
+def test_a_largest_size_that_lies_too_far_out_is_not_predicted():
+    apart = [Point("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
+    assert laws_of(apart)[0].held is None
+
+
+def test_drafts_trained_otherwise_are_on_lines_of_their_own(tmp_path):
+    made(tmp_path / "text", layers=(2,))
+    made(tmp_path / "kl", layers=(2,), loss="kl")
+    laws = laws_of(points_of([str(tmp_path)]))
+    assert [law.where for law in laws[:2]] == ["loss kl", "loss ce"]
+    assert len(laws) == 4
+
+
+def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refused(tmp_path):
+    laws = laws_of(points_of([str(made(tmp_path))]))
+    inside = predictions(laws, "tokens", 2e6)
+    assert {said.note for said in inside} == {""}
+    outside = predictions(laws, "tokens", 2e7)
+    assert outside[0].predicted.value == pytest.approx(0.1 + 0.1 * math.log10(2e3) + 0.021)
+    assert outside[0].note == "extrapolated by 0.82 decades"
+    with pytest.raises(UsageError, match=r"1\.5 decades beyond") as caught:
+        predictions(laws, "tokens", 1e8)
+    assert caught.value.hint == "--at tokens=30M"
+    with pytest.raises(UsageError, match="no law goes along batch; these go along tokens, layers"):
+        predictions(laws, "batch", 4)
+
+
+def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
+    rows = [
+        SimpleNamespace(label=name, alpha=alpha, mat=3.0, tokens_per_s=None, broken=broken)
+        for name, alpha, broken in (("sps", 0.7, False), ("pld", 0.4, True), ("vanilla", None, 0))
+    ]
+
+    def read(run):
+        return SimpleNamespace(
+            summary=SimpleNamespace(rows=rows), facts=SimpleNamespace(batch=run.batch)
+        )
+
+    for batch in (1, 2):
+        (tmp_path / str(batch)).mkdir()
+        (tmp_path / str(batch) / "manifest.json").write_text("{}")
+    monkeypatch.setattr(points, "read", read)
+    monkeypatch.setattr(points, "facts", lambda run: {"seed": "0", "batch": str(run.batch)})
+    monkeypatch.setattr(
+        points.RunDir, "open", lambda path: SimpleNamespace(path=path, batch=int(path.name))
+    )
+    found = points_of([str(tmp_path / "1"), str(tmp_path / "2")])
+    assert [(point.name, dict(point.sizes)) for point in found] == [
+        ("sps", {"batch": 1.0}),
+        ("sps", {"batch": 2.0}),
+    ]
+    assert [(law.figure, law.along) for law in laws_of(found)] == [
+        ("alpha", "batch"),
+        ("mat", "batch"),
+    ]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_DEBUG", "")
+
+    def run(*args):
+        code = app._run(["scaling", *map(str, args)], commands.app, "recipes")
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_the_command_prints_laws_and_writes_table_points_and_picture(call, tmp_path):
+    code, out, err = call(made(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "law")
+    assert code == ExitCode.OK
+    assert "MAT" in out and "layers 2" in out and "10M" in out and "extrapolated" in out
+    assert "warning: alpha along layers tokens 100k: R2" not in err
+    page = (tmp_path / "law" / "scaling.md").read_text()
+    assert page.startswith("# Scaling\n") and "| alpha | tokens | layers 1 | 8 |" in page
+    facts = json.loads((tmp_path / "law" / "scaling.json").read_text())
+    assert (len(facts["points"]), len(facts["laws"]), len(facts["asked"])) == (16, 12, 4)
+    assert (tmp_path / "law" / "scaling.svg").stat().st_size > 10_000
+
+
+def test_programs_get_numbers(call, tmp_path):
+    _, out, _ = call(made(tmp_path), "--json")
+    first = json.loads(out.splitlines()[0])
+    assert first["b"] == pytest.approx(0.1) and first["b_low"] < 0.1 < first["b_high"]
+    assert (first["held_out"], first["inside"]) == (3e6, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--at", "tokens=lots"], "'tokens=lots' is no size: tokens, layers, batch"),
+        (["--at", "width=3"], "'width=3' is no size"),
+        (["--at", "tokens=-3"], "is no size"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, told):
+    code, _, err = call(made(tmp_path, sizes=SIZES[:2], seeds=1), *words)
+    assert code == ExitCode.USAGE and told in " ".join(err.split()) and "hint" in err
+
+
+def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
+    code, _, err = call(tmp_path)
+    assert code == ExitCode.USAGE and "holds neither a run nor drafts" in " ".join(err.split())
+    code, _, err = call(made(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
+    assert code == ExitCode.USAGE and "differ in one size alone" in " ".join(err.split())
+    for alpha in ('"high"', "1e400", "1" + "0" * 400, "NaN"):
+        record = tmp_path / "one" / "2-layers-100k-seed-0" / RECORD
+        record.write_text(f'{{"alpha": {alpha}}}')
+        code, _, err = call(tmp_path / "one")
+        assert code == ExitCode.USAGE and "no record of a draft's training" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("word", ["0.3M", "500k", "1.5B", "3e5", " 12 "])
+def test_a_number_is_read_as_it_is_shown(word):
+    assert number(short(number(word))) == pytest.approx(number(word))
+
+
+@pytest.mark.parametrize(("value", "told"), [(100352, "100k"), (999_900, "1M"), (7, "7")])
+def test_a_number_is_shown_in_three_digits(value, told):
+    assert short(value) == told
