@@ -21,7 +21,7 @@ from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto,
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.sampling import Rule, Sampling, key_of
+from specbench_cli.engine.verify.sampling import Sampling, key_of
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
@@ -30,7 +30,7 @@ from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
 # What is proposed, how its tokens were chosen, what became of it.
-from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Step
+from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Rule, Step
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
@@ -39,13 +39,15 @@ from specbench_cli.engine.verify.random import Random
 
 # Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
 # as a whole if its rule says so; a ledger has what each wrote, and what became of it.
-from specbench_cli.engine.spans.judge import SpanRule, mean_log_prob
-from specbench_cli.engine.spans.spans import SpanParams, Spans
+from specbench_cli.engine.spans.judge import SpanParams, SpanRule
+from specbench_cli.engine.spans.spans import Spans, mean_log_prob
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import DraftModelMethod, draft_chains
-from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule, rule_of
+from specbench_cli.engine.drafting.chains import draft_chains, drawn_at_once
+from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
+from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
+from specbench_cli.engine.drafting.length_rules import rule_of
 from specbench_cli.engine.drafting.lengths import Fixed, Length
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
@@ -69,14 +71,12 @@ from specbench_cli.engine.drafting.growth import (
     Chosen,
     Grown,
     Growth,
-    GrowthParams,
-    Nodes,
     expand,
     grow,
-    most,
     select,
     size_of,
 )
+from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, most
 
 # A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
@@ -97,20 +97,18 @@ from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
 # Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
-from specbench_cli.engine.workers.rollouts import Guess, Rollouts, guesses
-from specbench_cli.engine.workers.windows import Preparer, Windows
+from specbench_cli.engine.workers.rollouts import Guess, Preparer, Rollouts, Windows, guesses
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
+from specbench_cli.engine.models.artifact import Artifact, Trained
 from specbench_cli.engine.models.head import (
     NORMED,
-    Artifact,
     FeatureHead,
     Head,
     LookAhead,
     Said,
     SequentialHead,
-    Trained,
 )
 from specbench_cli.engine.models.checkpoint import (
     Weights,
@@ -223,6 +221,7 @@ __all__ = [
     "best_tree",
     "config_of",
     "draft_chains",
+    "drawn_at_once",
     "expand",
     "fill",
     "fill_from",

@@ -71,11 +71,9 @@ def run(
         SpecbenchError: what else the command line would have ended with.
     """
     from specbench_cli.commands._progress import RunProgress, make_progress
-    from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, read_settings, told_how_to_go_on
     from specbench_cli.config import permission
-    from specbench_cli.config.load import load
     from specbench_cli.config.sources import from_call
-    from specbench_cli.measure.isolation.plugin_process import vet
 
     folder, file = (
         None if value is None else Path(_named(f"run(): {word}", value))
@@ -84,16 +82,11 @@ def run(
     registry.guard_neighbours()
     named = {"target": target, "methods": methods, "tasks": tasks}
     given = {key: _plain(value) for key, value in named.items() if value is not None}
-    asked, sources = load(
+    asked, sources = read_settings(
         from_call(given | {key: _plain(value) for key, value in settings.items()}),
         file,
-        methods=registry,
-        env=os.environ,
-        folder=Path(),
-        vet=vet,
-        check=permission.permit_all if trust else permission.check,
+        permission.permit_all if trust else permission.check,
     )
-    # From here on torch is needed, which takes a second: what could be refused before was.
     from specbench_cli.measure import run as execute
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs

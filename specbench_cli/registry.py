@@ -22,7 +22,7 @@ from specbench_cli.config.problems import did_you_mean, listed, shown, usage_err
 from specbench_cli.errors import UsageError, message_of
 
 if TYPE_CHECKING:
-    from specbench_cli.api import Claim, Method, MethodParams
+    from specbench_cli.api import Claim, Method
 
 GROUP = "specbench.methods"
 """Entry-point group of other distributions' methods."""
@@ -69,8 +69,6 @@ class Entry:
         proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
         builds_on: keys of further papers to cite.
         project: the project that implements it, if no paper proposes it.
-        more_needs: True if `needs` is not all that it needs with default parameters: it loads
-            trained modules (`Head`, `artifacts`), or checks the machine itself (`check`).
         origin: who registered it: "specbench", a distribution, or a file.
     """
 
@@ -85,7 +83,6 @@ class Entry:
     proposed_in: tuple[str, ...] = ()
     builds_on: tuple[str, ...] = ()
     project: str = ""
-    more_needs: bool = False
     origin: str = "specbench"
 
     @property
@@ -158,11 +155,6 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
         if not isinstance(node, ast.ClassDef):
             continue
         own = dict(_literals(node, module))
-        own["more_needs"] = any(_needs_more(each) for each in node.body) or any(
-            attributes.get(base.id, {}).get("more_needs")
-            for base in node.bases
-            if isinstance(base, ast.Name)
-        )
         bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
         known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
         if "name" in own and known.get("family") and not node.name.startswith("_"):
@@ -178,7 +170,6 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
                 proposed_in=known.get("proposed_in", ()),
                 builds_on=known.get("builds_on", ()),
                 project=known.get("project", ""),
-                more_needs=known.get("more_needs", False),
             )
     return found
 
@@ -205,20 +196,6 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
         except ValueError as fault:
             place = f"{module}:{each.lineno}: {node.name}.{each.target.id}"
             raise ValueError(f"{place} must be a literal: the registry reads it") from fault
-
-
-def _needs_more(node: ast.stmt) -> bool:
-    """Return True if a statement of a class defines a need beyond `Entry.needs`.
-
-    `artifacts` that returns `... if ... else ()` depends on a parameter that is off by default.
-    """
-    if isinstance(node, ast.AnnAssign):
-        return isinstance(node.target, ast.Name) and node.target.id == "Head"
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    returned = node.body[-1].value if isinstance(node.body[-1], ast.Return) else None
-    conditional = isinstance(returned, ast.IfExp) and ast.unparse(returned.orelse) == "()"
-    return node.name == "check" or (node.name == "artifacts" and not conditional)
 
 
 def entries() -> dict[str, Entry]:
@@ -349,30 +326,50 @@ def _bibliography() -> dict[str, Any]:
     return papers
 
 
-def parameters(name: str, passed: Mapping[str, Any]) -> MethodParams:
-    """A method's parameters: those passed, defaults for the rest.
+def build(name: str, passed: Mapping[str, Any]) -> Method:
+    """Return a method with its parameters: those passed, and defaults for the rest.
 
     Raises:
-        UsageError: an unknown parameter, or a value that is not allowed.
+        UsageError: a parameter is unknown or has a value that is not allowed; or as `load`.
     """
+    return _with_parameters(load(name), name, passed)
+
+
+def declare(name: str, passed: Mapping[str, Any]) -> Method:
+    """Return a method for a plan: it has parameters and hooks, and cannot decode.
+
+    Unlike `build` it does not import torch, except for plug-ins, and for peers that check what is
+    installed.
+
+    Raises:
+        UsageError: as `build`.
+    """
+    canonical = resolve(name)
+    entry = entries()[canonical]
+    if entry.origin != "specbench":
+        return build(name, passed)
+    from specbench_cli.declarations import declared
+    from specbench_cli.engine.method import Method
+
+    kind: type[Method] = declared(*entry.target.split(":"))
+    if kind.check is not Method.check:
+        return build(name, passed)
+    return _with_parameters(kind, name, passed)
+
+
+def _with_parameters(kind: type[Method], name: str, passed: Mapping[str, Any]) -> Method:
+    """Return an object of a method's class; see `build`."""
     from pydantic import ValidationError
 
-    method = load(name)
-    known = list(method.Params.model_fields)
     try:
-        return method.Params.model_validate(dict(passed))
+        return kind(kind.Params.model_validate(dict(passed)))
     except ValidationError as found:
         raise usage_error(
             found,
             subject=lambda place: f"{name}.{'.'.join(map(str, place))}" if place else name,
-            keys=lambda place: known,
+            keys=lambda place: list(kind.Params.model_fields),
             hint=f"specbench list methods {name}",
         ) from found
-
-
-def build(name: str, passed: Mapping[str, Any]) -> Method:
-    """A method with its parameters; raises what `load` and `parameters` raise."""
-    return load(name)(parameters(name, passed))
 
 
 def load_plugin(path: str) -> list[str]:

@@ -13,8 +13,10 @@ from types import FrameType
 def limit_time(
     seconds: float | None,
     message: str,
-    error: Callable[[str], Exception] = TimeoutError,
+    error: Callable[[str], BaseException] = TimeoutError,
     again_s: float = 0.0,
+    *,
+    cpu: bool = False,
 ) -> Iterator[None]:
     """Raise an error in the `with` block if it runs longer than the time limit.
 
@@ -25,6 +27,7 @@ def limit_time(
         message: message of the error.
         error: function of the message that returns the exception to raise.
         again_s: interval in seconds to raise the error again if the code catches it; 0: never.
+        cpu: limit the processor time of this process, which does not depend on other load.
     """
     here = threading.current_thread() is threading.main_thread()
     if seconds is None or not here or not hasattr(signal, "setitimer"):
@@ -34,10 +37,12 @@ def limit_time(
     def stop(number: int, frame: FrameType | None) -> None:
         raise error(message)
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, again_s)
+    timer = signal.ITIMER_PROF if cpu else signal.ITIMER_REAL
+    sent = signal.SIGPROF if cpu else signal.SIGALRM
+    before = signal.signal(sent, stop)
+    signal.setitimer(timer, seconds, again_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(sent, before)

@@ -141,20 +141,20 @@ def test_aliases_are_nobody_elses_name():
 
 
 def test_parameters_have_their_defaults():
-    assert registry.parameters("sps", {}).length == 5
+    assert registry.build("sps", {}).params.length == 5
 
 
 def test_unknown_parameter_is_answered_with_the_nearest():
     with pytest.raises(
         UsageError, match=r"sps\.lenght is not known; did you mean 'length'"
     ) as caught:
-        registry.parameters("sps", {"lenght": 7})
+        registry.build("sps", {"lenght": 7})
     assert caught.value.hint == "specbench list methods sps"
 
 
 def test_parameter_out_of_bounds_names_value_and_bound():
     with pytest.raises(UsageError, match=r"sps\.length must be at least 1, got 0"):
-        registry.parameters("sps", {"length": 0})
+        registry.build("sps", {"length": 0})
 
 
 def test_built_method_has_the_parameters_passed():

@@ -182,7 +182,7 @@ def _draw(summaries: Mapping[str, Summary], file: Path) -> None:
         for place, (rules, summary) in enumerate(summaries.items(), 1):
             axes = figure.add_subplot(rows, min(2, len(summaries)), place)
             lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
-            frontier.draw_on(axes, replace(summary, lossy=lossy))
+            frontier.panel(replace(summary, lossy=lossy)).draw(axes)
             axes.set_title(f"{rules}: {_asked(summary)}", fontsize=7)
             axes.legend(
                 fontsize=5.5, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2)

@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 import torch
 
 from methods.dflash.head import DFlashHead
-from specbench_cli.api import Artifact, Draft, Features, Field, Method, MethodParams, Session
+from specbench_cli.api import (
+    Artifact,
+    Draft,
+    Features,
+    Field,
+    Method,
+    MethodParams,
+    Session,
+    drawn_at_once,
+)
 
 
 class DFlashParams(MethodParams):
@@ -71,4 +80,4 @@ class DFlash(Method):
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.
-        return session.drawn_at_once(said[1 : n + 1])
+        return drawn_at_once(session, said[1 : n + 1])

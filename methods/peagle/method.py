@@ -20,6 +20,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
+    drawn_at_once,
 )
 
 
@@ -75,4 +76,4 @@ class PEagle(Method):
         unread = session.unread(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
-        return session.drawn_at_once(said)
+        return drawn_at_once(session, said)

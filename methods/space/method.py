@@ -18,6 +18,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
+    drawn_at_once,
 )
 
 
@@ -74,4 +75,4 @@ class Space(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
         said = self.masks.newest()[: min(self.params.length, limit)]
-        return session.drawn_at_once(said)
+        return drawn_at_once(session, said)

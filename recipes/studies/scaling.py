@@ -21,7 +21,15 @@ from specbench_cli.config import options
 from specbench_cli.config.commands import SHOWN, CommandOptions, Form
 from specbench_cli.config.options import ARGUMENTS, OUTPUT, OVERWRITE, Option
 from specbench_cli.errors import UsageError
-from specbench_cli.report.document import Bullets, Document, Grid, Paragraph, Part, Picture
+from specbench_cli.report.document import (
+    Bullets,
+    Document,
+    Grid,
+    Paragraph,
+    Part,
+    Picture,
+    grid_of_values,
+)
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown import render
 
@@ -218,7 +226,7 @@ def _words(laws: Sequence[Law]) -> list[tuple[str, str]]:
 
 def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return Grid(names, (), [[row.get(name) for name in names] for row in rows])
+    return grid_of_values(names, [[row.get(name) for name in names] for row in rows])
 
 
 def _finite(value: Any) -> Any:

@@ -30,7 +30,8 @@ from specbench_cli.engine.method import Method
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.types import Rule
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 RULES: tuple[Rule, ...] = ("greedy", "coupled", "rejection")

@@ -20,7 +20,7 @@ from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Prob
 from specbench_cli.audit.subject import Subject, passed
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Rule
 from specbench_cli.measure import environment
 from specbench_cli.store.schema import LOSSLESS
 

@@ -15,7 +15,7 @@ from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.head import FeatureHead, Head
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Rule
 from specbench_cli.store.schema import LOSSLESS
 
 NODES = "nodes"

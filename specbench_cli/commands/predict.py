@@ -130,7 +130,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
-    from specbench_cli.report.terminal.prediction_table import print_prediction
+    from specbench_cli.report.terminal.prediction import print_prediction
     from specbench_cli.store.run_dir import RunDir, folder
 
     run = RunDir.open(folder(name))
@@ -152,7 +152,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
             }
         )
         return ExitCode.OK
-    print_prediction(prediction, _head(run, probes, against), elsewhere=against is not None)
+    print_prediction(prediction, _head(run, probes, against))
     return ExitCode.OK
 
 
@@ -193,7 +193,7 @@ def _drift(first: Costs, then: Costs) -> str:
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
     """How far two probes are apart."""
     from specbench_cli.measure.costs import Costs, differences
-    from specbench_cli.report.terminal.prediction_table import print_differences
+    from specbench_cli.report.terminal.prediction import print_differences
 
     found = differences(Costs.load(first), Costs.load(second))
     if not found:

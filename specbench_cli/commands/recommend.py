@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -118,7 +117,7 @@ def _recommended(
     """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
-    from specbench_cli.commands.running.one import NOISE, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, told_how_to_go_on
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
@@ -210,19 +209,14 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 
 def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
-    from specbench_cli.config.load import load
+    from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line
-    from specbench_cli.measure.isolation.plugin_process import vet
 
     flags = {name: value for name, value in given.items() if name not in BLOCKS}
-    asked, sources = load(
+    asked, sources = read_settings(
         from_command_line({"methods": registry.lossless()} | flags, given.get("set", [])),
         how.config,
-        methods=registry,
-        env=os.environ,
-        folder=Path(),
-        vet=vet,
-        check=permission_check(how.trust),
+        permission_check(how.trust),
     )
     foreign = {
         "--targets or --drafts": asked.targets or asked.drafts,

@@ -95,13 +95,12 @@ def _read(asked: ReportOptions) -> tuple[Reading, Path]:
 
 def _print(asked: ReportOptions) -> ExitCode:
     """Print the tables of a report."""
-    from specbench_cli.report.spec_bench import table as spec_bench_table
     from specbench_cli.report.terminal import table
 
     reading, _ = _read(asked)
     table.print_runs([reading], families=True, form=asked.printed)
     if reading.spec_bench is not None:
-        spec_bench_table.show(reading.spec_bench, asked.printed)
+        table.print_spec_bench(reading.spec_bench, asked.printed)
     return ExitCode.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specbench_cli import output, registry
+from specbench_cli import output
+from specbench_cli.commands._running import (
+    NOISE,
+    begin,
+    carry_out,
+    measured,
+    read_settings,
+    told_how_to_go_on,
+    written,
+)
 from specbench_cli.commands._trust import permission_check
-from specbench_cli.commands.running.matrix import begin, carry_out
-from specbench_cli.commands.running.one import NOISE, measured, told_how_to_go_on, written
 from specbench_cli.config import options
 from specbench_cli.config.options import option_name
 from specbench_cli.config.profile import PROFILES
@@ -76,7 +82,6 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
         )
     if how.parent is not None:
         repeat_process.begin_repeat(how.parent)
-    # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
 
     form = "json" if how.as_json else how.format
@@ -101,7 +106,6 @@ _NEW_RUN = ("out", "config", "dry_run")
 
 def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
-    from specbench_cli.config.load import load
     from specbench_cli.config.sources import from_command_line
 
     if how.force:
@@ -111,25 +115,21 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
     flags = {name: value for name, value in given.items() if name not in BLOCKS}
     if "acceptance" in flags:
         flags["acceptance"] = chance(flags["acceptance"])
-    return load(
+    return read_settings(
         from_command_line(flags, given.get("set", []), given.get("sweep", [])),
         how.config,
-        methods=registry,
-        env=os.environ,
-        folder=Path(),
-        vet=_vet,
-        check=permission_check(how.trust),
+        permission_check(how.trust),
     )
 
 
 def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import is_matrix, pairs
     from specbench_cli.plan.power import outlook
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
-        first, facts = execute.dry(each)
+        first, facts = dry(each)
         view.planned({**facts, "detects": outlook(first)})
     return ExitCode.OK
 
@@ -204,13 +204,6 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
         )
     order = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
     return max((each.exit_code for each in results), key=order.index)
-
-
-def _vet(plugin: str) -> None:
-    """Have a plug-in imported in a process of its own first. Raises UsageError."""
-    from specbench_cli.measure.isolation.plugin_process import vet
-
-    vet(plugin)
 
 
 def _show(reading: Reading, folder: Path, form: output.Format) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.sequence import Text
-from specbench_cli.engine.types import Draft, Tokens
+from specbench_cli.engine.types import Draft, Rule, Tokens
 from specbench_cli.engine.verify.choosing import Chooser, Pick
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
 from specbench_cli.errors import MethodFault
 

@@ -79,10 +79,6 @@ class DraftBuilder(SessionView):
             checks.trust(draft)
         return draft
 
-    def drawn_at_once(self, rows: Tensor) -> Draft:
-        """Draw a chain from logits [m, V] that were computed together, a token from each row."""
-        return self.drawn([self.pick(Out(row[None, None], row), k) for k, row in enumerate(rows)])
-
     # ---- the tokens of drafts -------------------------------------------------------------------
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:

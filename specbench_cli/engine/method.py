@@ -1,20 +1,24 @@
-"""What a speculative-decoding method is to the engine: it proposes, and it observes."""
+"""What a speculative-decoding method is to the engine: it proposes, and it observes.
+
+Plans read it, so this module does not import torch.
+"""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.loop import draft_and_verify, draft_and_verify_batch
-from specbench_cli.engine.models.head import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, Trained
 from specbench_cli.engine.params import Claim, MethodParams
-from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Guarantee, Outcome, Step
+from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.errors import MethodFault
+
+if TYPE_CHECKING:
+    from specbench_cli.engine.batch import Batch
+    from specbench_cli.engine.session import Session
+    from specbench_cli.engine.types import Draft, Outcome, Rule, Step
 
 
 class Method(ABC):
@@ -208,6 +212,8 @@ class Method(ABC):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step at a time."""
+        from specbench_cli.engine.loop import draft_and_verify
+
         return draft_and_verify(self, session)
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
@@ -216,6 +222,8 @@ class Method(ABC):
         Raises:
             MethodFault: the method owns its control flow, which is that of one request.
         """
+        from specbench_cli.engine.loop import draft_and_verify_batch
+
         if not self.batches:
             raise MethodFault(
                 f"{type(self).name} decodes one request at a time: it has a loop of its own, or"

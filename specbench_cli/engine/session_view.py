@@ -11,8 +11,9 @@ from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory, trainable
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.request import Request, Shared

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Law = Literal["point", "iid", "wor"]
 """How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
@@ -20,6 +21,10 @@ drafted, rejected by it, and let pass by a lossy accept rule."""
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
 """What a method promises of its output, the strongest first; the first two are lossless."""
+
+Rule = Literal["greedy", "rejection", "block", "coupled"]
+"""How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax
+of log-probability plus keyed noise."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
 """What a forward was for."""

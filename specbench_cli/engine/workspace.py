@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Role
 from specbench_cli.engine.workers.transport import Inline, Transport

@@ -23,8 +23,8 @@ from torch import Tensor
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Guarantee, Tokens
-from specbench_cli.engine.verify.sampling import Noise, Rule, Sampling
+from specbench_cli.engine.types import Guarantee, Rule, Tokens
+from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import Tolerance, measure_tolerance

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.spans import SpanParams
+from specbench_cli.engine.spans.judge import SpanParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.method_code import limited, one_line, staffed

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.imposed import impose
 from specbench_cli.engine.method import Method
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.checkpoint import (
     ConfigFacts,
     Weights,
@@ -28,7 +29,7 @@ from specbench_cli.engine.models.checkpoint import (
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FusedStack
-from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specbench_cli.errors import SpecbenchError, UsageError, WorkerLost
 from specbench_cli.measure.machine_lock import own as own_turns
 from specbench_cli.measure.manifest import rows
+from specbench_cli.measure.planning import left_out_notes
 from specbench_cli.measure.repeat_process import TUNING, resumption
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.measure.shown import without_folders
@@ -135,8 +136,3 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
         run_dir.update(left_out=left_out, rows=[*rows(rest), *kept])
         view.started(rest.cells, len(answered), run_dir.path)
     return rest
-
-
-def left_out_notes(left_out: Mapping[str, str]) -> list[str]:
-    """Return a note for each method that cannot run here."""
-    return [f"{label} is left out, it cannot run here: {why}" for label, why in left_out.items()]

@@ -27,7 +27,8 @@ from specbench_cli.engine.models.layers import HEAD_COPY_UP_TO
 from specbench_cli.engine.models.linear import form_for
 from specbench_cli.engine.models.plan import MAX_SCRATCH
 from specbench_cli.engine.simulation import Script, Scripted
-from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.types import Rule
+from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of

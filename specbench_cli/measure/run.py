@@ -12,10 +12,11 @@ from specbench_cli.config import permission
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ConcurrentWriteError, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
-from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
-from specbench_cli.measure.local import left_out_notes, measure_repeat
+from specbench_cli.measure.isolation.plugin_process import end_plugin_processes
+from specbench_cli.measure.local import measure_repeat
 from specbench_cli.measure.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.measure.memory import free_memory
+from specbench_cli.measure.planning import facts, left_out_notes, planned, prepare
 from specbench_cli.measure.quiet import noisy
 from specbench_cli.measure.repeat_process import TUNING, run_repeat
 from specbench_cli.measure.result import Result, result_of
@@ -31,9 +32,7 @@ from specbench_cli.measure.run_checks import (
 from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan import tune
-from specbench_cli.plan.controls import controlled
-from specbench_cli.plan.plan import Plan, fitting, make_plan
-from specbench_cli.plan.tune import Tuning
+from specbench_cli.plan.plan import Plan
 from specbench_cli.store import matrix
 from specbench_cli.store.manifest import ORDER
 from specbench_cli.store.run_dir import RunDir, new_path
@@ -48,54 +47,30 @@ def start(
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
     from specbench_cli.measure.placement import check_places
 
-    ordered = config
-    check_plugins(config)
-    config, left_out = fitting(config, fetch=True)
-    config = controlled(config)
-    config, memory = _within(config)
-    plan, tuning = planned(config)
+    made = prepare(config, fetch=True)
+    plan = made.plan
     if config.executor == "local":  # else a worker looks what its machine has
         check_places(plan)
-    view.planned(facts(plan, tuning))
-    for words in (*plan.missing, *left_out_notes(left_out), *_bounded(memory)):
+    view.planned(facts(plan, made.tuning))
+    for words in (*plan.missing, *left_out_notes(made.left_out), *_bounded(made.memory)):
         view.note(words)
     names = "-".join(task.name for task in plan.tasks)
-    path = out or new_path(names, config.model_dump(mode="json"))
-    why = {label: without_folders(words) for label, words in left_out.items()}
-    told = {**manifest(plan, sources), "left_out": why, "memory_budget": memory}
-    run_dir = RunDir.create(path, told, order=config.model_dump_json())
+    path = out or new_path(names, plan.config.model_dump(mode="json"))
+    why = {label: without_folders(words) for label, words in made.left_out.items()}
+    told = {**manifest(plan, sources), "left_out": why, "memory_budget": made.memory}
+    run_dir = RunDir.create(path, told, order=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
-    permission.permit(permission.requests(ordered, path / ORDER))
+    permission.permit(permission.requests(config, path / ORDER))
     return plan, run_dir
 
 
-def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a run that is not begun, and its facts, those of rows that cannot run among
-    them."""
-    check_plugins(config)
-    config, left_out = fitting(config, fetch=False)
-    config = controlled(config)
-    config, memory = _within(config)
-    plan, tuning = planned(config)
-    beside = {"left_out": left_out_notes(left_out), "memory_budget": memory}
-    return plan, {**facts(plan, tuning), **{name: each for name, each in beside.items() if each}}
-
-
-def _within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """Return the result of `memory_budget.within`, which imports torch."""
-    if config.memory_budget is None:
-        return config, None
-    from specbench_cli.measure.memory_budget import within
-
-    return within(config)
-
-
-def _bounded(told: Mapping[str, Any] | None) -> list[str]:
-    if told is None:
+def _bounded(memory: Mapping[str, Any] | None) -> list[str]:
+    """Return a note on what the memory budget changed, if there is one."""
+    if memory is None:
         return []
     from specbench_cli.measure.memory_budget import sentence
 
-    return [f"--memory-budget: {sentence(told)}"]
+    return [f"--memory-budget: {sentence(memory)}"]
 
 
 def reopen(
@@ -308,29 +283,6 @@ def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool)
         if apart:
             run_dir.adopt_lines()
         run_dir.close("interrupted")
-
-
-def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
-    """The plan of a run, and of the tuning before it where it is tuned; see `make_plan`."""
-    check_plugins(config)
-    plan = make_plan(config)
-    return (plan, None) if config.tune is None else tune.prepare(plan)
-
-
-def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
-    """The plan for a person or a program to read."""
-    if tuning is None:
-        return plan.facts()
-    return {
-        **plan.facts(),
-        "tuning": {
-            "by": plan.config.tune_by,
-            "development": len(tuning.development),
-            "held_out": len(plan.questions),
-            "candidates": {row: len(arms) for row, arms in tuning.rows.items()},
-            "cells": tune.rehearsal(plan, tuning).cells,
-        },
-    }
 
 
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:

@@ -16,17 +16,14 @@ from specbench_cli.store.schema import GUARANTEES
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.models.head import Trained
-    from specbench_cli.engine.types import Guarantee
-    from specbench_cli.engine.verify.sampling import Rule
+    from specbench_cli.engine.types import Guarantee, Rule
 
 
 @dataclass(frozen=True)
 class Arm:
     """A method with its parameters: one row of the result table.
 
-    The method object is built at its first use, which imports torch. A plan of a
-    built-in method with default parameters works without the object.
+    `declared` suffices for a plan and does not import torch. `method` decodes.
 
     passed: the parameters that the user set. `method` has all of them, including defaults.
     tuned: number of settings from which tuning chose these; None if they were not tuned.
@@ -53,35 +50,31 @@ class Arm:
         """
         return registry.build(self.name, self.passed)
 
-    @property
-    def entry(self) -> registry.Entry | None:
-        """The registry entry of a built-in method with default parameters, or None.
+    @cached_property
+    def declared(self) -> Method:
+        """The method's declaration: it has parameters and hooks, and cannot decode.
 
-        It is also None if a plan needs facts that only the method object has.
+        Raises:
+            UsageError: a parameter is unknown, or its value is not allowed.
         """
-        entry = registry.ours().get(self.name)
-        known = "method" not in vars(self) and not self.passed
-        return entry if known and entry is not None and not entry.more_needs else None
+        if "method" in vars(self) or not self.is_built_in:
+            return self.method
+        return registry.declare(self.name, self.passed)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Return True unless a plug-in defines the method."""
+        return self.name in registry.ours()
 
     @property
     def needs_draft(self) -> bool:
         """Return True if the method cannot run without a draft model."""
-        return "draft" in (self.method.needed if self.entry is None else self.entry.needs)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models that the method drafts with, in addition to target and draft model."""
-        return self.method.models() if self.entry is None else ()
-
-    @property
-    def artifacts(self) -> tuple[Trained, ...]:
-        """The trained modules that the method needs."""
-        return self.method.artifacts() if self.entry is None else ()
+        return "draft" in self.declared.needed
 
     @property
     def like(self) -> str | None:
         """The label of the method whose acceptance rate a random control uses; None for others."""
-        return None if self.entry is not None else like_of(self.method)
+        return like_of(self.declared)
 
     @property
     def learns_from_prompts(self) -> bool:
@@ -102,7 +95,7 @@ class Arm:
         """Where its parameters come from: "paper", "default", "tuned(n)" or "set"."""
         if self.tuned is not None:
             return f"tuned({self.tuned})"
-        method, params = type(self.method), self.method.params
+        method, params = type(self.declared), self.declared.params
         if method.paper and params == method.Params.model_validate(method.paper):
             return "paper"
         fields = method.Params.model_fields.items()
@@ -117,9 +110,9 @@ class Arm:
         Raises:
             UsageError: it promises what nobody knows.
         """
-        from specbench_cli.engine.verify.sampling import Rule
+        from specbench_cli.engine.types import Rule
 
-        found = {rule: self.method.guarantee(rule) for rule in get_args(Rule)}
+        found = {rule: self.declared.guarantee(rule) for rule in get_args(Rule)}
         for rule, word in found.items():
             if word not in GUARANTEES:
                 raise UsageError(
@@ -156,7 +149,7 @@ def like_of(method: Method) -> str | None:
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
     """Return the declaration hooks of a method: name, expected type in words, check of a value."""
-    from specbench_cli.engine.models.head import Trained
+    from specbench_cli.engine.models.artifact import Trained
     from specbench_cli.engine.verify.accept import AcceptRule
 
     def is_list_of(kind: type) -> Callable[[Any], bool]:

@@ -1,13 +1,9 @@
-"""Checks that reject plans that cannot run or have no meaningful result, one function each.
-
-Most checks read the methods only if their option is set. Otherwise they import no method.
-"""
+"""Checks that reject plans that cannot run or have no meaningful result, one function each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from specbench_cli import registry
 from specbench_cli.config.problems import listed
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
@@ -37,8 +33,8 @@ def _containment(config: RunConfig, arms: Arms) -> None:
 def _declarations(config: RunConfig, arms: Arms) -> None:
     """Check what each method declares: its guarantee is known, and hooks return the right types."""
     for arm in arms:
-        if arm.entry is None:
-            arm.guarantees  # noqa: B018  raises UsageError
+        arm.guarantees  # noqa: B018  raises UsageError
+        if not arm.is_built_in:
             arm.check_hooks()
 
 
@@ -65,7 +61,7 @@ def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
     """
     option = asked.split()[0]
     leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
-    peers = [arm.label for arm in arms if arm.method.peer]
+    peers = [arm.label for arm in arms if arm.declared.peer]
     if peers:
         raise UsageError(
             f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
@@ -84,7 +80,7 @@ def _upper_bounds(config: RunConfig, arms: Arms) -> None:
     """Reject methods that read vanilla's output if their own output can differ from it."""
     if config.verify not in ("rejection", "block"):
         return
-    bounds = [arm.label for arm in arms if arm.method.upper_bound]
+    bounds = [arm.label for arm in arms if arm.declared.upper_bound]
     if bounds:
         raise UsageError(
             f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
@@ -97,7 +93,7 @@ def _likes(config: RunConfig, arms: Arms) -> None:
     """Check that the run can measure the acceptance rates that random controls use."""
     if all(arm.like is None for arm in arms):
         return
-    ruled = {arm.label: arm for arm in arms if arm.method.accept is not None}
+    ruled = {arm.label: arm for arm in arms if arm.declared.accept is not None}
     for arm in arms:
         like = arm.like
         if like is None:
@@ -107,7 +103,7 @@ def _likes(config: RunConfig, arms: Arms) -> None:
             why = f"no row of that name has an accept rule ({', '.join(ruled)})"
         elif config.executor != "local":
             why = f"with --executor {config.executor} it is not measured beforehand"
-        elif config.isolation == "process" and ruled[like].name not in registry.ours():
+        elif config.isolation == "process" and not ruled[like].is_built_in:
             why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
         if why is not None:
             raise UsageError(
@@ -120,7 +116,7 @@ def _accept_rules(config: RunConfig, arms: Arms) -> None:
     """Check that no accept rule of single tokens is combined with another kind of verification."""
     if config.verify not in ("block", "replay"):
         return
-    ruled = [arm.label for arm in arms if arm.method.accept and not arm.method.accept.off]
+    ruled = [arm.label for arm in arms if arm.declared.accept and not arm.declared.accept.off]
     if ruled:
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
         raise UsageError(
@@ -132,7 +128,7 @@ def _accept_rules(config: RunConfig, arms: Arms) -> None:
 
 def _devices(config: RunConfig, arms: Arms) -> None:
     """Check that a method drafts while the target computes, if devices are given for both."""
-    if config.devices is not None and all(arm.method.workers == 1 for arm in arms):
+    if config.devices is not None and all(arm.declared.workers == 1 for arm in arms):
         raise UsageError(
             "--devices is for methods that draft while the target computes, and none of them is run"
             f" ({', '.join(arm.label for arm in arms)})",
@@ -144,7 +140,7 @@ def _cluster(config: RunConfig, arms: Arms) -> None:
     """Check that no method learns from prompt to prompt, if prompts go to several machines."""
     if config.executor == "local":
         return
-    learning = [arm.label for arm in arms if arm.method.scope != "prompt"]
+    learning = [arm.label for arm in arms if arm.declared.scope != "prompt"]
     if learning:
         raise UsageError(
             f"{', '.join(learning)} learns from prompt to prompt, and --executor {config.executor}"
@@ -157,7 +153,7 @@ def _batches(config: RunConfig, arms: Arms) -> None:
     """Check that each method can decode several prompts together, if the run does."""
     if config.batch <= 1 and not config.load:
         return
-    alone = [arm.label for arm in arms if not arm.method.batches]
+    alone = [arm.label for arm in arms if not arm.declared.batches]
     if alone:
         what = "--load" if config.load else f"--batch {config.batch}"
         raise UsageError(
@@ -209,9 +205,8 @@ def unfit(
             " which need none",
         )
     try:
-        if arm.entry is None:
-            arm.method.check()
-        for wanted in arm.artifacts:
+        arm.declared.check()
+        for wanted in arm.declared.artifacts():
             find = resolve_head if fetch else check_head
             kind = wanted.kind
             find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
@@ -255,7 +250,7 @@ def check_imposed(
             "--acceptance is imposed at temperature 0: an imposed law has one token",
             hint="leave --temperature out",
         )
-    peers = [arm.label for arm in arms if arm.method.peer]
+    peers = [arm.label for arm in arms if arm.declared.peer]
     if peers or grammar is not None:
         why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
         raise UsageError(

@@ -24,7 +24,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 def is_control(method: Method) -> bool:
     """Whether a row of it is there for lossy ones to be held against."""
-    from specbench_cli.engine.spans.spans import SpanParams
+    from specbench_cli.engine.spans.judge import SpanParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
     coin = isinstance(method.params, SpanParams) and method.params.coin is not None
@@ -37,13 +37,13 @@ def controlled(config: RunConfig) -> RunConfig:
     if config.controls == "none" or config.tune is not None:
         return config
     rows = list(config.methods)
-    built = {row.label: registry.build(row.name, row.params) for row in rows}
+    built = {row.label: registry.declare(row.name, row.params) for row in rows}
     for row in config.methods:
         method = built[row.label]
         if method.peer or is_control(method) or method.guarantee(config.rule) in LOSSLESS:
             continue
         for name, called, params in _wanted(row, method, config):
-            made = registry.build(name, params)
+            made = registry.declare(name, params)
             if any(_stands_for(made, name, other, built[other.label]) for other in rows):
                 continue
             label = called
@@ -58,7 +58,7 @@ def _wanted(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The controls of a lossy row: method, label and parameters of each."""
-    from specbench_cli.engine.spans.spans import SpanParams
+    from specbench_cli.engine.spans.judge import SpanParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
     if "draft" in method.needed:
@@ -85,7 +85,7 @@ def _shared(method: Method, other: str) -> dict[str, Any]:
     """A method's parameters that another one has too: those of its drafts, not of its rule."""
     from specbench_cli.engine.verify.accept import AcceptParams
 
-    known = type(registry.build(other, {}).params).model_fields.keys()
+    known = type(registry.declare(other, {}).params).model_fields.keys()
     shared = known - method.off.keys() - AcceptParams.model_fields.keys()
     return {name: value for name, value in dict(method.params).items() if name in shared}
 

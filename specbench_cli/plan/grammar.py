@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from specbench_cli import files
 from specbench_cli.config.problems import did_you_mean
 from specbench_cli.errors import EnvironmentFault, UsageError, is_foreign, reason_of
-from specbench_cli.scoring.json import valid_json
+from specbench_cli.scoring.text import valid_json
 
 if TYPE_CHECKING:
     from specbench_cli.engine.verify.grammar import GrammarMask

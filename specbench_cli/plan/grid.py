@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from specbench_cli import registry
 from specbench_cli.config import sweep
 from specbench_cli.errors import UsageError
 from specbench_cli.plan.arm import Arm
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
-    from specbench_cli.engine.verify.sampling import Rule
+    from specbench_cli.engine.types import Rule
 
 _STEP = math.sqrt(2)
 """Between neighbouring values of a number that is tried: half as much, as much, twice as much are
@@ -50,15 +49,16 @@ def candidates(
             other = _changed(arm, {name: value})
         except UsageError:
             continue  # out of bounds, or not with the row's other parameters
-        if _alike(arm.method, other.method, rule):
+        if _alike(arm.declared, other.declared, rule):
             found.append(other)
     return tuple(found)
 
 
 def _changed(arm: Arm, point: Mapping[str, Any]) -> Arm:
-    passed = {**arm.passed, **point}
     label = " ".join([arm.label, *sweep.settings(point)])
-    return Arm.of(arm.name, label, registry.build(arm.name, passed), passed)
+    changed = Arm(arm.name, label, {**arm.passed, **point})
+    changed.declared  # noqa: B018  raises UsageError
+    return changed
 
 
 def _alike(own: Method, other: Method, rule: Rule) -> bool:
@@ -72,13 +72,13 @@ def _alike(own: Method, other: Method, rule: Rule) -> bool:
 
 def _changes(arm: Arm, budget: int) -> Iterator[tuple[str, Any]]:
     """Parameters with other values than the row's: the first of each, the second of each, ..."""
-    method = type(arm.method)
+    method = type(arm.declared)
     columns = [
         [(name, value) for value in islice(_others(field.annotation, now), 2 * budget)]
         for name, field in method.Params.model_fields.items()
         if name not in arm.passed
         and (method.tunable is None or name in method.tunable)
-        and (now := getattr(arm.method.params, name)) is not None
+        and (now := getattr(arm.declared.params, name)) is not None
     ]
     for line in zip_longest(*columns):
         yield from (change for change in line if change is not None)

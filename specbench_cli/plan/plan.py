@@ -84,15 +84,14 @@ class Plan:
     @property
     def parallel(self) -> bool:
         """Whether a method has workers that compute at once."""
-        return any(arm.method.workers > 1 for arm in self.arms)
+        return any(arm.declared.workers > 1 for arm in self.arms)
 
     @property
     def apart(self) -> frozenset[str]:
         """The rows of plug-ins that are decoded in a process of the plug-in's own."""
         if self.config.isolation != "process":
             return frozenset()
-        foreign = registry.entries().keys() - registry.ours().keys()
-        return frozenset(arm.label for arm in self.arms if arm.name in foreign)
+        return frozenset(arm.label for arm in self.arms if not arm.is_built_in)
 
     @property
     def turns(self) -> int:
@@ -138,7 +137,7 @@ class Plan:
 
     def baseline(self, arm: Arm) -> str:
         """The label of the row that a row's speedups are over, whether that is run or not."""
-        name = arm.method.baseline
+        name = arm.declared.baseline
         return next((other.label for other in self.arms if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
@@ -217,7 +216,7 @@ class Plan:
                 {
                     "label": arm.label,
                     "method": arm.name,
-                    "params": arm.method.params.model_dump(),
+                    "params": arm.declared.params.model_dump(),
                     "source": arm.source,
                     "baseline": self.baseline(arm),
                 }
@@ -251,7 +250,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     found: dict[str, str] = {}
     for row in config.methods:
         arm = Arm(row.name, row.label, row.params)
-        if arm.entry is None:
+        if not arm.is_built_in:
             arm.check_hooks()
         fault = unfit(arm, target, draft, fetch=fetch)
         if fault is not None and row.label != BASELINE:
@@ -319,7 +318,7 @@ def make_plan(config: RunConfig) -> Plan:
         loads=_loads(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
-        others={name: resolve(name) for arm in arms for name in arm.models},
+        others={name: resolve(name) for arm in arms for name in arm.declared.models()},
         grammar=grammar,
     )
     check_imposed(config, arms, plan.checkpoints.values(), grammar)

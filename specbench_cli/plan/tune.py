@@ -207,7 +207,7 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str
                 "prompts": choices[row].n,
                 "candidates": [
                     {
-                        "params": arm.method.params.model_dump(mode="json"),
+                        "params": arm.declared.params.model_dump(mode="json"),
                         "cost": choices[row].costs[arm.label],
                         "chosen": arm.label == choices[row].best,
                     }

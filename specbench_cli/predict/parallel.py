@@ -24,6 +24,8 @@ from statistics import median
 
 from specbench_cli.predict.replay import HostGaps, RecordedForward, Recording, replay
 from specbench_cli.store.schema import BASELINE, Record, Trace
+from specbench_cli.summary.columns import Column
+from specbench_cli.summary.formats import number, percent, ratio
 
 TITLE = "Modelled, not measured"
 NOTE = (
@@ -32,17 +34,6 @@ NOTE = (
     " themselves (of others: as they were), host work and messages as measured."
     " The speedup is over vanilla's measured decoding. Never ranked with measured rows."
 )
-HEADINGS = (
-    "method",
-    "devices",
-    "outputs",
-    "modelled decode speedup",
-    "per device",
-    "modelled ms",
-    "measured ms",
-    "taken as they were",
-)
-
 Kind = tuple[str, int, tuple[int, int], float]
 """What decides how long a forward takes: model, tokens, layers, share of the weights."""
 
@@ -70,18 +61,20 @@ class ModelledRow:
         """Speedup per device."""
         return self.speedup / self.devices
 
-    def cells(self) -> tuple[str, ...]:
-        """What stands under `HEADINGS`."""
-        return (
-            self.label,
-            str(self.devices),
-            str(self.outputs),
-            f"{self.speedup:.2f}x (modelled, {self.devices} devices)",
-            f"{self.per_device:.2f}x",
-            f"{self.modelled / 1e6:.1f}",
-            f"{self.measured / 1e6:.1f}",
-            f"{self.own:.0%} of forwards",
-        )
+
+COLUMNS: tuple[Column[ModelledRow], ...] = (
+    Column("method", align="l", shown=lambda row: row.label),
+    Column("devices", shown=lambda row: str(row.devices)),
+    Column("outputs", shown=lambda row: str(row.outputs)),
+    Column(
+        "modelled decode speedup",
+        shown=lambda row: f"{ratio(row.speedup)} (modelled, {row.devices} devices)",
+    ),
+    Column("per device", shown=lambda row: ratio(row.per_device)),
+    Column("modelled ms", shown=lambda row: number(row.modelled / 1e6, 1)),
+    Column("measured ms", shown=lambda row: number(row.measured / 1e6, 1)),
+    Column("taken as they were", shown=lambda row: f"{percent(row.own)} of forwards"),
+)
 
 
 @dataclass(frozen=True, slots=True)

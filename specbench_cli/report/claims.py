@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
+from specbench_cli.report.document import plain
 from specbench_cli.summary import formats, metrics
+from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
@@ -21,7 +23,6 @@ NOTE = (
     "Other models, tasks and hardware than the source's give other speedups: the set-ups say how"
     " far the two may be compared."
 )
-HEADINGS = ("method", "claimed", "set-up of the source", "read in", "measured", "set-up here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +33,31 @@ class Line:
     claim: Claim
     here: str
 
-    def cells(self) -> tuple[str, ...]:
-        """As `HEADINGS` has them."""
-        measured = " ".join(
-            word
-            for word in (
-                metrics.speedup_or_broken(self.row),
-                metrics.interval(self.row),
-                metrics.at_what_cost(self.row),
-            )
-            if word not in ("", formats.NONE)
-        )
-        return (
-            self.row.label,
-            self.claim.speedup,
-            set_up(self.claim),
-            self.claim.source,
-            measured or formats.NONE,
-            self.here,
-        )
+
+def _measured(line: Line) -> str:
+    row = line.row
+    words = (metrics.speedup_or_broken(row), metrics.interval(row), metrics.at_what_cost(row))
+    return " ".join(word for word in words if word not in ("", formats.NONE)) or formats.NONE
+
+
+def _words(heading: str, shown: Callable[[Line], str]) -> Column[Line]:
+    return Column(
+        heading,
+        align="l",
+        shown=shown,
+        data={heading: lambda line: plain(shown(line)).value},
+        look=lambda line: plain(shown(line)).look,
+    )
+
+
+METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
+    _words("method", lambda line: line.row.label),
+    _words("claimed", lambda line: line.claim.speedup),
+    _words("set-up of the source", lambda line: set_up(line.claim)),
+    _words("read in", lambda line: line.claim.source),
+    _words("measured", _measured),
+    _words("set-up here", lambda line: line.here),
+)
 
 
 def lines(summary: Summary, facts: Facts) -> list[Line]:

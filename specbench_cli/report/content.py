@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from specbench_cli.config.sweep import settings
 from specbench_cli.predict import parallel
-from specbench_cli.report import claims
+from specbench_cli.report import tables
 from specbench_cli.report.document import (
     Bullets,
     Document,
@@ -19,8 +18,9 @@ from specbench_cli.report.document import (
     Picture,
     Preformatted,
     Section,
-    by_family,
     grid,
+    grid_of_values,
+    pivot,
 )
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.markdown import render
@@ -31,16 +31,15 @@ from specbench_cli.report.spec_bench.table import SpecBench
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.summary import formats, load, metrics, text
+from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import ByTarget, by_target
-from specbench_cli.summary.metrics import Column, Row
-from specbench_cli.summary.pareto import Sweep, sweep_of, swept
+from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.pareto import Sweep, sweep_of
 from specbench_cli.summary.summary import Summary
 
 _LISTED = 50
 """Maximum number of incidents of a kind that are listed one by one."""
-_CELL = ("method", "prompt", "turn", "pass")
-_DIFFERENCE = ("verdict", "position", "gap", "explained by width")
 _PLACED = ("speedup", "pareto", "targets")
 """Figures that have a place of their own."""
 _LEDGER = "Ledger of lossy rows: who wrote how many tokens, and what became of them."
@@ -82,29 +81,39 @@ def report(
         *(Picture(path, "speedup over vanilla") for path in _named(figures, "speedup")),
         *_by_target(by_target(summary, facts.targets), figures),
         *_sweep(sweep, _named(figures, "pareto")),
-        *_tuning(manifest.get("tuning")),
-        *_load(loads),
+        *map(_noted, tables.tuning(manifest.get("tuning"))),
+        *(_noted(each, load.saturation(loads)) for each in tables.under_load(loads)),
         Section("All families", _figures_of(rows)),
         Section("By task family", [*_families(summary)]),
         *_figures([path for path in figures if _name(path) not in _PLACED]),
-        *_modelled(in_parallel),
-        *_claims(claims.lines(summary, facts)),
+        *map(_noted, tables.modelled(in_parallel)),
+        *map(_noted, tables.claimed(summary, facts)),
         *_spec_bench(spec_bench),
-        Section("In detail", [grid(metrics.DETAIL, rows, apart=False)]),
-        Section("Equivalence", [grid(metrics.EQUIVALENCE, rows, apart=False)]),
-        *_evidence(summary),
+        Section("In detail", [tables.in_detail(summary)]),
+        Section("Equivalence", [tables.equivalence(summary)]),
+        *(Section(f"{e.caption}: evidence and no proof", [e]) for e in tables.evidence(summary)),
         Section(
             "How it was measured",
             [
                 Paragraph(" ".join(sentences(summary, manifest))),
-                Grid(("setting", "value"), (), _settings(manifest)),
+                grid_of_values(("setting", "value"), _settings(manifest)),
             ],
         ),
-        *_listed("Outputs that differ", (*_CELL, *_DIFFERENCE), incidents.differing),
-        *_listed("Failed cells", (*_CELL, "error"), incidents.failed),
-        *_listed("Void cells", (*_CELL, "other processes' CPU"), incidents.void),
+        *map(_listed, tables.incidents(incidents, _LISTED)),
     ]
     return Document(f"specbench: {', '.join(summary.prompts) or 'no prompts'}", parts)
+
+
+def _noted(found: Grid, lines: Sequence[str] = ()) -> Section:
+    """Return a table as a section: its note, the table, and further lines."""
+    bullets = [Bullets(lines)] if lines else []
+    return Section(found.caption, [Paragraph(found.note), found, *bullets])
+
+
+def _listed(found: Grid) -> Section:
+    """Return a list of outputs as a section. The note tells how many were left out."""
+    more = [Paragraph(found.note)] if found.note else []
+    return Section(found.caption, [found, *more])
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -112,7 +121,8 @@ def report(
 
 def _families(summary: Summary) -> Iterator[Part]:
     """Yield the speedups by family, and then all figures of each family."""
-    yield by_family(summary, _speedup)
+    rows, kinds = summary.rows, text.sections(summary.rows)
+    yield pivot(rows, tables.families(summary), _speedup, sections=kinds)
     if notes := text.prose(text.small_families(summary)):
         yield Paragraph(notes)
     for name, rows in summary.families.items():
@@ -124,19 +134,19 @@ def _figures_of(rows: Sequence[Row]) -> list[Part]:
     parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
     counted = [row for row in rows if row.draft_kept is not None]
     if counted:
-        ledger = grid((metrics.METHOD, *metrics.LEDGER), counted, apart=False)
+        ledger = grid((metrics.METHOD, *metrics.LEDGER), counted)
         parts += [Paragraph(_LEDGER), ledger]
     return parts
 
 
-def _apart(chosen: Sequence[Column], rows: Sequence[Row]) -> Iterator[Part]:
+def _apart(chosen: Sequence[Column[Row]], rows: Sequence[Row]) -> Iterator[Part]:
     """Yield a table for each kind of rows, with the columns that it needs."""
     starts = [(0, ""), *text.sections(rows), (len(rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
         if kind:
             yield Paragraph(f"{kind.capitalize()}.")
         if first < end:
-            yield grid(chosen, rows[first:end], apart=False)
+            yield grid(chosen, rows[first:end])
 
 
 def _speedup(row: Row) -> str:
@@ -155,84 +165,17 @@ def _by_target(found: ByTarget | None, figures: Sequence[str]) -> Iterator[Part]
     if found is None:
         return
     grids = [
-        Grid(
-            (title, *found.targets),
-            (),
-            [
-                (row.label, *(_cell(own, row.label, shown) for own in found.targets.values()))
-                for row in found.rows
-            ],
-        )
+        pivot(found.rows, found.targets, shown, heading=title)
         for title, shown in (("speedup", _priced), ("MAT", metrics.MAT.shown))
     ]
     yield Section("By target", [*grids, *_shown(_named(figures, "targets"))])
 
 
-def _cell(own: Mapping[str, Row], label: str, figure: Callable[[Row], str]) -> str | None:
-    return figure(own[label]) if label in own else None
-
-
 def _sweep(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
     """Yield the swept rows in the order of their parameters, and the plots of them."""
-    if sweep is not None:
-        rows = grid(swept(sweep), [point.row for point in sweep.points], apart=False)
+    for found in tables.sweep(sweep):
         plots = (Picture(path, "discard and verification rates") for path in figures)
-        yield Section("Sweep", [rows, *plots])
-
-
-def _tuning(tuning: Mapping[str, Any] | None) -> Iterator[Part]:
-    """Yield the tuning of each row: the candidates, their prompts and the results."""
-    if not tuning:
-        return
-    by_time = tuning["by"] == "time"
-    unit = "ms a token" if by_time else "target forwards a token"
-    how = (
-        f"At most {tuning['budget']} candidates a row, all rows on the same development questions"
-        f" ({_counted(tuning['development'])}), compared by"
-        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
-        f" Every figure above and below is of the held-out questions"
-        f" ({_counted(tuning['held_out'])})."
-    )
-    rows = [
-        (
-            label,
-            " ".join(settings(tried["params"])) or formats.NONE,
-            formats.number(tried["cost"], 3),
-            "yes" if tried["chosen"] else None,
-            found["prompts"] or None,
-        )
-        for label, found in tuning["rows"].items()
-        for tried in found["candidates"]
-    ]
-    headings = ("row", "parameters", unit, "chosen", "prompts")
-    yield Section("Tuning", [Paragraph(how), Grid(headings, (), rows)])
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{family} {n}" for family, n in counts.items())
-
-
-def _load(rows: Sequence[load.LoadRow]) -> Iterator[Part]:
-    if rows:
-        parts: list[Part] = [
-            Paragraph(load.NOTE),
-            Grid(load.HEADINGS, (), [load.cells(row) for row in rows]),
-        ]
-        if knees := load.saturation(rows):
-            parts.append(Bullets(knees))
-        yield Section(load.TITLE, parts)
-
-
-def _modelled(rows: Sequence[parallel.ModelledRow]) -> Iterator[Part]:
-    if rows:
-        lines = Grid(parallel.HEADINGS, (), [row.cells() for row in rows])
-        yield Section(parallel.TITLE, [Paragraph(parallel.NOTE), lines])
-
-
-def _claims(found: Sequence[claims.Line]) -> Iterator[Part]:
-    if found:
-        lines = Grid(claims.HEADINGS, (), [line.cells() for line in found])
-        yield Section(claims.TITLE, [Paragraph(claims.NOTE), lines])
+        yield Section(found.caption, [found, *plots])
 
 
 def _spec_bench(found: SpecBench | None) -> Iterator[Part]:
@@ -241,14 +184,6 @@ def _spec_bench(found: SpecBench | None) -> Iterator[Part]:
         paragraphs = [Paragraph(note) for note in notes if note]
         grids = (found.overall(), found.by_family())
         yield Section(spec_bench_table.TITLE, [*paragraphs, *grids])
-
-
-def _evidence(summary: Summary) -> Iterator[Part]:
-    """Yield sampled outputs compared with vanilla's, if any were."""
-    rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
-    if rows:
-        title = "Sampled outputs, less vanilla's: evidence and no proof"
-        yield Section(title, [grid(metrics.EVIDENCE, rows, apart=False)])
 
 
 # ---- figures -------------------------------------------------------------------------------------
@@ -303,13 +238,3 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
     for task in manifest.get("tasks", []):
         lines.append((f"task {task['name']}", {k: v for k, v in task.items() if k != "name"}))
     return lines
-
-
-def _listed(
-    title: str, headings: Sequence[str], cells: Sequence[Sequence[object]]
-) -> Iterator[Part]:
-    if cells:
-        parts: list[Part] = [Grid(headings, (), cells[:_LISTED])]
-        if len(cells) > _LISTED:
-            parts.append(Paragraph(f"And {len(cells) - _LISTED} more, in records.jsonl."))
-        yield Section(title, parts)

@@ -1,16 +1,22 @@
-"""Document model of written reports: sections with paragraphs, grids, pictures.
+"""Document model of reports: sections with paragraphs, grids and pictures.
 
-`content.py` builds documents, and `markdown.py` writes them. LaTeX and Spec-Bench tables are grids.
+Layouts build documents from the tables in `tables.py`. Each output format has one writer:
+`terminal/grid.py`, `markdown.py`, `html/writer.py` and `paper/latex.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.metrics import Align, Column, Row
-from specbench_cli.summary.summary import Summary
+from specbench_cli.summary import formats, metrics
+from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, informative
+from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.text import Sections
+
+_SHORT = 32
+"""Maximum number of characters of a text that stays on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +24,26 @@ class Grid:
     """A table.
 
     Attributes:
-        headings: the names of its columns.
-        aligns: their alignment. () leaves it to the writer.
-        rows: the cells of each row; None is a missing value.
+        columns: the headings of its columns.
+        rows: the cells of each row.
         sections: the indices at which rows of another kind begin (`text.sections`).
+        id, caption, note: its name in a page, its title, and sentences to put below it. Writers
+            that give tables the heading of their section show neither.
+        heads: number of columns that name a row.
     """
 
-    headings: Sequence[str]
-    aligns: Sequence[Align]
-    rows: Sequence[Sequence[object]]
-    sections: text.Sections = ()
+    columns: Sequence[Heading]
+    rows: Sequence[Sequence[Cell]]
+    sections: Sections = ()
+    id: str = ""
+    caption: str = ""
+    note: str = ""
+    heads: int = 1
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The words above the columns."""
+        return tuple(column.heading for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +78,26 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what follows it. level: 2 is a section, 3 a part of it."""
+    """A heading and what follows it.
+
+    Attributes:
+        level: 2 is a section, 3 a part of it.
+        id: its name in a page.
+    """
 
     title: str
     parts: Sequence[Part]
     level: int = 2
+    id: str = ""
 
 
-Part = Grid | Paragraph | Bullets | Preformatted | Picture | Section
+class Widget:
+    """Base of the parts that only one format has, such as the token viewer of a page."""
+
+    __slots__ = ()
+
+
+Part = Grid | Paragraph | Bullets | Preformatted | Picture | Section | Widget
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +108,67 @@ class Document:
     parts: Sequence[Part]
 
 
-def grid(chosen: Sequence[Column], rows: Sequence[Row], *, apart: bool = True) -> Grid:
-    """A line a row. apart: whether rows of another kind have a section of their own."""
-    shown = metrics.of(chosen, rows)
-    return Grid(
-        tuple(column.heading for column in shown),
-        tuple(column.align for column in shown),
-        tuple(tuple(column.shown(row) for column in shown) for row in rows),
-        text.sections(rows) if apart else (),
-    )
+def grid(chosen: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
+    """Return a table of rows, with the columns that are informative for them.
+
+    Args:
+        more: further attributes of the grid.
+    """
+    shown = informative(chosen, rows)
+    lines = tuple(tuple(column.cell(row) for column in shown) for row in rows)
+    return Grid(tuple(shown), lines, **more)
 
 
-def by_family(summary: Summary, figure: Callable[[Row], str]) -> Grid:
-    """A line a row, a column a family, and one for all."""
-    found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
+def pivot(
+    rows: Sequence[Row],
+    parts: Mapping[str, Mapping[str, Row]],
+    shown: Callable[[Row], str],
+    heading: str = "method",
+    align: Align = "c",
+    missing: str = formats.NONE,
+    **more: Any,
+) -> Grid:
+    """Return a table with a line per method and a column per part of what was measured.
+
+    Args:
+        parts: rows by label, by the heading of their column.
+        shown: formats the cell of a row.
+        missing: the cell of a part without the method.
+        more: further attributes of the grid.
+    """
     lines = []
-    for row in summary.rows:
-        parts = (rows.get(row.label) for rows in found.values())
-        cells = (formats.NONE if part is None else figure(part) for part in parts)
-        lines.append((row.label, *cells, figure(row)))
-    figures: list[Align] = ["c"] * (len(found) + 1)
-    names = (text.family(family.replace("_", " "), rows.values()) for family, rows in found.items())
+    for row in rows:
+        found = (own.get(row.label) for own in parts.values())
+        cells = (Cell(missing if each is None else shown(each)) for each in found)
+        lines.append((metrics.METHOD.cell(row), *cells))
     return Grid(
-        ("method", *names, "all"),
-        ("l", *figures),
+        (Heading(heading, align="l"), *(Heading(part, align=align) for part in parts)),
         tuple(lines),
-        text.sections(summary.rows),
+        **more,
     )
+
+
+def grid_of_values(
+    headings: Sequence[str | Heading], lines: Iterable[Sequence[object]], **more: Any
+) -> Grid:
+    """Return a table of plain values. None is a missing one.
+
+    Args:
+        more: further attributes of the grid.
+    """
+    columns = (Heading(each, align="l") if isinstance(each, str) else each for each in headings)
+    return Grid(tuple(columns), tuple(tuple(map(plain, line)) for line in lines), **more)
+
+
+def plain(value: object) -> Cell:
+    """Return the cell of a plain value. Texts that are numbers sort as numbers."""
+    if value is None:
+        return Cell(formats.NONE)
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {inner}" for key, inner in value.items())
+    shown = str(value)
+    try:
+        return Cell(shown, float(shown.removesuffix("%").removesuffix("x")))
+    except ValueError:
+        known = None if shown == formats.NONE else shown
+        return Cell(shown, known, "long" if len(shown) > _SHORT else "")

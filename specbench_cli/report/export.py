@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.output import harmless
 from specbench_cli.report import claims
 from specbench_cli.report.reading import Reading
+from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.summary import ALL, Summary
 
 
@@ -21,22 +20,17 @@ def row_dicts(summary: Summary) -> list[dict[str, Any]]:
     return [{"family": family, **asdict(row)} for family, rows in scopes.items() for row in rows]
 
 
-def write_csv(summary: Summary, path: Path) -> None:
-    """One line a row and scope; lists, and parameters as `name=value`, are separated by blanks; a
-    missing figure is empty."""
-    rows = row_dicts(summary)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        names = list(rows[0]) if rows else ["family"]
-        writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({name: _cell(value) for name, value in row.items()})
+def write_summary(summary: Summary, path: Path) -> Path:
+    """Write a line per row and scope as CSV. Blanks separate list items, and parameters as
+    `name=value`."""
+    lines = [{name: _cell(value) for name, value in row.items()} for row in row_dicts(summary)]
+    return write_csv(lines, path, empty="family")
 
 
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
-        value = " ".join(map(str, value))
-    return harmless(" ".join(settings(value)) if isinstance(value, dict) else value)
+        return " ".join(map(str, value))
+    return " ".join(settings(value)) if isinstance(value, dict) else value
 
 
 def write_json(reading: Reading, path: Path) -> None:

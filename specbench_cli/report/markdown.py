@@ -51,4 +51,5 @@ def _tables(grid: Grid) -> Iterator[str]:
         if kind:
             yield f"{inline(kind.capitalize())}."
         if first < end or not grid.rows:
-            yield table(grid.headings, grid.rows[first:end])
+            lines = grid.rows[first:end]
+            yield table(grid.headings, ([cell.shown for cell in line] for line in lines))

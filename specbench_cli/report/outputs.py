@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbench_cli import files, output
 from specbench_cli.report.content import write_markdown
-from specbench_cli.report.export import write_csv, write_json
+from specbench_cli.report.export import write_json, write_summary
 from specbench_cli.report.figures import write_figures
 from specbench_cli.report.html.page import write_html
 from specbench_cli.report.paper.latex import write_latex
@@ -15,7 +15,8 @@ from specbench_cli.report.reading import Reading, read
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.load import load_rows, write_loads
+from specbench_cli.summary.columns import write_csv
+from specbench_cli.summary.load import as_dict, load_rows
 from specbench_cli.summary.pareto import sweep_of, write_points
 
 Figures = Sequence[Path]
@@ -87,7 +88,7 @@ def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
         found.append(write_points(sweep, place / "pareto.csv"))
     if loads := load_rows(reading.records):
         place.mkdir(exist_ok=True)
-        found.append(write_loads(loads, place / "load.csv"))
+        found.append(write_csv(list(map(as_dict, loads)), place / "load.csv"))
     return found
 
 
@@ -96,8 +97,7 @@ def _html(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
 
 
 def _csv(reading: Reading, folder: Path, figures: Figures) -> list[Path]:
-    write_csv(reading.summary, folder / "summary.csv")
-    return [folder / "summary.csv"]
+    return [write_summary(reading.summary, folder / "summary.csv")]
 
 
 def _json(reading: Reading, folder: Path, figures: Figures) -> list[Path]:

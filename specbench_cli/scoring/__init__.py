@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from specbench_cli.scoring.code import same_code, tested
-from specbench_cli.scoring.json import valid_json
 from specbench_cli.scoring.math import same_expression
 from specbench_cli.scoring.number import same_final_number
 from specbench_cli.scoring.text import right_steps as right_steps
-from specbench_cli.scoring.text import same_lines, same_sentences, same_words
+from specbench_cli.scoring.text import same_lines, same_sentences, same_words, valid_json
 from specbench_cli.tasks.schema import Question, Scorer
 
 COMPARERS: Mapping[Scorer, Callable[[str, str], float]] = {

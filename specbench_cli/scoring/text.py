@@ -1,10 +1,12 @@
-"""Exact match of texts, as a whole, sentence by sentence or line by line, blanks aside."""
+"""Text answers: exact match as a whole, by sentence or by line; and well-formed JSON."""
 
 from __future__ import annotations
 
+import json
 import re
 from difflib import SequenceMatcher
 from itertools import zip_longest
+from typing import NoReturn
 
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _MARK = re.compile(r"^(?:[-*\u2022]|\d+[.)])\s+")
@@ -37,6 +39,21 @@ def right_steps(reference: str, answer: str) -> list[bool]:
     return [same_words(ours, theirs) for ours, theirs in pairs][: len(reference.splitlines())]
 
 
+def valid_json(text: str) -> bool:
+    """Whether a whole text is one JSON value; white space around it is allowed."""
+    try:
+        # Kept as text: Python refuses to convert integers of more than 4,300 digits.
+        json.loads(text, parse_constant=_refuse, parse_int=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _lines(text: str) -> list[str]:
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [_MARK.sub("", line).strip("`") for line in lines if line and not _FENCE.match(line)]
+
+
+def _refuse(constant: str) -> NoReturn:
+    """NaN and infinities, which Python reads and JSON does not know."""
+    raise ValueError(constant)

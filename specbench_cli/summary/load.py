@@ -8,18 +8,18 @@ over blocks of requests in their order, since those of a queue depend on each ot
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli import output
 from specbench_cli.store.schema import Record
+from specbench_cli.summary.columns import Column, Value, data_of, informative
+from specbench_cli.summary.formats import NONE
 
 Floats = NDArray[np.float64]
 Parts = Sequence[Floats]
@@ -32,7 +32,7 @@ PERCENTILES = (50, 90, 99)
 RESAMPLES = 999
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadRow:
     """What requests of one row met under one load, in their order of arrival.
 
@@ -100,18 +100,15 @@ class LoadRow:
         """Tokens of outputs a second, likewise."""
         return float(np.concatenate(self.tokens).sum() / np.concatenate(self.gaps).sum())
 
-    def rates(self) -> dict[str, tuple[float, float, float]]:
-        """Throughput and goodput, each with the ends of its interval."""
+    @cached_property
+    def figures(self) -> Mapping[str, tuple[float, float, float]]:
+        """Throughput, goodput and the percentiles of the three times, each with the ends of its
+        interval. A time that no request has is missing."""
         gaps, tokens = resampled(self.gaps).sum(1), resampled(self.tokens).sum(1)
-        return {
+        found = {
             "requests_per_s": (self.throughput, *_ends(self.requests / gaps)),
             "tokens_per_s": (self.goodput, *_ends(tokens / gaps)),
         }
-
-    def times(self) -> dict[str, tuple[float, float, float]]:
-        """Percentiles of the three times, each with the ends of its interval; none of a time that
-        no request has."""
-        found = {}
         named = {"ttft_s": self.ttft, "ms_per_token": self.per_token, "latency_s": self.latency}
         for name, parts in named.items():
             whole = np.concatenate(parts)
@@ -175,29 +172,9 @@ def _ends(draws: Floats) -> tuple[float, float]:
 
 
 def as_dict(row: LoadRow) -> Mapping[str, object]:
-    """A row for programs: rates and percentiles with the ends of their intervals, by name."""
-    found: dict[str, object] = {
-        "method": row.label,
-        "load": row.load,
-        "requests": row.requests,
-        "offered_per_s": row.offered,
-        "saturated": row.saturated,
-    }
-    for name, (value, low, high) in (row.rates() | row.times()).items():
-        found |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    return found
-
-
-def write_loads(rows: Sequence[LoadRow], path: Path) -> Path:
-    """`as_dict` of each row as a line of CSV."""
-    lines = [as_dict(row) for row in rows]
-    names = dict.fromkeys(name for line in lines for name in line)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(names), lineterminator="\n")
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({name: output.harmless(value) for name, value in line.items()})
-    return path
+    """Return a row for programs: rates and percentiles with the ends of their intervals, by
+    name."""
+    return data_of(informative(DATA, [row]), row)
 
 
 def errors(modelled: Sequence[LoadRow], measured: Sequence[LoadRow]) -> list[dict[str, Any]]:
@@ -252,14 +229,9 @@ def _knee(rows: Sequence[LoadRow]) -> str:
     )
 
 
-# ---- as text -------------------------------------------------------------------------------------
+# ---- columns -------------------------------------------------------------------------------------
 
 TITLE = "Under load"
-HEADINGS = (
-    *("method", "offered /s", "requests /s", "goodput tok/s"),
-    *("TTFT s p50", "p90", "p99", "ms/token p50", "p90", "p99", "latency s p50", "p90", "p99"),
-    "",
-)
 NOTE = (
     "Requests arrive by the clock; waiting for a seat counts. Each figure has its 95% interval,"
     " of blocks of requests. Goodput: tokens of outputs a second. Saturated: most requests waited"
@@ -267,50 +239,97 @@ NOTE = (
 )
 
 
-def cells(row: LoadRow) -> tuple[str, ...]:
-    """A row of a table under `HEADINGS`."""
-    offered = "all at once" if row.offered is None else f"{row.offered:.3g}"
-    rates, times = row.rates(), row.times()
-    figures = [rates["requests_per_s"], rates["tokens_per_s"]]
-    keys = [f"{name}_p{p}" for name in ("ttft_s", "ms_per_token", "latency_s") for p in PERCENTILES]
-    shown = [_with_interval(times.get(key)) for key in keys]
-    flag = "saturated" if row.saturated else ""
-    return (row.label, offered, *map(_with_interval, figures), *shown, flag)
-
-
-def _with_interval(figure: tuple[float, float, float] | None) -> str:
-    if figure is None:
-        return "-"
-    value, low, high = figure
+def _interval(row: LoadRow, name: str) -> str:
+    if name not in row.figures:
+        return NONE
+    value, low, high = row.figures[name]
     return f"{value:.3g} [{low:.3g}, {high:.3g}]"
 
 
-def load_lines(records: Sequence[Record]) -> list[str]:
-    """The rows as a table of text; none of a run without load."""
-    rows = load_rows(records)
-    return row_lines(rows, "under load") if rows else []
+def _figure(heading: str, name: str) -> Column[LoadRow]:
+    """Return the column of a figure with its interval."""
+
+    def end(at: int) -> Callable[[LoadRow], Value]:
+        return lambda row: row.figures[name][at] if name in row.figures else None
+
+    return Column(
+        heading,
+        shown=lambda row: _interval(row, name),
+        data={name: end(0), f"{name}_low": end(1), f"{name}_high": end(2)},
+        when=lambda rows: any(name in row.figures for row in rows),
+    )
 
 
-def row_lines(rows: Sequence[LoadRow], title: str) -> list[str]:
-    """Rows as a table of text, with what is said of their saturation."""
-    wide = max(8, *(len(row.label) for row in rows))
-    lines = [
-        f"{title}; p50 / p90 / p99, with the 95% interval of the latency's p99",
-        f" {'':{wide}} offered  req/s  tok/s  {'TTFT s':^18} {'ms/token':^18} {'latency s':^18}",
+def _percentiles(heading: str, key: str) -> list[Column[LoadRow]]:
+    """Return the columns of a time's percentiles. The first heading names the time."""
+    before = (f"{heading} ", *("" for _ in PERCENTILES[1:]))
+    return [
+        _figure(f"{time}p{percent}", f"{key}_p{percent}")
+        for time, percent in zip(before, PERCENTILES, strict=True)
     ]
-    for row in rows:
-        _, low, high = row.times()["latency_s_p99"]
-        offered = "at once" if row.offered is None else f"{row.offered:.3g}"
-        lines.append(
-            f" {row.label:{wide}} {offered:>7} {row.throughput:6.2f} {row.goodput:6.0f}"
-            f"  {_three(row.ttft)} {_three(row.per_token)} {_three(row.latency)}"
-            f" [{low:.2f}, {high:.2f}]" + ("  saturated" if row.saturated else "")
-        )
-    return [*lines, *saturation(rows)]
 
 
-def _three(parts: Parts) -> str:
-    whole = np.concatenate(parts)
-    if not len(whole):
-        return f"{'-':^18}"
-    return " /".join(f"{each:5.2f}" for each in np.percentile(whole, PERCENTILES))
+def _three(heading: str, parts: Callable[[LoadRow], Parts]) -> Column[LoadRow]:
+    """Return the column of the percentiles of a time."""
+
+    def shown(row: LoadRow) -> str:
+        whole = np.concatenate(parts(row))
+        if not len(whole):
+            return NONE
+        return " /".join(f"{each:5.2f}" for each in np.percentile(whole, PERCENTILES))
+
+    return Column(heading, align="c", shown=shown)
+
+
+def _last(row: LoadRow) -> str:
+    _, low, high = row.figures["latency_s_p99"]
+    return f"[{low:.2f}, {high:.2f}]"
+
+
+def _offered(row: LoadRow, at_once: str) -> str:
+    return at_once if row.offered is None else f"{row.offered:.3g}"
+
+
+_METHOD: Column[LoadRow] = Column(
+    "method", align="l", shown=lambda row: row.label, data={"method": lambda row: row.label}
+)
+_LOAD: Column[LoadRow] = Column(
+    "load",
+    shown=lambda row: row.load or NONE,
+    data={"load": lambda row: row.load, "requests": lambda row: row.requests},
+)
+_OFFERED: Column[LoadRow] = Column(
+    "offered /s",
+    shown=lambda row: _offered(row, "all at once"),
+    data={"offered_per_s": lambda row: row.offered},
+)
+_SATURATED: Column[LoadRow] = Column(
+    "",
+    align="l",
+    shown=lambda row: "saturated" if row.saturated else "",
+    data={"saturated": lambda row: row.saturated},
+)
+_FIGURES = (
+    _figure("requests /s", "requests_per_s"),
+    _figure("goodput tok/s", "tokens_per_s"),
+    *_percentiles("TTFT s", "ttft_s"),
+    *_percentiles("ms/token", "ms_per_token"),
+    *_percentiles("latency s", "latency_s"),
+)
+DATA = (_METHOD, _LOAD, _OFFERED, _SATURATED, *_FIGURES)
+"""CSV and JSON."""
+PAGE = (_METHOD, _OFFERED, *_FIGURES, _SATURATED)
+"""A page's table."""
+TERMINAL: tuple[Column[LoadRow], ...] = (
+    replace(_METHOD, heading=""),
+    Column("offered", shown=lambda row: _offered(row, "at once")),
+    Column("req/s", shown=lambda row: f"{row.throughput:.2f}"),
+    Column("tok/s", shown=lambda row: f"{row.goodput:.0f}"),
+    _three("TTFT s", lambda row: row.ttft),
+    _three("ms/token", lambda row: row.per_token),
+    _three("latency s", lambda row: row.latency),
+    Column("", align="l", shown=_last),
+    _SATURATED,
+)
+"""A terminal's table, below `HEAD`."""
+HEAD = "p50 / p90 / p99, with the 95% interval of the latency's p99"

@@ -13,11 +13,12 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from specbench_cli.config.sweep import settings
 from specbench_cli.stats.proof import upper_bound
 from specbench_cli.store.schema import BASELINE
+from specbench_cli.summary.columns import Align, Column, Value
 from specbench_cli.summary.formats import (
     NONE,
     between,
@@ -29,46 +30,6 @@ from specbench_cli.summary.formats import (
 )
 from specbench_cli.summary.outputs import TEXT, MethodOutputs, known_sum, mean, percentile, total
 from specbench_cli.summary.outputs import ratio as quotient
-
-Align = Literal["l", "r", "c"]
-Value = str | int | float | bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A column's heading.
-
-    Attributes:
-        heading: the words above the column.
-        meaning: an explanation, where the heading needs one.
-        align: left, right or centre.
-        choose: True if readers can filter rows by this column's words.
-    """
-
-    heading: str
-    meaning: str = ""
-    align: Align = "r"
-    choose: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Column(Heading):
-    """A column of a table with a row per method.
-
-    Attributes:
-        shown: formats the cell of a row.
-        data: the values for programs, by TSV name. Tables sort by the first one.
-        when: True if the column is informative for these rows. Otherwise tables omit it.
-    """
-
-    shown: Callable[[Row], str]
-    data: Mapping[str, Callable[[Row], Value]]
-    when: Callable[[Sequence[Row]], bool] = lambda _: True
-
-    def value(self, row: Row) -> Value:
-        """Return the value that the cell is sorted by; None if the cell is empty."""
-        empty = self.shown(row) in ("", NONE)
-        return None if empty else next(iter(self.data.values()))(row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +48,7 @@ class Metric:
         plain: True if the heading needs no explanation.
         when: see `Column`.
         optional: True if tables omit the column when no row has a value.
+        look: see `Cell`.
     """
 
     of: Callable[[MethodOutputs], Any] | None
@@ -101,8 +63,9 @@ class Metric:
     plain: bool = False
     when: Callable[[Sequence[Row]], bool] = lambda _: True
     optional: bool = False
+    look: Callable[[Row], str] = lambda _: ""
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> Column[Row]:
         """Return the column of the metric with this name."""
         get = attrgetter(name)
         return Column(
@@ -113,6 +76,7 @@ class Metric:
             shown=self.cell or (lambda row: self.form(get(row))),
             data={self.tsv or name: get},
             when=any_has(name) if self.optional else self.when,
+            look=self.look,
         )
 
 
@@ -213,11 +177,16 @@ def _kind(row: Row) -> str:
     return "peer" if row.peer else special
 
 
+def _shares(row: Row) -> tuple[float, ...]:
+    """Return the shares of target, draft and host in decode time, or () if one is unknown."""
+    shares = (row.share_target, row.share_draft, row.share_host)
+    known = tuple(share for share in shares if share is not None)
+    return known if len(known) == len(shares) else ()
+
+
 def _time(row: Row) -> str:
-    shares = {"target": row.share_target, "draft": row.share_draft, "host": row.share_host}
-    if None in shares.values():
-        return NONE
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    named = zip(("target", "draft", "host"), _shares(row), strict=False)
+    return ", ".join(f"{name} {share:.0%}" for name, share in named) or NONE
 
 
 def _positions(row: Row) -> str:
@@ -264,6 +233,7 @@ class Row:
         tsv="method",
         align="l",
         plain=True,
+        look=lambda row: "peer" if row.peer else "bound" if row.upper_bound else "",
     )
     method: str = metric(lambda o: o.first.method, "method")
     peer: bool = metric(lambda o: o.first.peer, "whether it is another implementation")
@@ -341,6 +311,7 @@ class Row:
         cell=group,
         tsv="group",
         align="l",
+        look=lambda _: "letters",
         default="",
     )
     decode_letters: str = metric(None, "the same by decode speedup", default="")
@@ -359,6 +330,7 @@ class Row:
         unit="x",
         heading="speedup",
         cell=speedup_or_broken,
+        look=lambda row: "broken" if row.broken else "strong",
     )
     speedup_low: float | None = metric(
         lambda o: o.shown(o.wall).low, "lower end of its 95% interval", unit="x"
@@ -754,7 +726,7 @@ def as_many(control: Row, row: Row) -> bool:
 
 def words(
     heading: str, name: str, shown: Callable[[Row], str], meaning: str = "", **more: Any
-) -> Column:
+) -> Column[Row]:
     """Return a text column that is also its own data."""
     return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
 
@@ -835,10 +807,24 @@ TIME = Column(
     "l",
     shown=_time,
     data=_values(target="share_target", draft="share_draft", host="share_host"),
+    look=lambda row: "time" if _shares(row) else "",
+    shares=_shares,
+    narrow="time",
 )
-OUTPUT = words("output", "output", verdicts, "verdicts on the outputs")
+OUTPUT = words(
+    "output",
+    "output",
+    verdicts,
+    "verdicts on the outputs",
+    look=lambda row: "broken" if row.broken or row.failed or row.mismatch else "",
+)
 KIND = words("kind", "kind", _kind, "ours or a peer's", choose=True)
-PARAMETERS = words("parameters", "parameters", lambda row: " ".join(settings(row.params)) or NONE)
+PARAMETERS = words(
+    "parameters",
+    "parameters",
+    lambda row: " ".join(settings(row.params)) or NONE,
+    look=lambda _: "long",
+)
 CHOSEN = replace(
     _COLUMNS["params_from"],
     heading="params",
@@ -868,14 +854,9 @@ VOID = Column(
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def table(*columns: str | Column) -> tuple[Column, ...]:
+def table(*columns: str | Column[Row]) -> tuple[Column[Row], ...]:
     """Return the columns of a table, by the names of metrics."""
     return tuple(_COLUMNS[each] if isinstance(each, str) else each for each in columns)
-
-
-def of(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that are informative for some rows."""
-    return [column for column in columns if column.when(rows)]
 
 
 TERMINAL = table(

@@ -7,17 +7,16 @@ other is better in one and as good in the other. Vanilla, which drafts nothing, 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_cli import output
 from specbench_cli.config.sweep import written
 from specbench_cli.summary import metrics
+from specbench_cli.summary.columns import Column, Value, write_csv
 from specbench_cli.summary.formats import NONE
-from specbench_cli.summary.metrics import Column, Row, Value
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import Summary
 
 _RATES = ("discard_rate", "verification_rate")
@@ -78,7 +77,7 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     return Sweep(tuple(params), tuple(points))
 
 
-def swept(sweep: Sweep) -> tuple[Column, ...]:
+def swept(sweep: Sweep) -> tuple[Column[Row], ...]:
     """Return the columns of a sweep: parameters, costs, gains and the Pareto front."""
     front = {point.row.label for point in sweep.points if point.front}
     return metrics.table(
@@ -91,7 +90,7 @@ def swept(sweep: Sweep) -> tuple[Column, ...]:
     )
 
 
-def _parameter(name: str) -> Column:
+def _parameter(name: str) -> Column[Row]:
     """Return the column of a parameter; numbers sort as numbers."""
 
     def value(row: Row) -> Value:
@@ -108,23 +107,15 @@ def _parameter(name: str) -> Column:
 def write_points(sweep: Sweep, path: Path) -> Path:
     """Write a line a point, with all that the plot shows; a missing figure is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        params = map(output.harmless, sweep.params)
-        writer.writerow(("label", "method", *params, *_RATES, "front", *_GAINS))
-        for point in sweep.points:
-            row = point.row
-            writer.writerow(
-                (
-                    output.harmless(row.label),
-                    output.harmless(row.method),
-                    *(output.harmless(row.params.get(name, "")) for name in sweep.params),
-                    *(getattr(row, name) for name in _RATES),
-                    str(point.front).lower(),
-                    *(getattr(row, name) for name in _GAINS),
-                )
-            )
-    return path
+    lines = [
+        {"label": point.row.label, "method": point.row.method}
+        | {name: point.row.params.get(name) for name in sweep.params}
+        | {name: getattr(point.row, name) for name in _RATES}
+        | {"front": str(point.front).lower()}
+        | {name: getattr(point.row, name) for name in _GAINS}
+        for point in sweep.points
+    ]
+    return write_csv(lines, path, empty="label")
 
 
 def is_number(value: object) -> bool:

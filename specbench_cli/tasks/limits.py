@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+
+from specbench_cli.time_limit import limit_time
 
 _AGAIN_S = 1.0
 """Seconds between two signals, because the limited code may catch the first exception."""
@@ -35,27 +34,8 @@ def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
         OutOfTime: the time limit is exceeded.
         MemoryError: the memory limit is exceeded.
     """
-    with _memory(extra_bytes), _time(seconds):
+    with _memory(extra_bytes), limit_time(seconds, "", OutOfTime, _AGAIN_S, cpu=True):
         yield
-
-
-@contextmanager
-def _time(seconds: float) -> Iterator[None]:
-    here = threading.current_thread() is threading.main_thread()
-    if not here or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise OutOfTime
-
-    handler = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, handler)
 
 
 @contextmanager

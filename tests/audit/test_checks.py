@@ -32,8 +32,9 @@ from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.accept import Threshold
-from specbench_cli.engine.verify.sampling import Rule, warp
+from specbench_cli.engine.verify.sampling import warp
 from specbench_cli.errors import MethodFault
 from tests.audit.faults.laws import top_p_first
 

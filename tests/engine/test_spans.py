@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.spans.judge import RandomSpan, mean_log_prob
+from specbench_cli.engine.spans.judge import RandomSpan, SpanParams
 from specbench_cli.engine.spans.ledger import Ledger
-from specbench_cli.engine.spans.spans import Delimiter, SpanParams
+from specbench_cli.engine.spans.spans import Delimiter, mean_log_prob
 from specbench_cli.engine.types import Draft
 
 PIECES = [b"a", b"\n", b"\n\n", b".\n\n", b"b\n", b"\nc", b"", b"\n\nd"]

@@ -17,7 +17,7 @@ from subjects import Subject
 from specbench_cli import output
 from specbench_cli.comparison.pages import junit, markdown
 from specbench_cli.errors import LONGEST_TEXT, on_one_line, truncate
-from specbench_cli.report.html.page import embedded
+from specbench_cli.report.html.writer import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
 

@@ -19,6 +19,7 @@ from specbench_cli.measure import run as execute
 from specbench_cli.measure.cell import Measured
 from specbench_cli.measure.isolation import answers, plugin_process, state
 from specbench_cli.measure.method_code import limited, one_line
+from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
 from specbench_cli.summary import text
@@ -152,7 +153,7 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
 
     def run_here(run_dir, number, *_, **__):
         begun.append(number)
-        plan, part = execute.make_plan(config), RunDir.open(run_dir.path)
+        plan, part = make_plan(config), RunDir.open(run_dir.path)
         part.share_lock_of(run_dir)
         execute.measure_repeat(plan, part, specbench.log(), number, None, False)
 

@@ -39,7 +39,7 @@ def on_tables(tables, sampling, budget, **rest):
 
 @pytest.mark.parametrize("given", ["3,2,1", [3, 2, 1], (3, 2, 1), "3, 2, 1"])
 def test_widths_are_typed_as_a_list(given):
-    assert registry.parameters("sps-tree", {"widths": given}).widths == (3, 2, 1)
+    assert registry.build("sps-tree", {"widths": given}).params.widths == (3, 2, 1)
 
 
 def test_a_single_number_is_a_tree_of_one_level():

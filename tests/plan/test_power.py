@@ -22,7 +22,7 @@ class _Question:
 
 
 def _plan(questions: int = 24, methods: int = 3):
-    arm = SimpleNamespace(method=SimpleNamespace(upper_bound=False))
+    arm = SimpleNamespace(declared=SimpleNamespace(upper_bound=False))
     return SimpleNamespace(
         arms=(arm,) * methods,
         questions=tuple(

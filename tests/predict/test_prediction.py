@@ -5,7 +5,7 @@ import pytest
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.prediction import ALL, predict, predict_output
 from specbench_cli.predict.settings import Setting, break_even
-from specbench_cli.report.terminal.prediction_table import print_settings
+from specbench_cli.report.terminal.prediction import print_settings
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Steps, Trace
 from tests.records import record_of
 

@@ -20,6 +20,7 @@ from specbench_cli.store.schema import (
     Trace,
     Verdict,
 )
+from specbench_cli.summary.summary import summarise
 
 FAMILIES = ("math_reasoning", "multi_turn", "qa", "rag", "summarization", "translation")
 
@@ -241,5 +242,39 @@ def make_run(tmp_path, manifest) -> Callable[..., RunDir]:
         )
         run.close("finished")
         return run
+
+    return make
+
+
+SWEPT_LENGTHS = (1, 3, 5, "heuristic")
+
+
+@pytest.fixture
+def swept_run(synthetic, manifest):
+    """Return the summary and the manifest of a run with a swept method and two others."""
+
+    def make(*more, **config):
+        swept = [
+            synthetic.Fake(
+                f"sps length={value}",
+                "sps",
+                length=value if isinstance(value, int) else 4,
+                alpha=0.7,
+                cost=1.2,
+                draft_cost=0.12,
+            )
+            for value in SWEPT_LENGTHS
+        ]
+        fakes = [synthetic.vanilla, *swept, synthetic.pld, synthetic.hf_vanilla, *more]
+        records = synthetic.records(fakes, prompts=12)
+        for record in records:
+            if record.method == "sps":
+                word = record.label.partition("=")[2]
+                record.params.effective["length"] = int(word) if word.isdigit() else word
+        manifest["config"]["effective"] |= {
+            "sweep": {"sps": {"length": list(SWEPT_LENGTHS)}},
+            "methods": [{"name": fake.method or fake.label, "label": fake.label} for fake in fakes],
+        } | config
+        return summarise(records, manifest, resamples=199), manifest
 
     return make

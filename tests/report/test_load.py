@@ -14,16 +14,16 @@ from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.load import draw
 from specbench_cli.report.markdown import render
 from specbench_cli.report.reading import Incidents
+from specbench_cli.report.terminal.table import load_lines
 from specbench_cli.store.schema import PASSES_APART, Batch
+from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import (
     as_dict,
     errors,
     knee,
-    load_lines,
     load_rows,
     resampled,
     saturation,
-    write_loads,
 )
 from specbench_cli.summary.summary import summarise
 
@@ -67,7 +67,7 @@ def test_rates_and_times_of_a_row_are_those_of_its_requests(queue):
     assert row.goodput == pytest.approx(31 * row.throughput)
     for name, due in (("ttft_s", 0.05), ("ms_per_token", 5.0), ("latency_s", 0.2)):
         for percent in (50, 90, 99):
-            assert row.times()[f"{name}_p{percent}"] == pytest.approx((due,) * 3)
+            assert row.figures[f"{name}_p{percent}"] == pytest.approx((due,) * 3)
 
 
 def test_a_row_is_saturated_from_where_arrivals_outrun_it(queue):
@@ -98,9 +98,9 @@ def test_what_is_saturated_nowhere_or_everywhere_is_said(queue, loads, said):
 def test_an_interval_holds_its_figure_and_narrows_with_requests(queue):
     few, many = (load_rows(queue("poisson:3", n=n))[0] for n in (24, 400))
     for row in (few, many):
-        for value, low, high in (*row.rates().values(), *row.times().values()):
+        for value, low, high in row.figures.values():
             assert low <= value * 1.0001 and value <= high * 1.0001
-    widths = [high - low for _, low, high in (row.rates()["tokens_per_s"] for row in (few, many))]
+    widths = [high - low for _, low, high in (row.figures["tokens_per_s"] for row in (few, many))]
     assert widths[1] < widths[0]
 
 
@@ -117,7 +117,7 @@ def test_several_passes_are_one_row_and_their_waits_are_not_mixed(queue):
     once, twice = (load_rows(queue("poisson:3", passes=n))[0] for n in (1, 2))
     assert twice.requests == 2 * once.requests
     assert twice.throughput == pytest.approx(once.throughput)
-    assert twice.times()["latency_s_p50"][0] == once.times()["latency_s_p50"][0]
+    assert twice.figures["latency_s_p50"][0] == once.figures["latency_s_p50"][0]
 
 
 def test_a_simulation_is_held_against_each_requests_median_over_the_passes(queue):
@@ -125,7 +125,7 @@ def test_a_simulation_is_held_against_each_requests_median_over_the_passes(queue
     first, *others = queue("poisson:3", passes=3)
     stalled = replace(first, batch=replace(first.batch, finished=first.batch.finished + 9 * SECOND))
     (measured,) = load_rows([stalled, *others])
-    assert measured.times()["latency_s_p99"][0] > modelled.times()["latency_s_p99"][0]
+    assert measured.figures["latency_s_p99"][0] > modelled.figures["latency_s_p99"][0]
     (off,) = errors([modelled], [measured])
     assert off["latency_s_p50_error"] == pytest.approx(0) == off["latency_s_p99_error"]
     (cut,) = load_rows(others)  # a pass lacks a request: which is which is not known
@@ -135,13 +135,13 @@ def test_a_simulation_is_held_against_each_requests_median_over_the_passes(queue
 def test_table_page_file_and_figure_say_the_same(queue, manifest, tmp_path):
     records = queue("poisson:2", "poisson:8")
     rows = load_rows(records)
-    lines = load_lines(records)
+    lines = [line.plain for line in load_lines(rows)]
     assert lines[-2].endswith("saturated") and not lines[-3].endswith("saturated")
     assert lines[-1] == saturation(rows)[0]
     summary = summarise(records, manifest, resamples=9)
     page = render(report(summary, manifest, Incidents(), [], loads=rows))
     assert "## Under load" in page and f"- {lines[-1]}" in page
-    with write_loads(rows, tmp_path / "load.csv").open() as file:
+    with write_csv(list(map(as_dict, rows)), tmp_path / "load.csv").open() as file:
         written = list(csv.DictReader(file))
     assert [line["load"] for line in written] == ["poisson:2", "poisson:8"]
     assert float(written[1]["tokens_per_s"]) == as_dict(rows[1])["tokens_per_s"]

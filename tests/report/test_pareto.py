@@ -10,44 +10,10 @@ from specbench_cli.report.content import report
 from specbench_cli.report.markdown import render
 from specbench_cli.report.reading import Incidents
 from specbench_cli.summary.pareto import sweep_of, write_points
-from specbench_cli.summary.summary import summarise
-
-LENGTHS = (1, 3, 5, "heuristic")
 
 
-@pytest.fixture
-def run(synthetic, manifest):
-    """A swept method beside two that are not; returns the summary and the manifest."""
-
-    def make(*more, **config):
-        swept = [
-            synthetic.Fake(
-                f"sps length={value}",
-                "sps",
-                length=value if isinstance(value, int) else 4,
-                alpha=0.7,
-                cost=1.2,
-                draft_cost=0.12,
-            )
-            for value in LENGTHS
-        ]
-        fakes = [synthetic.vanilla, *swept, synthetic.pld, synthetic.hf_vanilla, *more]
-        records = synthetic.records(fakes, prompts=12)
-        for record in records:
-            if record.method == "sps":
-                word = record.label.partition("=")[2]
-                record.params.effective["length"] = int(word) if word.isdigit() else word
-        manifest["config"]["effective"] |= {
-            "sweep": {"sps": {"length": list(LENGTHS)}},
-            "methods": [{"name": fake.method or fake.label, "label": fake.label} for fake in fakes],
-        } | config
-        return summarise(records, manifest, resamples=199), manifest
-
-    return make
-
-
-def test_points_are_in_the_order_asked_for_and_say_what_was_swept(run):
-    sweep = sweep_of(*run())
+def test_points_are_in_the_order_asked_for_and_say_what_was_swept(swept_run):
+    sweep = sweep_of(*swept_run())
     assert sweep.params == ("length",)
     assert [(p.row.label, p.swept, p.along, p.series) for p in sweep.points[:3]] == [
         ("vanilla", {}, None, "vanilla"),
@@ -57,8 +23,8 @@ def test_points_are_in_the_order_asked_for_and_say_what_was_swept(run):
     assert [p.row.label for p in sweep.points[-2:]] == ["pld", "hf:vanilla"]
 
 
-def test_rates_are_what_drafting_wasted_and_saved(run):
-    rows = {row.label: row for row in run()[0].rows}
+def test_rates_are_what_drafting_wasted_and_saved(swept_run):
+    rows = {row.label: row for row in swept_run()[0].rows}
     assert (rows["vanilla"].discard_rate, rows["vanilla"].verification_rate) == (0, 1)
     assert (rows["hf:vanilla"].discard_rate, rows["hf:vanilla"].verification_rate) == (0, 1)
     for row in rows.values():
@@ -69,8 +35,8 @@ def test_rates_are_what_drafting_wasted_and_saved(run):
             assert row.discard_rate == pytest.approx(drafted * (1 - row.acceptance_rate) / tokens)
 
 
-def test_front_holds_every_row_that_none_dominates_and_no_other(run):
-    sweep = sweep_of(*run())
+def test_front_holds_every_row_that_none_dominates_and_no_other(swept_run):
+    sweep = sweep_of(*swept_run())
     ranked = [p for p in sweep.points if not p.row.peer]
     for point in ranked:
         at = point.row.discard_rate, point.row.verification_rate
@@ -80,30 +46,30 @@ def test_front_holds_every_row_that_none_dominates_and_no_other(run):
     assert ranked[0].front
 
 
-def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(run, synthetic):
+def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(swept_run, synthetic):
     best = {"length": 9, "alpha": 0.99}
     lossy = synthetic.Fake("relaxed", guarantee="quality_only", **best)
     broken = synthetic.Fake("bad", verdict="mismatch", **best)
     peer = synthetic.Fake("hf:assisted", peer=True, **best)
-    front = {p.row.label for p in sweep_of(*run(lossy, broken, peer)).points if p.front}
+    front = {p.row.label for p in sweep_of(*swept_run(lossy, broken, peer)).points if p.front}
     assert not front & {"relaxed", "bad", "hf:assisted"}
     assert "sps length=1" in front
 
 
 @pytest.mark.parametrize("config", [{"sweep": {}}, {"tune": 8}])
-def test_run_that_does_not_sweep_has_none(run, config):
-    assert sweep_of(*run(**config)) is None
+def test_run_that_does_not_sweep_has_none(swept_run, config):
+    assert sweep_of(*swept_run(**config)) is None
 
 
-def test_lines_of_a_product_run_along_the_parameter_with_most_numbers(run):
+def test_lines_of_a_product_run_along_the_parameter_with_most_numbers(swept_run):
     swept = {"sps": {"rule": ["author", "other"], "length": [1, 3], "max": [20]}}
-    points = sweep_of(*run(sweep=swept)).points
+    points = sweep_of(*swept_run(sweep=swept)).points
     assert {p.along for p in points if p.row.method == "sps"} == {"length"}
     assert points[1].series == "sps rule=None max=None"
 
 
-def test_csv_has_the_figures_of_every_point(run, tmp_path):
-    sweep = sweep_of(*run())
+def test_csv_has_the_figures_of_every_point(swept_run, tmp_path):
+    sweep = sweep_of(*swept_run())
     with write_points(sweep, tmp_path / "figures" / "pareto.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == [p.row.label for p in sweep.points]
@@ -112,8 +78,8 @@ def test_csv_has_the_figures_of_every_point(run, tmp_path):
     assert rows[0]["front"] == "true"
 
 
-def test_report_has_the_table_and_the_plot(run):
-    summary, manifest = run()
+def test_report_has_the_table_and_the_plot(swept_run):
+    summary, manifest = swept_run()
     figures = ["figures/speedup.svg", "figures/pareto.svg"]
     page = render(report(summary, manifest, Incidents(), figures, sweep_of(summary, manifest)))
     section = page.split("## Sweep")[1].split("\n## ")[0]
@@ -124,8 +90,8 @@ def test_report_has_the_table_and_the_plot(run):
     assert "![speedup over vanilla](figures/pareto" not in page
 
 
-def test_report_tells_how_parameters_were_tuned(run):
-    summary, manifest = run(tune=4)
+def test_report_tells_how_parameters_were_tuned(swept_run):
+    summary, manifest = swept_run(tune=4)
     manifest["tuning"] = {
         "budget": 4,
         "by": "time",

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specbench_cli.report import tables
 from specbench_cli.report.content import report
-from specbench_cli.report.html import tables
 from specbench_cli.report.markdown import render
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import Incidents, read

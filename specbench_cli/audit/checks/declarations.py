@@ -23,8 +23,7 @@ from specbench_cli.audit.subject import Subject, longest
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Guarantee
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Guarantee, Rule
 from specbench_cli.store.schema import LOSSLESS
 
 HELPERS = {"target", "draft"}

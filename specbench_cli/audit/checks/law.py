@@ -35,8 +35,8 @@ from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.subject import Subject, longest, passed
 from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.sampling import Rule
 
 EXACT = 1e-9
 """Total variation, and tokens accepted, that sums of floating-point numbers explain."""

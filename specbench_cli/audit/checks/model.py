@@ -21,8 +21,8 @@ from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.types import Features, Input, Tokens
-from specbench_cli.engine.verify.sampling import Rule, Sampling
+from specbench_cli.engine.types import Features, Input, Rule, Tokens
+from specbench_cli.engine.verify.sampling import Sampling
 
 SAMPLINGS: dict[Rule, Sampling] = {
     "greedy": Sampling(),

@@ -31,8 +31,7 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Step
-from specbench_cli.engine.verify.sampling import Rule
+from specbench_cli.engine.types import Rule, Step
 from specbench_cli.engine.workspace import Workspace
 
 CASES = 120

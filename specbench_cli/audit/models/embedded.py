@@ -11,8 +11,8 @@ import torch
 
 from specbench_cli.audit.models.watched import Watched, nominal_costs
 from specbench_cli.engine.learning import Memory
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule

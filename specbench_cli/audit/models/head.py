@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState, way_of
+from specbench_cli.engine.models.artifact import Artifact, Trained
 from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.models.head import (
     NORMED,
-    Artifact,
     FeatureHead,
     Head,
     LookAhead,
     Said,
     SequentialHead,
-    Trained,
 )
 from specbench_cli.engine.types import Features, Out
 

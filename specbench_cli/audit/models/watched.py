@@ -10,8 +10,9 @@ from specbench_cli.audit.models.head import (
     TableLookAhead,
     TableSequentialHead,
 )
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder, State
-from specbench_cli.engine.models.head import FeatureHead, Trained
+from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.peer_session import PeerSession

@@ -41,7 +41,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     from specbench_cli.measure.machine import fingerprint
     from specbench_cli.measure.method_costs import costs_of, models_of
     from specbench_cli.plan.plan import make_plan
-    from specbench_cli.report.terminal.prediction_table import print_costs
+    from specbench_cli.report.terminal.prediction import print_costs
 
     check_plugins(asked)
     plan = make_plan(asked)

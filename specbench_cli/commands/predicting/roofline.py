@@ -53,7 +53,7 @@ def asked_for(options: PredictOptions) -> Roofline | None:
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
     """Replay a run."""
     from specbench_cli.predict.roofline import lines_of, replayed
-    from specbench_cli.report.terminal.roofline import head, print_replayed
+    from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
     models = run.manifest.get("models", {})
     found = replayed(run.records(), run.manifest, roofline)
@@ -70,7 +70,7 @@ def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
             }
         )
         return ExitCode.OK
-    print_replayed(found, roofline, head(roofline, models))
+    print_replayed(found, roofline, roofline_head(roofline, models))
     return ExitCode.OK
 
 

@@ -118,14 +118,18 @@ def _as_dict(found: LoadPrediction) -> dict[str, Any]:
 
 def _lines(found: LoadPrediction) -> list[str]:
     """Return a prediction under load as lines of text."""
+    from specbench_cli.report.terminal.table import load_lines
     from specbench_cli.summary import load as table
 
     modelled, measured, size = found.modelled, found.measured, found.size
+    tables = [
+        *load_lines(modelled, title="modelled under load"),
+        *load_lines(measured, title="measured under the same load"),
+    ]
     return [
         *_head(found),
         *([_apart(size)] if size > 1 and not found.probes[0].batches_probed else ()),
-        *(table.row_lines(modelled, "modelled under load") if modelled else ()),
-        *(table.row_lines(measured, "measured under the same load") if measured else ()),
+        *(line.plain for line in tables),
         *(
             f"modelled / measured, {each['method']} at {each['load']}: latency p50"
             f" {each['latency_s_p50_error']:+.1%}, p99 {each['latency_s_p99_error']:+.1%}"
@@ -138,9 +142,9 @@ def _lines(found: LoadPrediction) -> list[str]:
 def _head(found: LoadPrediction) -> list[str]:
     """Return the first lines, which name the source of the costs."""
     if found.roofline is not None:
-        from specbench_cli.report.terminal.roofline import head
+        from specbench_cli.report.terminal.prediction import roofline_head
 
-        return head(found.roofline, found.run.manifest.get("models", {}))
+        return roofline_head(found.roofline, found.run.manifest.get("models", {}))
     when = " and ".join(each.costs.created_utc for each in found.probes)
     beyond = found.total("extrapolated") / max(1, found.total("forwards"))
     costs = f"{found.probes[0].costs.label}, probed {when}, {beyond:.0%} of them beyond its points"
@@ -160,7 +164,7 @@ def resettled(name: str, options: PredictOptions) -> ExitCode:
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import fitting, foreign_to, own
     from specbench_cli.predict.settings import mean_settings, simulate_settings
-    from specbench_cli.report.terminal.prediction_table import print_settings
+    from specbench_cli.report.terminal.prediction import print_settings
     from specbench_cli.store.run_dir import RunDir, folder
 
     swept: dict[str, dict[str, Sequence[object]]] = {}

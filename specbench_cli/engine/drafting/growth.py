@@ -18,13 +18,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.drafting.growth_params import Nodes
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.meter import Metered
-from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
+from specbench_cli.engine.params import AUTO
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Out
 from specbench_cli.engine.verify.tree import ROOT
@@ -243,33 +243,6 @@ def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: floa
 
 
 # ---- its size -----------------------------------------------------------------------------------
-
-MOST = 63
-"""Nodes of a tree under "auto", at most: with its root it makes the largest forward measured."""
-
-
-Nodes = NumberOrAuto
-"""A method's parameter: nodes of a tree, or "auto"."""
-
-
-class GrowthParams(MethodParams):
-    """Parameters of a method whose head grows a tree: EAGLE-2's, which EAGLE-3 keeps."""
-
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
-    nodes: Nodes = Field(
-        16,
-        description="size of the tree (59 and the root in the authors' code), or auto: as many as"
-        " pay at what forwards cost here",
-    )
-    depth: int = Field(5, ge=1, description="levels of the tree: one forward of the head each")
-    width: int = Field(
-        4, ge=1, description="nodes fed at a level, and children of each (10 in the authors' code)"
-    )
-
-
-def most(nodes: Nodes) -> int:
-    """The largest tree that the parameter allows."""
-    return MOST if nodes == AUTO else nodes
 
 
 def size_of(

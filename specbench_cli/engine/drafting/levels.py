@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
+from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import State
-from specbench_cli.engine.models.head import Trained
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Features, Out, Tokens

@@ -9,10 +9,8 @@ ICML 2024, arXiv:2401.10774).
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specbench_cli.engine import host
+from specbench_cli.engine.models.artifact import Artifact
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out
@@ -129,53 +128,6 @@ def features(out: Out, taps: Sequence[int], target: Decoder) -> Tensor:
     """What a head reads of a target's forward over one sequence, [n, width]."""
     parts = [target.norm(out.hidden[0]) if tap == NORMED else out.taps[tap][0] for tap in taps]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
-# ---- trained modules beside the models ----------------------------------------------------------
-
-OWN = "auto"
-"""The source that stands for the module that belongs to the run's target."""
-
-
-class Artifact(ABC):
-    """A trained module that a method asks for: a draft head, a predictor of acceptance.
-
-    Attributes:
-        kind: its word under a model's `heads`, by which the one that belongs to a target is found.
-        inside: whether checkpoints ship it inside of the target's own files.
-        hint: of what is no head: what to type where none is known for a target.
-        weight_bytes: bytes held by its own weights.
-    """
-
-    kind: ClassVar[str]
-    inside: ClassVar[bool] = False
-    hint: ClassVar[str] = ""
-    weight_bytes: int
-
-    @classmethod
-    @abstractmethod
-    def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """The module in a folder, for the decoders of a run, by role.
-
-        Raises:
-            EnvironmentFault: nothing that can be read, or made for another model.
-        """
-
-    @classmethod
-    @abstractmethod
-    def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """One with random weights that fits the decoders: for audits on tiny models."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a method asks for: a kind of module, and where it comes from.
-
-    source: `OWN`, the name of one, or a folder.
-    """
-
-    kind: type[Artifact]
-    source: str = OWN
 
 
 # ---- heads without a state ----------------------------------------------------------------------

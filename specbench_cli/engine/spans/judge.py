@@ -1,19 +1,23 @@
-"""Accept rules over spans: a span stands as a whole, or what the lossless rule takes of it does."""
+"""Accept rules over spans: a span stands as a whole, or what the lossless rule takes of it does.
+
+Plans read the rules and their parameters, so this module does not import torch.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-import torch
-from torch import Tensor
+from pydantic import BeforeValidator, Field
 
-from specbench_cli.engine import host
-from specbench_cli.engine.types import Draft
+from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.accept import AcceptRule
-from specbench_cli.engine.verify.random import Random
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_cli.engine.verify.random import Random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,8 @@ class SpanRule(AcceptRule, ABC):
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """All of a span that stands, nothing of another."""
+        import torch
+
         return torch.full_like(tokens, self.stands, dtype=torch.bool)
 
     def __str__(self) -> str:
@@ -61,6 +67,8 @@ class RandomSpan(SpanRule):
 
     def toss(self, random: Random, like: Tensor) -> float:
         """1 with probability `rate`, else 0; see `SpanRule`."""
+        from specbench_cli.engine import host
+
         return float(host.number(random.bernoulli(like.new_full((1,), self.rate)).sum()))
 
     def enough(self, grade: float) -> bool:
@@ -73,13 +81,34 @@ class RandomSpan(SpanRule):
         return self.rate <= 0
 
 
-def mean_log_prob(rows: Tensor, draft: Draft) -> float:
-    """Mean logarithm of the probability that the target gives a span's tokens, at temperature 1
-    whatever it decodes at; minus infinity where it cannot say one of them.
+Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
+"""The type of a delimiter: `\\n`, as a command line has it, is a line's end."""
 
-    Args:
-        rows: [m, V] or more, the target's logits in each token's place.
+
+class SpanParams(MethodParams):
+    """Parameters of a method that writes span by span: a base of its own.
+
+    The coin is its control: as many spans stand, whatever they say.
     """
-    said = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
-    mean = float(host.number(said.mean()))
-    return -math.inf if math.isnan(mean) else mean
+
+    delimiter: Delimiting = Field(
+        "\n", description="text that ends a span; empty: the cap alone does"
+    )
+    cap: int = Field(64, ge=1, description="tokens of a span at most")
+    rate: float | None = Field(
+        None, ge=0, le=1, description="share of what is judged that stands, by a coin: a control"
+    )
+    like: str | None = Field(
+        None, description="the row whose rate, as measured, takes the place of `rate`"
+    )
+
+    @property
+    def coin(self) -> RandomSpan | None:
+        """What judges in the method's place, if anything does."""
+        if self.rate is None and self.like is None:
+            return None
+        return RandomSpan(rate=self.rate or 0.0)
+
+    def ruled(self, own: SpanRule) -> SpanRule:
+        """What judges: the coin, if there is one and the method's own rule is not off."""
+        return own if own.off else self.coin or own

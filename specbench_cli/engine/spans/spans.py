@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import RandomSpan, SpanRule
 from specbench_cli.engine.spans.ledger import Author, Ledger
 from specbench_cli.engine.types import Draft, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Pick
-
-Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
-"""The type of a delimiter: `\\n`, as a command line has it, is a line's end."""
 
 
 class Delimiter:
@@ -62,35 +56,6 @@ class Delimiter:
     def _piece(self, token: int) -> bytes:
         """Bytes of a token; none of one that pads the vocabulary."""
         return self._pieces[token] if token < len(self._pieces) else b""
-
-
-class SpanParams(MethodParams):
-    """Parameters of a method that writes span by span: a base of its own.
-
-    The coin is its control: as many spans stand, whatever they say.
-    """
-
-    delimiter: Delimiting = Field(
-        "\n", description="text that ends a span; empty: the cap alone does"
-    )
-    cap: int = Field(64, ge=1, description="tokens of a span at most")
-    rate: float | None = Field(
-        None, ge=0, le=1, description="share of what is judged that stands, by a coin: a control"
-    )
-    like: str | None = Field(
-        None, description="the row whose rate, as measured, takes the place of `rate`"
-    )
-
-    @property
-    def coin(self) -> RandomSpan | None:
-        """What judges in the method's place, if anything does."""
-        if self.rate is None and self.like is None:
-            return None
-        return RandomSpan(rate=self.rate or 0.0)
-
-    def ruled(self, own: SpanRule) -> SpanRule:
-        """What judges: the coin, if there is one and the method's own rule is not off."""
-        return own if own.off else self.coin or own
 
 
 class Spans:
@@ -236,3 +201,15 @@ class Spans:
             counts[name] = counts.get(name, 0) + n
         self._untold.clear()
         return session.step(draft, committed, **self.ledger.news(), **counts)
+
+
+def mean_log_prob(rows: Tensor, draft: Draft) -> float:
+    """Mean logarithm of the probability that the target gives a span's tokens, at temperature 1
+    whatever it decodes at; minus infinity where it cannot say one of them.
+
+    Args:
+        rows: [m, V] or more, the target's logits in each token's place.
+    """
+    said = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
+    mean = float(host.number(said.mean()))
+    return -math.inf if math.isnan(mean) else mean

@@ -10,6 +10,8 @@ rejection and coupled sampling these are the warped ones; under greedy decoding,
 temperature, softmax of the logits. A rule that needs more overrides `passing` (`Places`).
 
 Compare a rule with its control, `RandomAccept`, which lets tokens pass at random.
+
+Plans read the rules and their parameters, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
-from torch import Tensor
 
-from specbench_cli.engine import host
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Draft, Guarantee
-from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.tree import ROOT, Tree
+from specbench_cli.engine.types import Guarantee
 from specbench_cli.errors import MethodFault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_cli.engine.verify.random import Random
 
 NEVER = 1e9
 """Times the probability of the least likely token of any vocabulary, it is more than 1."""
@@ -88,7 +90,9 @@ class AcceptRule:
         passes = self.lets_pass(places.p, places.tokens)
         if self.chance == 1:
             return passes
-        return passes & _tosses(self.chance, places.parents, places.p, random)
+        from specbench_cli.engine.verify.random import tosses
+
+        return passes & tosses(self.chance, places.parents, places.p, random)
 
     @property
     def chance(self) -> float:
@@ -161,6 +165,8 @@ class Typical(AcceptRule):
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """p(x) > min(epsilon, delta exp(-H(p)))."""
+        import torch
+
         entropy: Tensor = torch.special.entr(p).sum(-1)
         return _of(p, tokens) > (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
 
@@ -233,6 +239,8 @@ class RandomAccept(AcceptRule):
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """All of them."""
+        import torch
+
         return torch.ones_like(tokens, dtype=torch.bool)
 
     @property
@@ -248,59 +256,6 @@ class RandomAccept(AcceptRule):
 
 def _of(p: Tensor, tokens: Tensor) -> Tensor:
     return p.gather(-1, tokens[:, None])[:, 0]
-
-
-# ---- what verification asks ---------------------------------------------------------------------
-
-
-def passing(
-    rule: AcceptRule | None,
-    p: Tensor,
-    draft: Draft,
-    tree: Tree | None,
-    random: Random,
-    *,
-    scores: Tensor | None = None,
-    features: Tensor | None = None,
-) -> Tensor | None:
-    """Which draft tokens may stand though the lossless rule rejects them; no wait for the device.
-
-    Args:
-        p: [m, V] or more rows, the target's distributions at the root and the nodes.
-        tree: the draft's shape; None for a chain.
-        scores: rows as of p; see `Places`.
-        features: [m + 1, width], of the rows that have read the root and each node.
-    Returns:
-        [m] bool; None where no rule has a say.
-    Raises:
-        MethodFault: the rule's answer is not one bool a token.
-    """
-    tokens, m = draft.tokens, draft.nodes
-    if rule is None or not m:
-        return None
-    parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
-
-    def placed(rows: Tensor) -> Tensor:
-        """At each token's parent."""
-        return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
-
-    said = None if scores is None else placed(scores)
-    read = None if features is None else features[1:]
-    passes = rule.passing(Places(tokens, parents, placed(p), draft.q, said, read), random)
-    if passes.shape != tokens.shape or passes.dtype != torch.bool:
-        raise MethodFault(
-            f"accept rule {rule.name!r}: {list(passes.shape)} of {passes.dtype} for {m} tokens",
-            "`lets_pass` returns [m] of bool",
-        )
-    return passes
-
-
-def _tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
-    """For each node what came of its parent's toss, [m] bool."""
-    places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
-    law = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
-    own = host.ids([places[parent] for parent in parents], p.device)
-    return random.categorical(law.expand(len(places), 2))[own].bool()
 
 
 # ---- parameters ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def match(
     Args:
         draft: m ids.
         choices: m + 1 ids, the target's choice at each position.
-        passes: what an accept rule lets pass (`accept.passing`); None: nothing.
+        passes: what an accept rule lets pass (`decide.passing`); None: nothing.
     """
     n = 0
     while n < len(draft) and (draft[n] == choices[n] or (passes is not None and passes[n])):
@@ -74,7 +74,7 @@ def relaxed_rejection(
     """As `rejection`, where a token that is rejected may pass all the same.
 
     Args:
-        passes: [m] bool, what an accept rule lets pass (`accept.passing`).
+        passes: [m] bool, what an accept rule lets pass (`decide.passing`).
     Returns:
         (taken, stand, next): [m] bool, the tokens that were not rejected, and two scalars as of
         `rejection`.

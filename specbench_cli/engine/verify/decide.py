@@ -3,7 +3,7 @@
 A chain, and a tree with chosen tokens, need one transfer to the host: the only wait for the device
 in a step. A tree with drawn tokens is walked from its root, with a wait for each draw.
 
-`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`accept.passing`). None
+`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`passing`). None
 means that only the lossless rule decides.
 """
 
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.meter import not_finite
-from specbench_cli.engine.types import Draft, Origin, Outcome
+from specbench_cli.engine.types import Draft, Origin, Outcome, Rule
 from specbench_cli.engine.verify import chain, siblings
+from specbench_cli.engine.verify.accept import AcceptRule, Places
 from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.sampling import Rule
 from specbench_cli.engine.verify.tree import ROOT, Tree
+from specbench_cli.errors import MethodFault
 
 Decision = tuple[Outcome, Tensor]
 """The outcome, and its last token again, [1] int64 on the device."""
@@ -199,3 +200,45 @@ def _outcome(
 def _origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
     """How the nodes that stand came to: taken by the lossless rule, but for the relaxed ones."""
     return tuple("relaxed" if node in relaxed else "accepted" for node in path)
+
+
+def passing(
+    rule: AcceptRule | None,
+    p: Tensor,
+    draft: Draft,
+    tree: Tree | None,
+    random: Random,
+    *,
+    scores: Tensor | None = None,
+    features: Tensor | None = None,
+) -> Tensor | None:
+    """Which draft tokens may stand though the lossless rule rejects them; no wait for the device.
+
+    Args:
+        p: [m, V] or more rows, the target's distributions at the root and the nodes.
+        tree: the draft's shape; None for a chain.
+        scores: rows as of p; see `Places`.
+        features: [m + 1, width], of the rows that have read the root and each node.
+    Returns:
+        [m] bool; None where no rule has a say.
+    Raises:
+        MethodFault: the rule's answer is not one bool a token.
+    """
+    tokens, m = draft.tokens, draft.nodes
+    if rule is None or not m:
+        return None
+    parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
+
+    def placed(rows: Tensor) -> Tensor:
+        """At each token's parent."""
+        return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
+
+    said = None if scores is None else placed(scores)
+    read = None if features is None else features[1:]
+    passes = rule.passing(Places(tokens, parents, placed(p), draft.q, said, read), random)
+    if passes.shape != tokens.shape or passes.dtype != torch.bool:
+        raise MethodFault(
+            f"accept rule {rule.name!r}: {list(passes.shape)} of {passes.dtype} for {m} tokens",
+            "`lets_pass` returns [m] of bool",
+        )
+    return passes

@@ -6,11 +6,13 @@ every outcome.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specbench_cli.engine import host
 from specbench_cli.engine.verify.sampling import key_of
 
 
@@ -58,3 +60,11 @@ class SeededRandom:
         """See `Random`."""
         u = torch.empty_like(a).uniform_(generator=self._generator)
         return (u < a).cumprod(0).bool()
+
+
+def tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
+    """Toss a coin for each parent. Return the result for each of its children, [m] bool."""
+    places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
+    law = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
+    own = host.ids([places[parent] for parent in parents], p.device)
+    return random.categorical(law.expand(len(places), 2))[own].bool()

@@ -10,18 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.verify.uscd import Contrast
-
-Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax
-of log-probability plus keyed noise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def relaxed(
 
     Args:
         take: the lossless rule at a node: `by_choice`, `by_draw` or `by_rounds`.
-        passes: of each node, whether the accept rule lets it pass (`accept.passing`).
+        passes: of each node, whether the accept rule lets it pass (`decide.passing`).
     Returns:
         (path, passed, next): the nodes that stand, those of them that the lossless rule had
         rejected, and the token after them.

@@ -13,8 +13,9 @@ from specbench_cli.engine.seen import SeenSteps
 from specbench_cli.engine.sequence import Recording, Text
 from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify import decide, ranking
-from specbench_cli.engine.verify.accept import AcceptRule, passing
+from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Chooser
+from specbench_cli.engine.verify.decide import passing
 from specbench_cli.engine.verify.processor import Processing
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import tree_of

@@ -1,7 +1,7 @@
 """Every figure of a run, declared once: name, data, plot and caption.
 
-To add a figure, add a `FigureSpec`. The plot kinds are in `drawing/plots.py`, the data of a run in
-`Cells`.
+To add a figure, declare its panels in a module of this folder and add a `FigureSpec`. The plot
+kinds are in `drawing/plots.py`, the data of a run in `Cells`.
 """
 
 from __future__ import annotations

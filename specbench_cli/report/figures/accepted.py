@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.plots import heat_map
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from specbench_cli.report.figures.drawing import plots, style
 
 _ROW_IN, _FULL = 0.3, 0.82
-"""Of the histogram: height of a row, and of its tallest bar as a part of it."""
+"""Height of a row of the histogram, and of its tallest bar as a part of it."""
 _LONGEST = 16
 """The last bar stands for this many and more."""
 _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
@@ -26,48 +21,25 @@ _FIELD_HIGH_IN, _FIELD_IN = 0.19, 0.17
 so."""
 
 
-def draw_counts(cells: Cells) -> Figure | None:
+def draw_counts(cells: Cells) -> plots.Figure | None:
     """Histograms of accepted tokens; None where no method drafts, or none says what it accepted."""
     shares = {row.label: _shares(cells, row.label) for row in cells.summary.rows}
     shares = {label: own for label, own in shares.items() if own}
     if not shares:
         return None
     longest = max(max(own) for own in shares.values())
-    figure = style.blank(style.COLUMN_IN, _ROW_IN * len(shares) + 0.4)
-    axes = style.frame(figure, style.room_for(shares), 0.36, 0.16, 0.31)
+    marks: list[plots.Mark] = []
     for place, own in enumerate(shares.values()):
-        scale = _FULL / max(own.values())
-        heights = [-share * scale for share in own.values()]
-        axes.bar(list(own), heights, 0.8, place, color=style.OURS, lw=0, zorder=2)
-        axes.axhline(place, color=style.INK, lw=0.4, zorder=3)
-        axes.annotate(
-            f"{max(own.values()):.0%}",
-            (1, place - 0.1),
-            xycoords=("axes fraction", "data"),
-            xytext=(24, 0),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-        )
-    axes.annotate(
-        "tallest",
-        (1, 1),
-        xycoords="axes fraction",
-        xytext=(24, 1),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=6.5,
-        color=style.MUTED,
-    )
-    axes.set(xlim=(-0.6, longest + 0.6), ylim=(len(shares) - 0.9, -1.0))
-    style.strip(axes)
-    axes.tick_params(axis="x", length=0)
-    style.name_rows(axes, list(shares), [place - 0.3 for place in range(len(shares))])
-    ticks = range(0, longest + 1, 1 if longest <= 10 else 4)
-    axes.set_xticks(ticks, [f"{n}+" if n == _LONGEST else str(n) for n in ticks])
-    style.name_x(axes, "drafted tokens accepted in a step, share of steps")
-    return figure
+        tallest = max(own.values())
+        boxes = [plots.Box(n - 0.4, place, 0.8, -_FULL * own[n] / tallest) for n in own]
+        marks += [plots.Bars(boxes, style.OURS), plots.Rule(y=place, width=0.4, zorder=3)]
+        marks.append(plots.aside(f"{tallest:.0%}", place - 0.3))
+    numbers = range(0, longest + 1, 1 if longest <= 10 else 4)
+    ticks = {float(n): f"{n}+" if n == _LONGEST else str(n) for n in numbers}
+    name = "drafted tokens accepted in a step, share of steps"
+    panel = plots.Panel(marks, plots.Axis(name, -0.6, longest + 0.6, ticks=ticks))
+    names = [(label, place - 0.3) for place, label in enumerate(shares)]
+    return plots.row_plot(names, [panel], _ROW_IN, heading="tallest")
 
 
 def _shares(cells: Cells, label: str) -> dict[int, float]:
@@ -81,24 +53,18 @@ def _shares(cells: Cells, label: str) -> dict[int, float]:
     return {n: counts[n] / counts.total() for n in sorted(counts)}
 
 
-def draw_levels(cells: Cells) -> Figure | None:
+def draw_levels(cells: Cells) -> plots.Figure | None:
     """Acceptance by level; None where no method drafts, or none says what it drafted."""
-    rows = [row for row in cells.summary.rows if row.acceptance_by_position]
-    if not rows:
+    rates = {r.label: r.acceptance_by_position for r in cells.summary.rows}
+    rates = {label: own for label, own in rates.items() if own}
+    if not rates:
         return None
-    deepest = max(len(row.acceptance_by_position) for row in rows)
-    left = style.room_for(row.label for row in rows)
-    room = style.COLUMN_IN - left - 0.06
-    columns = min(deepest, int(room / _FIELD_IN))
-    figure = style.blank(style.COLUMN_IN, _FIELD_HIGH_IN * len(rows) + 0.36)
-    axes = style.frame(figure, left, 0.06, 0.05, 0.31)
-    points = min(6.5, room / columns / (1.15 * style.width_of(["100"], 1)))
-    fields = [
-        [(rate, f"{100 * rate:.0f}") for rate in row.acceptance_by_position[:columns]]
-        for row in rows
-    ]
-    heat_map(axes, fields, [str(n) for n in range(1, columns + 1)], first=1, points=points)
-    style.name_rows(axes, [row.label for row in rows], range(len(rows)))
+    deepest = max(map(len, rates.values()))
+    wide = plots.row_width(list(rates))
+    columns = min(deepest, int(wide / _FIELD_IN))
     cut = f" (the first {columns} of {deepest})" if deepest > columns else ""
-    style.name_x(axes, f"level of the draft{cut}: % accepted")
-    return figure
+    own = [[(rate, f"{100 * rate:.0f}") for rate in some[:columns]] for some in rates.values()]
+    points = min(6.5, wide / columns / (1.15 * style.width_of(["100"], 1)))
+    names = [str(level) for level in range(1, columns + 1)]
+    panel = plots.heat_map(own, names, f"level of the draft{cut}: % accepted", points)
+    return plots.row_plot([(label, at) for at, label in enumerate(rates)], [panel], _FIELD_HIGH_IN)

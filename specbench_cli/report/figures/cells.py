@@ -1,4 +1,4 @@
-"""What figures are drawn of: a run's summary, and its records without their bulk."""
+"""Data of figures: a run's summary, and its records without their bulk."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ class Cells:
     def timed(self, label: str) -> list[Record]:
         """A row's records whose times count."""
         return [record for record in self.records.get(label, []) if loss(record) is None]
+
+    def pairs(self, label: str) -> list[tuple[Record, Record]]:
+        """Return vanilla's record and a row's of each output, if the times of both count."""
+        vanilla = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(BASELINE)}
+        own = {(r.prompt_id, r.turn, r.pass_): r for r in self.timed(label)}
+        return [(vanilla[output], own[output]) for output in own if output in vanilla]
 
     def steps(self, label: str) -> list[Steps]:
         """The steps of a row's outputs that report them."""

@@ -9,18 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.plots import Point, Series, panels
-from specbench_cli.store.schema import Record
+from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.pairing import decode
 from specbench_cli.summary.speedups import Speedup, speedups
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _GROUPS, _FEWEST, _SPREAD = 4, 6, 1.5
 """At most so many groups of at least so many questions, if their contexts differ by this factor."""
@@ -51,55 +44,41 @@ def groups(cells: Cells) -> list[Group]:
     labels = [cells.baseline[0].label, *(row.label for row in cells.sped)]
     found = []
     for mean, part in zip(means, map(set, parts), strict=True):
-        own = {label: _of(cells.records[label], part) for label in labels}
+        own = {
+            label: [r for r in cells.records[label] if (r.prompt_id, r.turn) in part]
+            for label in labels
+        }
         found.append(Group(mean, speedups(own, decode, _RESAMPLES).of))
     return found
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where contexts are alike or nothing has a decode speedup."""
     found = groups(cells)
-    shown = [row.label for row in cells.sped if sum(_known(g, row.label) for g in found) > 1]
-    if not shown:
+    lines = {row.label: _line(found, row.label) for row in cells.sped}
+    lines = {label: points for label, points in lines.items() if len(points) > 1}
+    if not lines:
         return None
-    drawn = panels(shown, 3, 0.8, 0.02)
-    sped = [group.speedups[label] for group in found for label in shown]
-    top = style.reach([1.0, *(s.ratio or 0.0 for s in sped)], [_ends(s)[1] for s in sped])
-    for label, axes in drawn.axes.items():
-        axes.axhline(1, color=style.INK, lw=0.5, zorder=1)
-        for other in shown:
-            x, y = _line(found, other)
-            axes.plot(x, y, color=style.BAND, lw=0.5, zorder=1)
-        _own(axes, found, label)
-        axes.set(ylim=(0, top), xlim=(0, 1.08 * found[-1].context))
-        own = [(group.context, group.speedups[label]) for group in found if _known(group, label)]
-        style.mark_cut(axes, [(context, _ends(speedup)[1]) for context, speedup in own])
-        axes.yaxis.set_major_formatter(style.as_ratio)
-        axes.locator_params(nbins=4)
-    drawn.finish("context (tokens)", "decode speedup", 0.02)
-    return drawn.figure
+    points = [point for own in lines.values() for point in own]
+    top = style.reach([1.0, *(p.y for p in points)], [p.high or p.y for p in points])
+    x = plots.Axis(low=0, high=1.08 * found[-1].context, bins=4)
+    y = plots.Axis(low=0, high=top, form=style.as_ratio, bins=4)
+    behind: list[plots.Mark] = [
+        plots.Rule(y=1),
+        *(plots.Series(own, style.guide()) for own in lines.values()),
+    ]
+    look = style.Look(face=style.OURS, edge=0.5, size=3.2)
+    panels = {
+        label: plots.Panel([*behind, plots.Series(own, look)], x, y) for label, own in lines.items()
+    }
+    return plots.small_multiples(panels, "context (tokens)", "decode speedup", ratio=0.8)
 
 
-def _own(axes: Axes, found: Sequence[Group], label: str) -> None:
-    known = [(g.context, g.speedups[label]) for g in found if _known(g, label)]
-    points = [Point(x, s.ratio or 0.0, *_ends(s)) for x, s in known]
-    Series(points=points, colour=style.INK, face=style.OURS, edge=0.5, size=3.2).draw(axes)
-
-
-def _line(found: Sequence[Group], label: str) -> tuple[list[float], list[float]]:
-    known = [group for group in found if _known(group, label)]
-    return [g.context for g in known], [g.speedups[label].ratio or 0.0 for g in known]
-
-
-def _known(group: Group, label: str) -> bool:
-    return group.speedups[label].ratio is not None
-
-
-def _ends(speedup: Speedup) -> tuple[float, float]:
-    """Of the interval; the speedup itself where there is none."""
-    ratio = speedup.ratio or 0.0
-    return speedup.low or ratio, speedup.high or ratio
-
-
-def _of(records: Sequence[Record], outputs: set[tuple[str, int]]) -> list[Record]:
-    return [r for r in records if (r.prompt_id, r.turn) in outputs]
+def _line(found: Sequence[Group], label: str) -> list[plots.Point]:
+    """Return a method's speedup by context, with its interval where it has one."""
+    known = [(group.context, group.speedups[label]) for group in found]
+    return [
+        plots.Point(context, own.ratio, own.low or own.ratio, own.high or own.ratio)
+        for context, own in known
+        if own.ratio is not None
+    ]

@@ -6,17 +6,13 @@ MAT / cost is the decode speedup; it is the same along each grey line.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.drawing.labels import Word
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
@@ -26,74 +22,52 @@ _BEYOND = 1.5
 """Lines are drawn as far as this factor beyond the points' speedups."""
 
 
-def costs(cells: Cells) -> dict[str, float]:
-    """By label, decode time of a step in plain steps; of rows that have MAT and a decode
-    speedup."""
-    return {
-        row.label: row.mat / row.decode_speedup
+def draw(cells: Cells) -> plots.Figure | None:
+    """The figure; None where no method but vanilla has steps and times."""
+    points = [
+        (row, plots.Point(row.mat / row.decode_speedup, row.mat))
         for row in cells.summary.rows
         if row.mat is not None and row.decode_speedup is not None
-    }
-
-
-def draw(cells: Cells) -> Figure | None:
-    """The figure; None where no method but vanilla has steps and times."""
-    found = costs(cells)
-    rows = [row for row in cells.summary.rows if row.label in found]
-    if len(rows) < 2:
+    ]
+    if len(points) < 2:
         return None
-    names = [style.width_of([style.short(row.label)], style.SMALL) for row in rows]
+    names = [style.width_of([style.short(row.label)], style.SMALL) for row, _ in points]
     many = sum(names) + _ROUND_IN * len(names) > _MANY_IN
-    figure = style.blank(style.PAGE_IN if many else style.COLUMN_IN, _SIDE_IN * (1 + 0.3 * many))
-    axes = style.frame(figure, 0.36, 0.3, 0.16, 0.36)
-    words = [_point(axes, row, found[row.label]) for row in rows]
-    right, top = 1.1 * max(found.values()), 1.1 * max(row.mat or 0.0 for row in rows)
-    axes.set(xlim=(0, right), ylim=(0, top))
-    sped = [row.decode_speedup for row in rows if row.decode_speedup is not None]
-    for speedup in _LINES:
-        if min(sped) / _BEYOND <= speedup <= max(sped) * _BEYOND:
-            _line(axes, speedup, right, top)
-    axes.set_xlabel("cost of a step (plain steps of vanilla)", labelpad=2)
-    axes.set_ylabel("MAT: tokens a step", labelpad=2)
-    style.strip(axes, "left", "bottom")
-    write_beside(axes, words)
-    return figure
-
-
-def _point(axes: Axes, row: Row, cost: float) -> Word:
-    assert row.mat is not None
-    axes.scatter(
-        [cost],
-        [row.mat],
-        s=16,
-        marker="o" if row.lossless else "^",
-        facecolor=_face(row),
-        edgecolor=style.INK,
-        linewidth=0.6,
-        zorder=3,
+    right, top = 1.1 * max(p.x for _, p in points), 1.1 * max(p.y for _, p in points)
+    sped = [p.y / p.x for _, p in points]
+    marks = [
+        mark
+        for speedup in _LINES
+        if min(sped) / _BEYOND <= speedup <= max(sped) * _BEYOND
+        for mark in _line(speedup, right, top)
+    ]
+    panel = plots.Panel(
+        [*marks, *(_point(row, point) for row, point in points)],
+        plots.Axis("cost of a step (plain steps of vanilla)", 0, right),
+        plots.Axis("MAT: tokens a step", 0, top),
+        words=[Word(style.short(row.label), (p.x, p.y), style.INK) for row, p in points],
+        high=_SIDE_IN * (1 + 0.3 * many),
+        grid=False,
     )
-    return Word(style.short(row.label), (cost, row.mat), style.INK)
+    return plots.page([panel], width=style.PAGE_IN if many else style.COLUMN_IN)
 
 
-def _face(row: Row) -> str:
-    """White is not ranked."""
+def _point(row: Row, point: plots.Point) -> plots.Series:
+    """Return a row's mark. White is not ranked."""
     if row.label == BASELINE:
-        return style.REFERENCE
-    return "white" if row.peer or row.upper_bound or not row.lossless else style.OURS
+        face = style.REFERENCE
+    else:
+        face = "white" if row.peer or row.upper_bound or not row.lossless else style.OURS
+    marker = "o" if row.lossless else "^"
+    return plots.Series([point], style.Look(style.INK, marker, face, "", 4, 0.6))
 
 
-def _line(axes: Axes, speedup: float, right: float, top: float) -> None:
-    """Where the decode speedup is the same, named where the line leaves the panel."""
-    end = min(right, top / speedup)
-    leaves = end == right
-    axes.plot([0, end], [0, end * speedup], color=style.BAND, lw=0.6, zorder=0)
-    axes.annotate(
-        f"{speedup:g}x",
-        (end, end * speedup),
-        xytext=(2, 0) if leaves else (0, 1),
-        textcoords="offset points",
-        ha="left" if leaves else "center",
-        va="center" if leaves else "bottom",
-        fontsize=style.SMALL,
-        color=style.MUTED,
-    )
+def _line(speedup: float, right: float, top: float) -> Iterator[plots.Mark]:
+    """Yield the line of one decode speedup, and its name where the line leaves the panel."""
+    x, y = min(right, top / speedup), min(right * speedup, top)
+    yield plots.Series([plots.Point(0, 0), plots.Point(x, y)], style.guide(width=0.6))
+    look = style.SMALL, style.MUTED
+    if x == right:
+        yield plots.Note(f"{speedup:g}x", x, y, *look, (2, 0))
+    else:
+        yield plots.Note(f"{speedup:g}x", x, y, *look, (0, 1), "center", "bottom")

@@ -8,47 +8,28 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.plots import Point, Series
+from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.metrics import Row, has_partial
 from specbench_cli.summary.summary import Summary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 RANDOM = "random"
 """The word by which a method's parameter asks for a coin in its rule's place."""
 _BY_WORK = "tokens for a target forward's work"
-_PANEL_IN, _LEGEND_ROW_IN, _COLUMNS = 2.6, 0.15, 2
 
 Speed = Callable[[Row], float | None]
 
 
-def draw(summary: Summary) -> Figure | None:
+def draw(summary: Summary) -> plots.Figure | None:
     """The figure; None where no lossy row was scored."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    series = _series(_drawn(summary))
-    if not series:
-        return None
-    legend = _LEGEND_ROW_IN * -(-len(series) // _COLUMNS) + 0.1
-    height = _PANEL_IN + legend
-    layout = ConstrainedLayoutEngine(rect=(0, legend / height, 1, 1 - legend / height))
-    figure = style.blank(style.COLUMN_IN, height, layout=layout)
-    axes = figure.add_subplot()
-    draw_on(axes, summary)
-    style.legend_below(figure, *axes.get_legend_handles_labels(), columns=_COLUMNS)
-    return figure
+    return plots.page([panel(summary)], columns=2) if _series(_drawn(summary)) else None
 
 
-def draw_on(axes: Axes, summary: Summary) -> None:
-    """Its lines, without a legend.
+def panel(summary: Summary) -> plots.Panel:
+    """Return the panel of the figure.
 
     Speed is the speedup over vanilla where every lossy row has one, else what no noise reaches:
     tokens a target forward, or, where a forward may be a part of one, for the work of a whole one.
@@ -60,14 +41,11 @@ def draw_on(axes: Axes, summary: Summary) -> None:
         speed, name = (lambda row: row.speedup), "speedup over vanilla"
     elif has_partial(lossy):
         speed, name = (lambda row: 1 / row.work if row.work else None), _BY_WORK
-    _references(axes, summary, speed)
-    for at, (label, rows) in enumerate(_series(lossy).items()):
-        _line(axes, label, rows, style.look(at // 2), speed, hollow=at % 2 == 1)
-    axes.set_xlabel(name)
-    axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    style.strip(axes, "left", "bottom")
-    style.grid(axes)
+    lines = [
+        _line(label, rows, at, speed) for at, (label, rows) in enumerate(_series(lossy).items())
+    ]
+    y = plots.Axis("accuracy", form=lambda value, _: f"{value:.0%}")
+    return plots.Panel([*lines, *_references(summary, speed)], plots.Axis(name), y, high=2.6)
 
 
 def _drawn(summary: Summary) -> list[Row]:
@@ -104,61 +82,30 @@ def _named(row: Row, lossy: Sequence[Row]) -> str:
     return " ".join([row.method, *words])
 
 
-def _references(axes: Axes, summary: Summary, speed: Speed) -> None:
-    """Vanilla's accuracy and the draft's own as lines, lossless rows as crosses."""
+def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
+    """Yield vanilla's accuracy and the draft's own as lines, and lossless rows as crosses."""
     for row in summary.rows:
         if row.score is None:
             continue
-        alone = row.control and row.per_forward is None
-        if row.label == BASELINE or alone:
-            axes.axhline(row.score, color=MUTED, lw=0.7, ls="-" if row.lossless else ":", zorder=1)
-            axes.annotate(
-                row.label,
-                (1, row.score),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 1.5),
-                textcoords="offset points",
-                ha="right",
-                fontsize=style.TINY,
-                color=MUTED,
-            )
-        elif row.lossless and not row.peer and (at := speed(row)) is not None:
-            axes.scatter([at], [row.score], marker="x", s=16, color=MUTED, linewidth=0.9, zorder=2)
+        if row.label == BASELINE or (row.control and row.per_forward is None):
+            line, look = "-" if row.lossless else ":", (style.TINY, MUTED, (0, 1.5))
+            yield plots.Rule(y=row.score, colour=MUTED, width=0.7, line=line)
+            yield plots.Note(row.label, None, row.score, *look, "right", "baseline")
+        elif row.lossless and not row.peer and (x := speed(row)) is not None:
+            look_of_cross = style.Look(MUTED, "x", "", "", 4, 0.9, zorder=2)
+            yield plots.Series([plots.Point(x, row.score)], look_of_cross)
 
 
-def _line(
-    axes: Axes,
-    name: str,
-    rows: Sequence[Row],
-    look: tuple[str, str],
-    speed: Speed,
-    *,
-    hollow: bool,
-) -> None:
-    """A line's points in the order of their speed, each with its interval."""
-    colour, marker = look
-    points = [(at, row) for row in rows if (at := speed(row)) is not None]
-    points.sort(key=lambda point: point[0])
-    if not points:
-        return
-    heights = [row.score or 0.0 for _, row in points]
-    Series(
-        points=[
-            Point(
-                at,
-                height,
-                height + _from_mean(row, row.score_difference_low),
-                height + _from_mean(row, row.score_difference_high),
-            )
-            for height, (at, row) in zip(heights, points, strict=True)
-        ],
-        colour=colour,
-        marker=marker,
-        face="white" if hollow else "",
-        line=":" if hollow else "-",
-        label=name,
-        zorder=3 - hollow * 0.5,
-    ).draw(axes)
+def _line(name: str, rows: Sequence[Row], at: int, speed: Speed) -> plots.Series:
+    """Return a line's points in the order of their speed, each with its interval."""
+    points = []
+    for row in rows:
+        if (x := speed(row)) is not None:
+            y, ends = row.score or 0.0, (row.score_difference_low, row.score_difference_high)
+            points.append(plots.Point(x, y, *(y + _from_mean(row, end) for end in ends)))
+    hollow = at % 2 == 1
+    look = style.look(at // 2, hollow=hollow, line=":" if hollow else "-", zorder=3 - hollow / 2)
+    return plots.Series(sorted(points), look, name)
 
 
 def _from_mean(row: Row, end: float | None) -> float:

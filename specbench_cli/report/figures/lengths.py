@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.plots import LinePanel, Point, Series, line_plot
+from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary.metrics import Row
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _APART = 0.05
-"""Of a level: two rows that draft as long are one point, and no line."""
+"""Difference in levels below which two rows are one point, and no line."""
 
 
 def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
@@ -42,56 +36,33 @@ def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
     }
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method is there with several lengths."""
     found = lines(cells)
     if not found:
         return None
-    rows = [row for points in found.values() for _, row in points]
-    sped = [row.speedup for row in rows if row.speedup is not None]
-    lows = [row.speedup_low for row in rows if row.speedup_low is not None]
-    highs = [row.speedup_high for row in rows if row.speedup_high is not None]
-
-    def finish(axes: Axes) -> None:
-        axes.axhline(1, color=style.INK, lw=0.5, zorder=1)
-        axes.set_ylim(0.95 * min(1.0, *sped, *lows), style.reach([1.0, *sped], highs))
-        for place, points in enumerate(found.values()):
-            ends = ((length, row.speedup_high or 0.0) for length, row in points)
-            style.mark_cut(axes, ends, style.look(place)[0])
-        axes.yaxis.set_major_formatter(style.as_ratio)
-
     series = [
         own
         for place, (method, points) in enumerate(found.items())
-        for own in _series(method, points, style.look(place))
+        for own in _series(method, points, place)
     ]
-    return line_plot(
-        [LinePanel("speedup, 95% interval", series, finish)],
-        "levels drafted a step (mean)",
-        entries=len(found),
-        high=1.66,
-        top=0.08,
-        bottom=0.36,
-    )
+    points = [point for own in series for point in own.points]
+    lows = [end for p in points for end in (p.y, p.low) if end is not None]
+    highs = [p.high for p in points if p.high is not None]
+    high = style.reach([1.0, *(p.y for p in points)], highs)
+    x = plots.Axis("levels drafted a step (mean)", low=0)
+    y = plots.Axis("speedup, 95% interval", 0.95 * min(1.0, *lows), high, style.as_ratio)
+    return plots.page([plots.Panel([plots.Rule(y=1), *series], x, y)])
 
 
-def _series(
-    method: str, points: list[tuple[float, Row]], look: tuple[str, str]
-) -> Iterator[Series]:
+def _series(method: str, points: list[tuple[float, Row]], at: int) -> Iterator[plots.Series]:
     """Yield a method's line, and its unranked rows (upper bounds, lossy) as hollow points."""
-    colour, marker = look
     for hollow in (False, True):
         own = [
-            Point(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)
+            plots.Point(length, row.speedup or 0.0, row.speedup_low, row.speedup_high)
             for length, row in points
             if (row.upper_bound or not row.lossless) is hollow
         ]
         if own:
-            yield Series(
-                points=own,
-                colour=colour,
-                marker=marker,
-                face="white" if hollow else "",
-                line="none" if hollow else "-",
-                label=f"{method} (not ranked)" if hollow else method,
-            )
+            look = style.look(at, hollow=hollow, line="" if hollow else "-")
+            yield plots.Series(own, look, f"{method} (not ranked)" if hollow else method)

@@ -6,34 +6,25 @@ tell apart (Okabe & Ito) and by the shape of their points, which carry the param
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any
 
 from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
-from specbench_cli.report.figures.drawing import style
-from specbench_cli.report.figures.drawing.labels import Word, write_beside
-from specbench_cli.report.figures.drawing.plots import Point, Series
-from specbench_cli.report.figures.drawing.style import INK, MUTED
+from specbench_cli.report.figures.drawing import plots, style
+from specbench_cli.report.figures.drawing.labels import Word
 from specbench_cli.summary.pareto import Point as SweepPoint
 from specbench_cli.summary.pareto import Sweep, is_number, is_ranked
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_PANEL_IN, _LEGEND_ROW_IN = 2.1, 0.15
 _FRONT = "#b5b5b5"
 
 Lines = dict[str, list[SweepPoint]]
 """By the name of a line, the points on it."""
 
 
-def draw(sweep: Sweep) -> Figure | None:
+def draw(sweep: Sweep) -> plots.Figure | None:
     """The figure; None where no swept row is lossless and has rates that are known."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     series: Lines = {}
     for point in sweep.points:
         known = point.row.discard_rate is not None and point.row.verification_rate is not None
@@ -42,71 +33,40 @@ def draw(sweep: Sweep) -> Figure | None:
     if not any(point.along for points in series.values() for point in points):
         return None
     swept = list(dict.fromkeys(p.along for own in series.values() for p in own if p.along))
-    columns = 4
-    entries = 1 + sum(len({is_ranked(p.row) for p in points}) for points in series.values())
-    legend = _LEGEND_ROW_IN * -(-entries // columns) + 0.1
-    height = max(2.7, _PANEL_IN * len(swept)) + legend
-    layout = ConstrainedLayoutEngine(w_pad=0.08, rect=(0, legend / height, 1, 1 - legend / height))
-    figure = style.blank(style.PAGE_IN, height, layout=layout)
-    grid = figure.add_gridspec(len(swept), 2)
-    rates = figure.add_subplot(grid[:, 0])
-    looks = {name: style.look(i) for i, name in enumerate(series)}
-    words = _rates(rates, series, looks)
-    for place, name in enumerate(swept):
-        own = {key: points for key, points in series.items() if points[0].along == name}
-        _times(figure.add_subplot(grid[place, 1]), name, own, looks)
-    style.legend_below(figure, *rates.get_legend_handles_labels(), columns=columns)
-    figure.draw_without_rendering()  # from here on it is known where points lie on the paper
-    write_beside(rates, words)
-    return figure
+    times = [_times(name, series) for name in swept]
+    return plots.page([_rates(series)], times, width=style.PAGE_IN, columns=4)
 
 
-def _rates(axes: Axes, series: Lines, looks: dict[str, tuple[str, str]]) -> list[Word]:
+def _rates(series: Lines) -> plots.Panel:
     """Left: what each row discards and verifies. A row that is not swept and lies far out stands at
-    the edge, with its discard rate in words: the lines keep their room.
-
-    Returns:
-        What is to be written beside the points.
-    """
-    from matplotlib.cbook import pts_to_poststep
-
-    words: list[Word] = []
+    the edge, with its discard rate in words: the lines keep their room."""
+    edge = _ROOM * max(_rate(p).x for points in series.values() for p in points if _inside(p))
     front = sorted(_rate(p) for points in series.values() for p in points if p.front)
-    edge = _ROOM * max(_rate(p)[0] for points in series.values() for p in points if _inside(p))
-    if front:
-        axes.plot(*pts_to_poststep(*_split(front)), color=_FRONT, lw=2.2, label="Pareto front")
-    for name, points in series.items():
-        colour, marker = looks[name]
-        line = [p for p in points if p.along and is_number(p.swept[p.along])]
-        axes.plot(*_split(map(_rate, line)), color=colour, lw=0.9, zorder=2)
-        for plain, face, label in ((True, colour, name), (False, "white", f"{name} (not ranked)")):
-            own = [p for p in points if is_ranked(p.row) is plain]
-            if own:
-                x, y = _split(map(_rate, own))
-                axes.scatter(
-                    [min(value, edge) if edge else value for value in x],
-                    y,
-                    marker=marker,
-                    facecolor=face,
-                    edgecolor=colour,
-                    s=17,
-                    linewidth=0.9,
-                    zorder=3,
-                    label=label,
-                )
+    steps = [corner for a, b in pairwise(front) for corner in (a, a._replace(x=b.x))]
+    marks, words = list[plots.Mark](), list[Word]()
+    look = style.guide(_FRONT, width=2.2)
+    marks.append(plots.Series([*steps, *front[-1:]], look, "Pareto front"))
+    for at, (name, points) in enumerate(series.items()):
+        colour = style.look(at).colour
+        line = [_rate(p) for p in points if p.along and is_number(p.swept[p.along])]
+        marks.append(plots.Series(line, style.guide(colour, width=0.9)))
+        for hollow, label in ((False, name), (True, f"{name} (not ranked)")):
+            own = [_rate(p) for p in points if is_ranked(p.row) is not hollow]
+            own = [p._replace(x=min(p.x, edge)) if edge else p for p in own]
+            look = style.look(at, hollow=hollow, line="", size=4.1, edge=0.9)
+            marks += [plots.Series(own, look, label)] if own else []
         for p in points:
-            discard, verified = _rate(p)
-            if p.along:
-                words.append(Word(written(p.swept[p.along]), (discard, verified), colour))
-            elif discard > edge > 0:
-                words.append(Word(f"at {discard:.2g}", (edge, verified), colour))
-            else:
-                words.append(Word("", (discard, verified), colour))
-    axes.set_xlabel("discard rate (drafted, not accepted / generated)")
-    axes.set_ylabel("verification rate\n(target forwards / generated)")
-    style.strip(axes, "left", "bottom")
-    style.grid(axes)
-    return words
+            x, y, *_ = _rate(p)
+            far = not p.along and x > edge > 0
+            text = written(p.swept[p.along]) if p.along else f"at {x:.2g}" if far else ""
+            words.append(Word(text, (edge if far else x, y), colour))
+    return plots.Panel(
+        marks,
+        plots.Axis("discard rate (drafted, not accepted / generated)"),
+        plots.Axis("verification rate\n(target forwards / generated)"),
+        words=words,
+        high=2.7,
+    )
 
 
 _TICKS = 12
@@ -116,68 +76,41 @@ _ROOM = 1.15
 
 
 def _inside(point: SweepPoint) -> bool:
-    """Whether a point decides how far the left panel reaches."""
+    """Return True if a point decides how far the left panel reaches."""
     return point.along is not None or point.front
 
 
-def _times(axes: Axes, name: str, series: Lines, looks: dict[str, tuple[str, str]]) -> None:
+def _times(name: str, series: Lines) -> plots.Panel:
     """Right: the speedup along a parameter; without any, milliseconds a token."""
-    points = [p for own in series.values() for p in own]
+    lines = [(at, own) for at, own in enumerate(series.values()) if own[0].along == name]
+    points = [p for _, own in lines for p in own]
     sped = any(p.row.speedup is not None for p in points)
     places = _places([p.swept[name] for p in points])
+    marks, drawn = list[plots.Mark](), list[plots.Point]()
     if sped:
-        axes.axhline(1, color=INK, lw=0.6, zorder=1)
-        axes.annotate(
-            "vanilla",
-            (1, 1),
-            xycoords=("axes fraction", "data"),
-            xytext=(2, 0),
-            va="center",
-            textcoords="offset points",
-            fontsize=6,
-            color=MUTED,
-        )
-    aside = {
-        key: 0.008 * max(places.values()) * (shift - (len(series) - 1) / 2)
-        for shift, key in enumerate(series)
-    }
-    for key, own in series.items():
-        colour, marker = looks[key]
-        for line, face, kind in (
-            ("-", colour, (True, True)),
-            ("none", colour, (False, True)),
-            ("none", "white", (True, False)),
-            ("none", "white", (False, False)),
-        ):
+        vanilla = plots.Note("vanilla", None, 1, 6, style.MUTED, (2, 0))
+        marks += [plots.Rule(y=1, width=0.6), vanilla]
+    for shift, (at, own) in enumerate(lines):
+        aside = 0.008 * max(places.values()) * (shift - (len(lines) - 1) / 2)
+        for number, ranked in product((True, False), (True, False)):
             known = [
-                Point(places[written(p.swept[name])] + aside[key], *value)
+                point
                 for p in own
-                if (is_number(p.swept[name]), is_ranked(p.row)) == kind
-                and (value := _time(p, sped)) is not None
+                if (is_number(p.swept[name]), is_ranked(p.row)) == (number, ranked)
+                and (point := _time(p, places[written(p.swept[name])] + aside, sped)) is not None
             ]
-            Series(points=known, colour=colour, marker=marker, face=face, line=line).draw(axes)
+            look = style.look(at, hollow=not ranked, line="-" if number and ranked else "")
+            marks.append(plots.Series(known, look))
+            drawn += known
     numbers = [word for word in places if is_number(scalar(word))]
     shown = set(numbers[:: 1 + len(places) // _TICKS]) | (places.keys() - set(numbers))
-    ticks = {word: place for word, place in places.items() if word in shown}
-    turned = 30 if any(len(word) > 5 for word in ticks) else 0
-    axes.set_xticks(
-        list(ticks.values()), list(ticks), rotation=turned, ha="right" if turned else "center"
-    )
-    axes.set_xlabel(name)
-    axes.set_ylabel("speedup (95% interval)" if sped else "ms/token (median)")
-    if sped:
-        axes.yaxis.set_major_formatter(style.as_ratio)
-        heights = [1.0, *(p.row.speedup for p in points if p.row.speedup is not None)]
-        ends = [p.row.speedup_high for p in points if p.row.speedup_high is not None]
-        axes.set_ylim(top=min(axes.get_ylim()[1], style.reach(heights, ends)))
-        for key, own in series.items():
-            highs = [
-                (places[written(p.swept[name])] + aside[key], p.row.speedup_high or 0.0)
-                for p in own
-            ]
-            style.mark_cut(axes, highs, looks[key][0])
-    style.strip(axes, "left", "bottom")
-    style.grid(axes)
+    ticks = {place: word for word, place in places.items() if word in shown}
+    x = plots.Axis(name, ticks=ticks, turned=any(len(word) > 5 for word in ticks.values()))
+    if not sped:
+        return plots.Panel(marks, x, plots.Axis("ms/token (median)"))
+    top = style.reach([1.0, *(p.y for p in drawn)], [p.high or p.y for p in drawn])
+    low = 0.98 * min(1.0, *(p.low or p.y for p in drawn))
+    return plots.Panel(marks, x, plots.Axis("speedup (95% interval)", low, top, style.as_ratio))
 
 
 def _places(values: Sequence[Any]) -> dict[str, float]:
@@ -193,24 +126,19 @@ def _places(values: Sequence[Any]) -> dict[str, float]:
     return found
 
 
-def _rate(point: SweepPoint) -> tuple[float, float]:
+def _rate(point: SweepPoint) -> plots.Point:
+    """Return the point of a row in the left panel."""
     assert point.row.discard_rate is not None
     assert point.row.verification_rate is not None
-    return point.row.discard_rate, point.row.verification_rate
+    return plots.Point(point.row.discard_rate, point.row.verification_rate)
 
 
-def _split(pairs: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """The first of each pair, and the second."""
-    listed = list(pairs)
-    return [x for x, _ in listed], [y for _, y in listed]
-
-
-def _time(point: SweepPoint, sped: bool) -> tuple[float, float, float] | None:
-    """Return the height of a point and the ends of its interval."""
+def _time(point: SweepPoint, x: float, sped: bool) -> plots.Point | None:
+    """Return the point of a row in a right panel, with its interval."""
     row = point.row
     height = row.speedup if sped else row.ms_per_token_p50
     if height is None:
         return None
     if not sped or row.speedup_low is None or row.speedup_high is None:
-        return height, height, height
-    return height, row.speedup_low, row.speedup_high
+        return plots.Point(x, height, height, height)
+    return plots.Point(x, height, row.speedup_low, row.speedup_high)

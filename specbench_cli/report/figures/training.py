@@ -9,95 +9,71 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from specbench_cli import files
-from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing import plots, style
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from specbench_cli.training.acceptance import Bin
     from specbench_cli.training.align import Said
 
 
 def draw_curves(facts: Mapping[str, dict[str, Any]], path: Path) -> None:
     """Draw the loss curves of trainings, and the MAT of heads on held-out replies."""
-    from matplotlib.figure import Figure
-
-    with style.defaults():
-        heads = {name: fact for name, fact in facts.items() if fact.get("mat")}
-        figure = Figure(figsize=(10 if heads else 6, 3.2), layout="constrained")
-        read = "tokens read (millions)"
-        axes = figure.add_subplot(
-            1,
-            2 if heads else 1,
-            1,
-            xlabel=read,
-            ylabel="training loss (nats a token)",
-            yscale="log",
-        )
-        lines = {}
-        for name, fact in facts.items():
-            curve = fact["curve"]
-            tokens = [point["tokens"] / 1e6 for point in curve]
-            (lines[name],) = axes.plot(tokens, [point["loss"] for point in curve], label=name)
-        axes.legend(fontsize="x-small")
-        if heads:
-            axes = figure.add_subplot(1, 2, 2, xlabel=read, ylabel="MAT, chains, held-out replies")
-            for name, fact in heads.items():
-                step = fact["tokens"] / fact["steps"] / 1e6
-                colour, mat = lines[name].get_color(), fact["mat"]
-                at = [point["step"] * step for point in mat]
-                axes.plot(at, [point["mat"] for point in mat], marker=".", color=colour, label=name)
-        _write(figure, path, dpi=100)
+    losses, mats = list[plots.Mark](), list[plots.Mark]()
+    for at, (name, fact) in enumerate(facts.items()):
+        curve = [plots.Point(point["tokens"] / 1e6, point["loss"]) for point in fact["curve"]]
+        losses.append(plots.Series(curve, style.look(at, marker=""), name))
+        if fact.get("mat"):
+            step = fact["tokens"] / fact["steps"] / 1e6
+            points = [plots.Point(point["step"] * step, point["mat"]) for point in fact["mat"]]
+            mats.append(plots.Series(points, style.look(at, size=2.4), name))
+    x, y = plots.Axis("tokens read (millions)"), "MAT, chains, held-out replies"
+    stacks = [[plots.Panel(losses, x, plots.Axis("training loss (nats a token)", log=True))]]
+    stacks += [[plots.Panel(mats, x, plots.Axis(y))]] if mats else []
+    _write(path, *stacks, width=style.PAGE_IN if mats else style.COLUMN_IN)
 
 
 def draw_calibration(bins: Sequence[Bin], rejection_weight: float, path: Path) -> None:
     """Draw the labelled share of acceptance by the predicted one."""
-    from matplotlib.figure import Figure
-
-    with style.defaults():
-        figure = Figure(figsize=(3.3, 3.2), layout="constrained")
-        axes = figure.add_subplot(
-            xlabel="predicted chance of acceptance",
-            ylabel="labelled chance",
-            xlim=(0, 1),
-            ylim=(0, 1),
-        )
-        shares = [at / 100 for at in range(101)]
-        axes.plot(shares, shares, color="#999999", linewidth=0.8, label="equal")
-        weighted = [s / (s + rejection_weight * (1 - s)) for s in shares]
-        axes.plot(
-            weighted, shares, "--", color="#999999", linewidth=0.8, label="where the loss is least"
-        )
-        axes.plot([b.predicted for b in bins], [b.labelled for b in bins], "o-")
-        axes.legend(frameon=False)
-        _write(figure, path, dpi=100)
+    shares = [at / 100 for at in range(101)]
+    equal = [plots.Point(share, share) for share in shares]
+    best = [plots.Point(s / (s + rejection_weight * (1 - s)), s) for s in shares]
+    marks = [
+        plots.Series(equal, style.guide(style.MUTED, width=0.8), "equal"),
+        plots.Series(best, style.guide(style.MUTED, "--", 0.8), "where the loss is least"),
+        plots.Series([plots.Point(b.predicted, b.labelled) for b in bins], style.look(0)),
+    ]
+    x, y = (
+        plots.Axis(name, 0, 1) for name in ("predicted chance of acceptance", "labelled chance")
+    )
+    _write(path, [plots.Panel(marks, x, y, high=3.0)])
 
 
 def draw_alignment(worth: Mapping[str, Said], path: Path) -> None:
     """Draw alpha and MAT by loss: each seed, the mean with its interval, and the value before."""
-    from matplotlib.figure import Figure
-
     from specbench_cli.training.align import FIGURES, half_width
 
-    with style.defaults():
-        figure = Figure(figsize=(9, 3.2), layout="constrained")
-        for axes, what in zip(figure.subplots(1, 2), FIGURES, strict=False):
-            for at, said in enumerate(worth.values()):
-                after = [getattr(end, what) for _, end in said]
-                axes.plot([at] * len(after), after, ".", color="0.6", zorder=1)
-                axes.errorbar(
-                    at + 0.2, mean(after), half_width(after), fmt="o", color="C0", capsize=3
-                )
-            begun = mean(getattr(begin, what) for said in worth.values() for begin, _ in said)
-            axes.axhline(begun, color="0.4", lw=0.8, ls="--", label="before")
-            axes.set_xticks(range(len(worth)), list(worth), rotation=30)
-            axes.set_ylabel("MAT" if what == "mat" else what)
-            axes.legend(fontsize="x-small")
-        _write(figure, path)
+    stacks, names = [], {float(at): name for at, name in enumerate(worth)}
+    for figure in FIGURES[:2]:
+        begun = mean(getattr(begin, figure) for said in worth.values() for begin, _ in said)
+        marks: list[plots.Mark] = [
+            plots.Rule(y=begun, colour=style.MUTED, width=0.8, line="--", label="before")
+        ]
+        for at, said in enumerate(worth.values()):
+            after = [getattr(end, figure) for _, end in said]
+            middle, half = mean(after), half_width(after)
+            ends = () if half is None else (middle - half, middle + half)
+            seeds = [plots.Point(at, value) for value in after]
+            marks.append(plots.Series(seeds, style.Look(style.BAND, line="", size=2.4)))
+            marks.append(plots.Series([plots.Point(at + 0.2, middle, *ends)], style.look(0)))
+        x = plots.Axis("loss", ticks=names, turned=True)
+        stacks.append([plots.Panel(marks, x, plots.Axis("MAT" if figure == "mat" else figure))])
+    _write(path, *stacks, width=style.PAGE_IN)
 
 
-def _write(figure: Figure, path: Path, **options: Any) -> None:
-    """Draw a figure in the format of the path's suffix, and write it as `files.write_listed`."""
+def _write(path: Path, *stacks: Sequence[plots.Panel], width: float = style.COLUMN_IN) -> None:
+    """Draw a page in the format of the path's suffix, and write it as `files.write_listed`."""
     content = io.BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."), **options)
+    with style.applied():
+        figure = plots.page(*stacks, width=width)
+        figure.savefig(content, format=path.suffix.removeprefix("."), dpi=200)
     files.write_listed(path, content.getvalue())

@@ -15,25 +15,22 @@ drafting (draft) and the rest (host), and s the steps over the baseline's:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specbench_cli.report.figures.cells import Cells
-from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_PARTS = ("verify", "draft", "host", "overlap", "prefill", "learn")
+_LOOKS = {
+    part: style.PARTS[part] for part in ("verify", "draft", "host", "overlap", "prefill", "learn")
+} | {"measured": (style.REFERENCE, None)}
 _ROW_IN = 0.42
 _ROW, _STAIRS, _BAR, _BAR_AT = 0.88, 0.55, 0.3, 0.28
 """In rows: what of one is used, how much of it by the stairs, and the measured bar below them."""
 _OVERLAP = 1e-3
-"""Of decode time; less is rounding of the clock."""
+"""Share of decode time below which an overlap is rounding of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,94 +49,42 @@ class Fall:
 
 def falls(cells: Cells) -> list[Fall]:
     """The methods whose steps and times are known, in the table's order."""
-    reference = {(r.prompt_id, r.turn, r.pass_): r for r in cells.baseline}
     found = []
     for row in cells.sped:
-        pairs = [
-            (vanilla, own)
-            for own in cells.timed(row.label)
-            if (vanilla := reference.get((own.prompt_id, own.turn, own.pass_))) is not None
-            and _known(vanilla)
-            and _known(own)
-        ]
+        pairs = [pair for pair in cells.pairs(row.label) if all(map(_known, pair))]
         if pairs and row.mat is not None and row.mat != 1:
             found.append(_fall(row.label, pairs))
     return found
 
 
-def draw(cells: Cells) -> Figure | None:
+def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where no method's times are known by part."""
     found = falls(cells)
     if not found:
         return None
-    parts = [part for part in _PARTS if any(part in fall.left for fall in found)]
-    figure = style.blank(style.COLUMN_IN, _ROW_IN * len(found) + 0.62)
-    axes = style.frame(figure, style.room_for(fall.label for fall in found), 0.12, 0.05, 0.52)
+    marks: list[plots.Mark] = [plots.Rule(x=1)]
+    boxes: dict[str, list[plots.Box]] = {part: [] for part in _LOOKS}
     for place, fall in enumerate(found):
-        _stairs(axes, place, fall)
-    axes.axvline(1, color=style.INK, lw=0.5, zorder=1)
-    axes.set_ylim(len(found) - 0.45, -0.55)
-    axes.set_xlim(0, 1.12 * max(max(fall.ideal, *fall.left.values()) for fall in found))
-    style.strip(axes, "bottom")
-    style.name_rows(axes, [fall.label for fall in found], range(len(found)))
-    axes.xaxis.set_major_formatter(style.as_ratio)
-    style.name_x(axes, "speedup: from MAT down to the measured one")
-    _legend(figure, parts)
-    return figure
-
-
-def _stairs(axes: Axes, place: int, fall: Fall) -> None:
-    """The measured speedup as a bar, and above its end the stairs that lead down to it."""
-    steps = len(fall.left)
-    height = _STAIRS / steps
-    y = place - 0.5 * _ROW
-    before = fall.ideal
-    axes.plot([before, before], [y, y + height], color=style.INK, lw=1.1, zorder=4)
-    axes.annotate(
-        formats.ratio(before),
-        (before, y + height / 2),
-        xytext=(2, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=style.TINY,
-        color=style.MUTED,
-    )
-    for part, after in fall.left.items():
-        colour, hatch = style.PARTS[part]
-        axes.barh(
-            y + height / 2,
-            before - after,
-            height,
-            after,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            lw=0,
-            zorder=3,
+        y, height, before = place - 0.5 * _ROW, _STAIRS / len(fall.left), fall.ideal
+        start = [plots.Point(before, y), plots.Point(before, y + height)]
+        marks.append(plots.Series(start, style.Look(marker="", width=1.1)))
+        stairs = style.TINY, style.MUTED, (2, 0)
+        marks.append(plots.Note(formats.ratio(before), before, y + height / 2, *stairs))
+        for part, after in fall.left.items():
+            boxes[part].append(plots.Box(after, y, before - after, height))
+            before, y = after, y + height
+        y = place + _BAR_AT
+        boxes["measured"].append(plots.Box(0, y - _BAR / 2, fall.measured, _BAR))
+        measured = 6.5, style.INK, (2, 0)
+        marks.append(
+            plots.Note(formats.ratio(fall.measured), fall.measured, y, *measured, halo=1.4)
         )
-        before, y = after, y + height
-    axes.barh(place + _BAR_AT, fall.measured, _BAR, color=style.REFERENCE, zorder=2)
-    axes.annotate(
-        formats.ratio(fall.measured),
-        (fall.measured, place + _BAR_AT),
-        xytext=(2, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontsize=6.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.85},
-        zorder=5,
-    )
-
-
-def _legend(figure: Figure, parts: Iterable[str]) -> None:
-    from matplotlib.patches import Patch
-
-    looks = {part: style.PARTS[part] for part in parts} | {"measured": (style.REFERENCE, None)}
-    patches = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", lw=0)
-        for colour, hatch in looks.values()
-    ]
-    style.legend_below(figure, patches, list(looks), columns=len(looks))
+    marks += [plots.Bars(own, *_LOOKS[part], part) for part, own in boxes.items() if own]
+    longest = max(max(fall.ideal, *fall.left.values()) for fall in found)
+    name = "speedup: from MAT down to the measured one"
+    panel = plots.Panel(marks, plots.Axis(name, 0, 1.12 * longest, style.as_ratio))
+    names = [(fall.label, place) for place, fall in enumerate(found)]
+    return plots.row_plot(names, [panel], _ROW_IN, columns=len(_LOOKS))
 
 
 def _known(record: Record) -> bool:

@@ -3,26 +3,25 @@ and picture are inside, there is no script, and all text is escaped on its way i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
 
-from markupsafe import Markup
-
-from specbench_cli import output
+from specbench_cli.report import tables
+from specbench_cli.report.document import Grid, Paragraph, Section, grid
 from specbench_cli.report.gallery.entry import Entry, Line
-from specbench_cli.report.html import tables
 from specbench_cli.report.html.facts import public
 from specbench_cli.report.html.figures import Inlined
 from specbench_cli.report.html.page import NAME as REPORT
-from specbench_cli.report.html.page import asset, environment, heading, lead, policy, warned
-from specbench_cli.report.html.tables import Cell, Table, word
+from specbench_cli.report.html.page import Figures, Key, heading, lead, warned
+from specbench_cli.report.html.writer import markup, page
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import GUARANTEES
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.metrics import METRICS, Heading
+from specbench_cli.summary.columns import Column
+from specbench_cli.summary.metrics import METRICS, Row
 
 MARK = "specbench gallery"
 """What an index says that it was made by; another's page is not written over."""
@@ -36,22 +35,6 @@ _GUARANTEES = {
     "workflow": "Lossy: another way of working",
 }
 """What a guarantee is, in words; the order is that of the boards."""
-_COLUMNS = (
-    *(metrics.METHOD, metrics.SPEEDUP, metrics.INTERVAL, metrics.MAT, metrics.TOKENS),
-    Heading("draft", "the draft model that it uses", "l"),
-    Heading("questions"),
-    metrics.OUTPUT,
-    Heading("run", align="l"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """A part of the leaderboard: one target, tasks, setting and machine; a table a guarantee."""
-
-    heading: str
-    note: str
-    tables: tuple[Table, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,47 +45,111 @@ class Place:
     link: str
 
 
+Ranked = tuple[Place, Line]
+"""A row of the leaderboard."""
+
+
+def _like(column: Column[Row], shown: Callable[[Line], str], value: str) -> Column[Ranked]:
+    """Return a column of reports for the rows of the leaderboard."""
+    return Column(
+        column.heading,
+        column.meaning,
+        column.align,
+        column.choose,
+        shown=lambda ranked: shown(ranked[1]),
+        data={value: lambda ranked: getattr(ranked[1], value)},
+    )
+
+
+_COLUMNS: tuple[Column[Ranked], ...] = (
+    replace(
+        _like(metrics.METHOD, lambda line: line.label, "label"),
+        look=lambda ranked: "peer" if ranked[1].peer else "",
+    ),
+    replace(
+        _like(metrics.SPEEDUP, lambda line: formats.ratio(line.speedup), "speedup"),
+        look=lambda _: "strong",
+    ),
+    _like(metrics.INTERVAL, lambda line: formats.between(line.low, line.high), "low"),
+    _like(metrics.MAT, lambda line: METRICS["mat"].form(line.mat), "mat"),
+    _like(
+        metrics.TOKENS, lambda line: METRICS["tokens_per_s"].form(line.tokens_per_s), "tokens_per_s"
+    ),
+    Column(
+        "draft",
+        "the draft model that it uses",
+        "l",
+        shown=lambda ranked: ranked[1].draft or formats.NONE,
+    ),
+    Column(
+        "questions",
+        shown=lambda ranked: str(_questions(ranked[0])),
+        data={"questions": lambda ranked: _questions(ranked[0])},
+    ),
+    _like(metrics.OUTPUT, lambda line: line.output, "output"),
+    Column(
+        "run",
+        align="l",
+        shown=lambda ranked: ranked[0].entry.name,
+        link=lambda ranked: ranked[0].link,
+    ),
+)
+
+
+def _questions(place: Place) -> int:
+    return sum(place.entry.prompts.values())
+
+
 def run_page(reading: Reading, entry: Entry, picture: Inlined | None) -> str:
-    """A run's own page. picture: its speedups, where there are any to draw."""
-    return _rendered(
+    """Return a run's own page. picture: its speedups, where there are any to draw."""
+    proof = text.proof(reading.summary)
+    return page(
         "run.html.j2",
+        _style(),
         title=public(heading(reading)),
         lead=public(lead(reading)),
         entry=entry,
         warnings=[public(line) for line in warned(reading)],
-        picture=picture,
-        tables=tables.overall(reading.summary),
-        proof=text.proof(reading.summary),
+        body=markup(
+            [
+                *([] if picture is None else [Figures([picture])]),
+                *tables.overall(reading.summary),
+                Key(text.prose([proof])),
+            ]
+        ),
         report=REPORT,
     )
 
 
 def index_page(places: Sequence[Place]) -> str:
-    """The index of a gallery: all runs, the newest first, and their leaderboard."""
+    """Return the index of a gallery: all runs, the newest first, and their leaderboard."""
     newest = sorted(places, key=lambda place: place.entry.created_utc, reverse=True)
-    return _rendered(
-        "index.html.j2", title="Gallery", mark=MARK, places=newest, boards=boards(places)
+    return page(
+        "index.html.j2",
+        _style(),
+        title="Gallery",
+        mark=MARK,
+        warnings=(),
+        places=newest,
+        boards=markup(boards(places)),
     )
 
 
-def boards(places: Iterable[Place]) -> list[Board]:
-    """The leaderboard: rows of one target, tasks, setting and machine, best first."""
+def boards(places: Iterable[Place]) -> list[Section]:
+    """Return the leaderboard: a section per target, tasks, setting and machine, with a table per
+    guarantee, the best rows first."""
 
     def key(place: Place) -> tuple[str, str, str, str]:
         entry = place.entry
         return entry.target, entry.tasks, entry.machine, entry.setting
 
     found = []
-    for number_, (_, group) in enumerate(groupby(sorted(places, key=key), key), start=1):
+    for number, (_, group) in enumerate(groupby(sorted(places, key=key), key), start=1):
         own = list(group)
         entry = own[0].entry
-        found.append(
-            Board(
-                heading=f"{entry.target} on {entry.tasks}",
-                note="; ".join([*_note(entry), *_few(own)]),
-                tables=tuple(_ranked(own, f"board-{number_}")),
-            )
-        )
+        note = Paragraph("; ".join([*_note(entry), *_few(own)]))
+        title = f"{entry.target} on {entry.tasks}"
+        found.append(Section(title, [note, *_ranked(own, f"board-{number}")], level=3))
     return found
 
 
@@ -117,12 +164,12 @@ def _note(entry: Entry) -> Iterator[str]:
 
 def _few(places: Sequence[Place]) -> list[str]:
     """The runs that are too small to rank by."""
-    few = [place.entry for place in places if sum(place.entry.prompts.values()) < text.FEW]
+    few = [place.entry for place in places if _questions(place) < text.FEW]
     names = ", ".join(entry.name for entry in few)
     return [f"fewer than {text.FEW} questions, too few to rank by: {names}"] if few else []
 
 
-def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
+def _ranked(places: Sequence[Place], name: str) -> Iterator[Grid]:
     """A table a guarantee; those that learn from prompt to prompt apart, as their figures depend on
     the order of the prompts."""
     rows = [(place, line) for place in places for line in place.entry.lines]
@@ -136,22 +183,7 @@ def _ranked(places: Sequence[Place], name: str) -> Iterator[Table]:
             if own:
                 own.sort(key=lambda row: -row[1].speedup)
                 caption = _GUARANTEES[guarantee] + (f"; {text.RUN_SCOPE}" if learns else "")
-                cells = tuple(_cells(place, line) for place, line in own)
-                yield Table(f"{name}-{guarantee}-{learns:d}", caption, _COLUMNS, cells)
-
-
-def _cells(place: Place, line: Line) -> tuple[Cell, ...]:
-    entry, figures = place.entry, {"mat": line.mat, "tokens_per_s": line.tokens_per_s}
-    return (
-        word(line.label, "peer" if line.peer else ""),
-        Cell(formats.ratio(line.speedup), line.speedup, "strong"),
-        Cell(formats.between(line.low, line.high), line.low),
-        *(Cell(METRICS[name].form(value), value) for name, value in figures.items()),
-        word(line.draft or formats.NONE),
-        Cell(str(sum(entry.prompts.values())), sum(entry.prompts.values())),
-        word(line.output),
-        Cell(entry.name, entry.name, link=place.link),
-    )
+                yield grid(_COLUMNS, own, id=f"{name}-{guarantee}-{learns:d}", caption=caption)
 
 
 def link(folder: str) -> str:
@@ -159,7 +191,6 @@ def link(folder: str) -> str:
     return f"runs/{quote(folder)}/index.html"
 
 
-def _rendered(name: str, **facts: object) -> str:
-    style = asset("report.css") + (_TEMPLATES / "gallery.css").read_text(encoding="utf-8")
-    page = environment(_TEMPLATES).get_template(name)
-    return output.plain(page.render(policy=policy(style), style=Markup(style), **facts))
+def _style() -> str:
+    """Return the style sheet of a gallery."""
+    return (_TEMPLATES / "gallery.css").read_text(encoding="utf-8")

@@ -30,7 +30,6 @@ _ACROSS = re.compile(r'viewBox="0 0 ([\d.]+) ')
 _COLUMN = 300
 """Points that a figure of a column's width is narrower than."""
 _FONT = re.compile(r"(?:(italic|oblique)\s+)?(?:(bold|\d{3})\s+)?([\d.]+)px\s+(.+)")
-_FONT_PARTS = ("font-style", "font-weight", "font-size", "font-family")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,30 +6,28 @@ no other script or style than these, by their hashes. All text is escaped on its
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from specbench_cli import output
+from specbench_cli.report import tables
+from specbench_cli.report.document import Document, Grid, Part, Section, Widget
 from specbench_cli.report.figures import write_figures
-from specbench_cli.report.html import tables
-from specbench_cli.report.html.facts import public, sections
-from specbench_cli.report.html.figures import HEAVIEST, inlined
-from specbench_cli.report.html.methods import cards
+from specbench_cli.report.html.facts import Line, public, sections
+from specbench_cli.report.html.figures import HEAVIEST, Inlined, inlined
+from specbench_cli.report.html.methods import Card, cards
 from specbench_cli.report.html.tokens import BUDGET, Viewer, viewer
+from specbench_cli.report.html.writer import asset, embedded, environment, markup, page
 from specbench_cli.report.paper.methods_text import sentences
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.report.tokens import decoder_of
 from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.columns import Cell
 from specbench_cli.summary.facts import HOSTED
 from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, Row, alike
 from specbench_cli.summary.pareto import sweep_of
@@ -37,18 +35,12 @@ from specbench_cli.summary.pareto import sweep_of
 NAME = "report.html"
 _ROOM = 4_000_000
 """Bytes for figures and token viewer; tables and texts are small beside them."""
-_TEMPLATES = Path(__file__).with_name("templates")
+_LISTED = 500
+"""Maximum number of incidents of a kind that are listed one by one."""
 _SCRIPTS = ("page.js", "tables.js", "tree.js", "viewer.js")
-_SECTIONS = {
-    "results": "Results",
-    "figures": "Figures",
-    "tokens": "Token by token",
-    "equivalence": "Is the output unchanged?",
-    "methods": "Methods",
-    "measured": "How it was measured",
-}
-_UNSAFE = "<>&\u2028\u2029"
-_ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in _UNSAFE}
+
+
+# ---- parts that only a page has ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +50,60 @@ class Tile:
     name: str
     value: str
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles(Widget):
+    """The most important figures."""
+
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Widget):
+    """The colours of the time bars, and sentences about the tables above."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures(Widget):
+    """Figures with their captions."""
+
+    figures: Sequence[Inlined]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens(Widget):
+    """The token viewer. others: the command that shows further prompts, if there are any."""
+
+    sample: str
+    others: str
+    data: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Cards(Widget):
+    """The methods of the run."""
+
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Told(Widget):
+    """A paragraph in the page's text size."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Widget):
+    """The manifest's facts under headings."""
+
+    sections: Sequence[tuple[str, Sequence[Line]]]
+
+
+# ---- the page ------------------------------------------------------------------------------------
 
 
 def write_html(
@@ -72,101 +118,104 @@ def write_html(
     file = folder / NAME
     if figures is None:
         with tempfile.TemporaryDirectory() as drawn:
-            page = _page(reading, write_figures(reading, Path(drawn), heavy=HEAVIEST))
+            made = _page(reading, write_figures(reading, Path(drawn), heavy=HEAVIEST))
     else:
-        page = _page(reading, figures)
-    file.write_text(output.plain(page), encoding="utf-8")
+        made = _page(reading, figures)
+    file.write_text(made, encoding="utf-8")
     return [file]
 
 
 def _page(reading: Reading, figures: Sequence[Path]) -> str:
-    summary, facts, manifest = reading.summary, reading.facts, reading.run.manifest
-    style = asset("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(asset, _SCRIPTS)) + "})();"
-    pictures = list(inlined(figures))
-    room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
-    shown = viewer(reading, decoder_of(facts.target), min(BUDGET, room))
-    run = public(reading.name)
-    page = environment().get_template("report.html.j2")
-    return page.render(
-        policy=policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        title=f"specbench: {heading(reading)}",
-        heading=heading(reading),
+    document = report(reading, list(inlined(figures)))
+    return page(
+        "report.html.j2",
+        script="(() => {\n'use strict';\n" + "\n".join(map(asset, _SCRIPTS)) + "})();",
+        title=document.title,
         lead=lead(reading),
-        facts=facts,
-        run=run,
-        sections=[(k, v) for k, v in _SECTIONS.items() if k != "figures" or pictures],
+        facts=reading.facts,
+        run=public(reading.name),
+        sections=document.parts,
         warnings=[public(line) for line in warned(reading)],
-        tiles=list(_tiles(reading)),
-        notes=[
-            "Void cells' times are left out",
-            *text.near_ties(summary),
-            *text.grammar(summary, facts),
-            *text.controls(summary),
-        ],
-        overall=tables.overall(summary),
-        more=_more(reading),
-        families=tables.by_family(summary),
-        figures=pictures,
-        sample=_sample(shown),
-        others=f"specbench report {run if facts.runs == 1 else 'RUN'} --prompt ID"
-        if shown.of
-        else "",
-        viewer=embedded(shown.data),
-        equivalence=_equivalence(reading),
-        cards=cards(summary),
-        detail=tables.in_detail(summary),
-        measured=" ".join(map(public, sentences(summary, manifest))),
-        manifest=sections(manifest),
+        body=markup(document.parts),
     )
+
+
+def report(reading: Reading, pictures: Sequence[Inlined]) -> Document:
+    """Return the content of the page."""
+    summary, manifest = reading.summary, reading.run.manifest
+    sweep = sweep_of(summary, manifest)
+    results: list[Part] = [
+        Tiles(list(_tiles(reading))),
+        *tables.overall(summary),
+        Key(_notes(reading)),
+        *tables.by_family(summary),
+        *tables.sweep(sweep),
+        *([_public(reading.spec_bench.overall())] if reading.spec_bench else []),
+        *map(_public, tables.claimed(summary, reading.facts)),
+    ]
+    unchanged = [
+        tables.equivalence(summary),
+        *tables.evidence(summary),
+        *map(_public, tables.incidents(reading.incidents, _LISTED)),
+    ]
+    measured = " ".join(map(public, sentences(summary, manifest)))
+    parts = [
+        Section("Results", results, id="results"),
+        *([Section("Figures", [Figures(pictures)], id="figures")] if pictures else []),
+        Section("Token by token", [_tokens(reading, pictures)], id="tokens"),
+        Section("Is the output unchanged?", unchanged, id="equivalence"),
+        Section("Methods", [Cards(cards(summary)), tables.in_detail(summary)], id="methods"),
+        Section(
+            "How it was measured", [Told(measured), Manifest(sections(manifest))], id="measured"
+        ),
+    ]
+    return Document(heading(reading), parts)
+
+
+def _public(found: Grid) -> Grid:
+    """Return a table with absolute paths cut to their last part."""
+
+    def cut(cell: Cell) -> Cell:
+        value = public(cell.value) if isinstance(cell.value, str) else cell.value
+        return replace(cell, shown=public(cell.shown), value=value)
+
+    return replace(found, rows=[[cut(cell) for cell in row] for row in found.rows])
+
+
+def _notes(reading: Reading) -> str:
+    """Return the notes on the tables of results."""
+    notes = [
+        "Void cells' times are left out",
+        *text.near_ties(reading.summary),
+        *text.grammar(reading.summary, reading.facts),
+        *text.controls(reading.summary),
+    ]
+    return f"{'. '.join(notes)}."
+
+
+def _tokens(reading: Reading, pictures: Sequence[Inlined]) -> Tokens:
+    """Return the token viewer, in the room that the figures leave."""
+    room = _ROOM - sum(len(picture.svg) + len(picture.png) for picture in pictures)
+    shown = viewer(reading, decoder_of(reading.facts.target), min(BUDGET, room))
+    run = public(reading.name) if reading.facts.runs == 1 else "RUN"
+    others = f"specbench report {run} --prompt ID" if shown.of else ""
+    return Tokens(_sample(shown), others, embedded(shown.data))
 
 
 def brief(reading: Reading) -> str:
-    """What a notebook shows of a run: the tables over all prompts, and what must be known of them.
-    HTML without style and script; all text is escaped."""
-    page = environment().get_template("brief.html.j2")
-    rendered = page.render(
-        heading=reading.facts.header(reading.summary.prompts, WIDTH),
-        warnings=[public(line) for line in warned(reading)],
-        tables=tables.overall(reading.summary, but=LEFT_OUT_OF_BRIEF),
-        proof=text.proof(reading.summary),
+    """Return what a notebook shows of a run: the tables over all prompts, and what must be known of
+    them. HTML without style and script; all text is escaped."""
+    rendered = (
+        environment()
+        .get_template("brief.html.j2")
+        .render(
+            heading=reading.facts.header(reading.summary.prompts, WIDTH),
+            warnings=[public(line) for line in warned(reading)],
+            tables=tables.overall(reading.summary, but=LEFT_OUT_OF_BRIEF),
+            proof=text.proof(reading.summary),
+        )
     )
     return output.plain(rendered)
-
-
-def embedded(data: Any) -> Markup:
-    """JSON that may stand in a script element: nothing in it can end that element."""
-    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
-
-
-def environment(*folders: Path) -> Environment:
-    """Templates of pages, those of this one and of more folders; all that they show is escaped."""
-    return Environment(
-        loader=FileSystemLoader([_TEMPLATES, *folders]), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-
-
-def asset(name: str) -> str:
-    """A style sheet or a script of the page."""
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
-
-
-def policy(style: str, script: str = "") -> str:
-    """What a page may do: run its own script, if it has one, wear its own style, show its own
-    pictures."""
-
-    def digest(source: str) -> str:
-        return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-
-    runs = f" script-src 'sha256-{digest(script)}';" if script else ""
-    return (
-        f"default-src 'none';{runs} style-src 'sha256-{digest(style)}'; img-src data:;"
-        " base-uri 'none'; form-action 'none'"
-    )
 
 
 def heading(reading: Reading) -> str:
@@ -209,17 +258,6 @@ def warned(reading: Reading) -> list[str]:
         *text.rare_questions(reading.summary),
         *text.warnings(reading.summary, reading.facts),
     ]
-
-
-def _more(reading: Reading) -> list[tables.Table]:
-    """Tables that some runs have."""
-    sweep = sweep_of(reading.summary, reading.run.manifest)
-    found = (
-        None if sweep is None else tables.sweep_table(sweep),
-        tables.spec_bench(reading),
-        tables.claimed(reading),
-    )
-    return [table for table in found if table is not None]
 
 
 def _counted(n: int, one: str, more: str) -> str:
@@ -270,13 +308,3 @@ def _sample(shown: Viewer) -> str:
         f"{shown.prompts} of {shown.of} questions are in this file, outputs that differ first, the"
         f" others spread over the families. Any other:"
     )
-
-
-def _equivalence(reading: Reading) -> list[tables.Table]:
-    summary = reading.summary
-    found = tables.evidence(summary)
-    return [
-        tables.equivalence(summary),
-        *([] if found is None else [found]),
-        *tables.incidents(reading),
-    ]

@@ -13,7 +13,6 @@ from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from specbench_cli.predict.lanes import lanes_of
-from specbench_cli.report.html.pieces import piece, pieces
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, Drafted, Record
@@ -26,6 +25,12 @@ _MOST = 60
 _LONGEST = 20_000
 """Characters of a prompt's text."""
 _WORST_FIRST = ("mismatch", "near-tie")
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What decoders put in place of bytes that are no character yet."""
+_SPREAD = 8
+"""Tokens that one character may be spread over; bytes not completed by then are broken."""
+_BEFORE = 4
+"""Tokens of context that a token is decoded with."""
 
 Cells = dict[tuple[str, int], dict[str, Record]]
 """(prompt_id, turn) -> label -> the worst pass."""
@@ -221,3 +226,49 @@ def _ends(record: Record) -> list[int] | None:
     # Where workers overlap, a step may be known before an earlier one's forward has ended.
     ends = accumulate([prefill, *verified[:-1], total] if verified else [total], max)
     return [round(end / 1e3) for end in ends]
+
+
+# ---- the text of each token ----------------------------------------------------------------------
+#
+# Token ids cannot be decoded one by one: a blank may depend on the token before, and with
+# byte-level vocabularies a character may be spread over several tokens. The piece of a token is
+# therefore what it adds to the text before it. The token that completes a character has all of it,
+# and the tokens before have none.
+
+
+def pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
+    """The text of every token; together they are the text of all, as far as it is UTF-8.
+
+    Args:
+        ids: [n] tokens of one text.
+        decode: from ids to text; None: the pieces are the ids in words, with a blank between.
+    Returns:
+        [n] pieces, some of them empty.
+    """
+    if decode is None:
+        return [f"{' ' if place else ''}{token}" for place, token in enumerate(ids)]
+    found: list[str] = []
+    settled = 0  # tokens whose text is complete
+    start, before = 0, ""  # the context and its text
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[start:end])
+        waits = text.endswith(INCOMPLETE) and end < len(ids) and end - settled < _SPREAD
+        added = "" if waits else text[_shared(before, text) :]
+        if not waits:
+            settled = end
+            start = max(0, end - _BEFORE)
+            before = decode(ids[start:end])
+        found.append(added)
+    return found
+
+
+def _shared(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((place for place, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def piece(token: int, decode: Decode | None) -> str:
+    """A token's text where nothing is known of its neighbours; its id where it has none alone."""
+    text = "" if decode is None else decode([token])
+    return text if text and INCOMPLETE not in text else f"#{token}"

@@ -8,13 +8,14 @@ Each part is a separate file, so that a paper can `\\input` a single one: `overa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from specbench_cli.report import claims
-from specbench_cli.report.document import Grid, by_family, grid
+from specbench_cli.report import claims, tables
+from specbench_cli.report.document import Grid, grid, pivot
 from specbench_cli.report.figures import CAPTIONS
 from specbench_cli.report.paper import methods_text
 from specbench_cli.report.paper.bibliography import Bibliography, bibliography
@@ -22,8 +23,9 @@ from specbench_cli.report.paper.tex import Tex, escape
 from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.summary import formats, metrics, text
-from specbench_cli.summary.metrics import COST, MAT, SPEED, Align, Row
-from specbench_cli.summary.pareto import sweep_of, swept
+from specbench_cli.summary.columns import Cell, Column
+from specbench_cli.summary.metrics import COST, MAT, SPEED, Row
+from specbench_cli.summary.pareto import sweep_of
 from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
@@ -72,11 +74,11 @@ def _parts(reading: Reading, references: Bibliography) -> dict[str, str]:
             sentences=methods_text.sentences(summary, reading.run.manifest),
             cited=_cited(reading, references),
         ),
-        "overall": _table("overall", _OVERALL + letters, grid(SPEED, summary.lossless)),
+        "overall": _table("overall", _OVERALL + letters, _grid(SPEED, summary.lossless)),
         "lossy": _lossy(summary),
-        "cost": _table("cost", _cost(summary), grid(COST, summary.rows)),
+        "cost": _table("cost", _cost(summary), _grid(COST, summary.rows)),
         "families": _table("families", f"{_FAMILIES}{letters} {few}".rstrip(), _families(reading))
-        + _table("families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), by_family(summary, MAT.shown)),
+        + _table("families-mat", f"{_FAMILIES_MAT} {few}".rstrip(), _mat(summary)),
         "sweep": _sweep(reading),
         "claims": _claims(reading),
         "spec-bench": _spec_bench(reading),
@@ -100,10 +102,13 @@ _LOSSY = (
 )
 
 
+def _grid(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Grid:
+    """Return a table of methods. Rows of another kind have a section of their own."""
+    return grid(columns, rows, sections=text.sections(rows))
+
+
 def _lossy(summary: Summary) -> str:
-    if not summary.lossy:
-        return ""
-    return _table("lossy", _LOSSY, grid(SPEED, summary.lossy, apart=False))
+    return _table("lossy", _LOSSY, grid(SPEED, summary.lossy)) if summary.lossy else ""
 
 
 def _cost(summary: Summary) -> str:
@@ -135,57 +140,61 @@ def _letters(reading: Reading) -> str:
     return f" {text.prose(notes)}"
 
 
+def _mat(summary: Summary) -> Grid:
+    """Return MAT by family."""
+    kinds = text.sections(summary.rows)
+    return pivot(summary.rows, tables.families(summary), MAT.shown, sections=kinds)
+
+
 def _families(reading: Reading) -> Grid:
     """Return speedups with their group letters, each above its interval."""
-    summary = reading.summary
-    found = {family: {row.label: row for row in rows} for family, rows in summary.families.items()}
-    lines: list[Sequence[object]] = []
-    kinds, sections = dict(text.sections(summary.rows)), list[tuple[int, str]]()
-    for place, row in enumerate(summary.rows):
+    rows, families = reading.summary.rows, tables.families(reading.summary)
+    upper, lower = pivot(rows, families, _lettered), pivot(rows, families, _under, missing="")
+    lines: list[Sequence[Cell]] = []
+    kinds, sections = dict(text.sections(rows)), list[tuple[int, str]]()
+    for place, (above, below) in enumerate(zip(upper.rows, lower.rows, strict=True)):
         if place in kinds:
             sections.append((len(lines), kinds[place]))
-        parts = [rows.get(row.label) for rows in found.values()] + [row]
-        lines.append((row.label, *map(_lettered, parts)))
-        if any(part is not None and part.speedup_low is not None for part in parts):
-            lines.append(("", *map(_under, parts)))
-    heads = [text.family(name.replace("_", " "), rows.values()) for name, rows in found.items()]
-    aligns: list[Align] = ["c"] * (len(heads) + 1)
-    return Grid(("method", *heads, "all"), ("l", *aligns), lines, tuple(sections))
+        lines.append(above)
+        if any(cell.shown for cell in below[1:]):
+            lines.append((Cell(""), *below[1:]))
+    return Grid(upper.columns, lines, tuple(sections))
 
 
-def _lettered(row: Row | None) -> Tex:
-    if row is None:
-        return Tex(formats.NONE)
+def _lettered(row: Row) -> str:
     letters = rf"\textsuperscript{{{escape(metrics.group(row))}}}" if row.letters else ""
     return Tex(f"{escape(metrics.speedup_or_broken(row))}{letters}")
 
 
-def _under(row: Row | None) -> Tex:
-    between = formats.NONE if row is None else metrics.interval(row)
-    if row is not None and between != formats.NONE:
-        between = f"{between} {metrics.at_what_cost(row)}".rstrip()
-    return Tex("" if between == formats.NONE else rf"\scriptsize {escape(between)}")
+def _under(row: Row) -> str:
+    between = metrics.interval(row)
+    if between == formats.NONE:
+        return ""
+    return Tex(rf"\scriptsize {escape(f'{between} {metrics.at_what_cost(row)}'.rstrip())}")
 
 
 def _sweep(reading: Reading) -> str:
-    sweep = sweep_of(reading.summary, reading.run.manifest)
-    if sweep is None:
-        return ""
-    rows = [point.row for point in sweep.points]
-    return _table("sweep", _SWEEP, grid(swept(sweep), rows, apart=False))
+    found = tables.sweep(sweep_of(reading.summary, reading.run.manifest))
+    return "".join(_table("sweep", _SWEEP, each) for each in found)
+
+
+def _there(line: claims.Line) -> str:
+    set_up = claims.set_up(line.claim)
+    return f"{set_up} ({line.claim.source})" if set_up else line.claim.source
+
+
+_CLAIMS: tuple[Column[claims.Line], ...] = (
+    *(claims.METHOD, claims.CLAIMED),
+    Column("there", align="l", shown=_there),
+    *(claims.MEASURED, replace(claims.HERE, heading="here")),
+)
+"""Columns of a page's width: the source is part of its set-up."""
 
 
 def _claims(reading: Reading) -> str:
-    lines = []
-    for line in claims.lines(reading.summary, reading.facts):
-        method, claimed, set_up, source, measured, here = line.cells()
-        there = f"{set_up} ({source})" if set_up else source
-        lines.append((method, claimed, there, measured, here))
-    if not lines:
-        return ""
-    found = Grid(("method", "claimed", "there", "measured", "here"), (), lines)
     aligns = ("l", "l", _ragged(0.28), "l", _ragged(0.25))
-    return _table("claims", f"{claims.TITLE}. {claims.NOTE}", found, aligns)
+    found = tables.claimed(reading.summary, reading.facts, _CLAIMS)
+    return "".join(_table("claims", f"{g.caption}. {g.note}", g, aligns) for g in found)
 
 
 def _ragged(width: float) -> str:
@@ -215,7 +224,7 @@ def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) ->
     Args:
         aligns: column types of LaTeX, in place of the grid's.
     """
-    lines: list[Sequence[object] | str] = list(found.rows)
+    lines: list[Sequence[str] | str] = [[cell.shown for cell in row] for row in found.rows]
     for place, kind in reversed(found.sections):
         lines.insert(place, kind)
     return _rendered(
@@ -223,7 +232,7 @@ def _table(label: str, caption: str, found: Grid, aligns: Sequence[str] = ()) ->
         label=label,
         caption=caption,
         headings=found.headings,
-        columns=Tex("".join(aligns or found.aligns)),
+        columns=Tex("".join(aligns or (column.align for column in found.columns))),
         lines=lines,
     )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from specbench_cli import output
-from specbench_cli.report.document import Grid
+from specbench_cli.report.document import Grid, grid_of_values
 from specbench_cli.report.spec_bench.files import Imported, write_answers
 from specbench_cli.report.spec_bench.formulas import (
     Answers,
@@ -24,8 +23,9 @@ from specbench_cli.report.spec_bench.formulas import (
 from specbench_cli.report.tokens import text_of, tokenizer_of
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.columns import Heading, write_csv
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Align, Row
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.source import Source
 from specbench_cli.summary.summary import ALL, Summary
 
@@ -38,7 +38,10 @@ NOTE = (
 )
 _LONGEST_SLUG = 60
 """Maximum number of characters of a file name without its hash."""
-HEADINGS = ("method", "theirs: speedup", "MAT", "tok/s", "ours: speedup", "MAT", "tok/s")
+_OVERALL = (
+    Heading("method", align="l"),
+    *map(Heading, ("theirs: speedup", "MAT", "tok/s", "ours: speedup", "MAT", "tok/s")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class SpecBench:
                         *ours,
                     )
                 )
-        return self._grid(HEADINGS, lines)
+        note = " ".join((NOTE, *self.notes))
+        return self._grid(_OVERALL, lines, id="spec-bench", caption=TITLE, note=note)
 
     def by_family(self) -> Grid:
         """Their speedups by family, ours in brackets behind each."""
@@ -84,14 +88,21 @@ class SpecBench:
                 ours = formats.NONE if row is None else metrics.speedup_or_broken(row)
                 cells.append(f"{formats.ratio(theirs.speedup if theirs else None)} ({ours})")
             lines.append((label, *cells))
-        return self._grid(("method: theirs (ours)", *families), lines)
+        return self._grid(
+            (Heading("method: theirs (ours)", align="l"), *map(Heading, families)), lines
+        )
 
-    def _grid(self, headings: Sequence[str], lines: Sequence[tuple[str, ...]]) -> Grid:
-        """The lines, in the order of the rows of a report; those that it has no row of last."""
+    def records(self) -> list[dict[str, object]]:
+        """Return their figures and ours for programs, a record per method and family."""
+        return [_record(theirs, self.rows) for theirs in self.theirs]
+
+    def _grid(
+        self, headings: Sequence[Heading], lines: Sequence[tuple[str, ...]], **more: Any
+    ) -> Grid:
+        """Return the lines in the order of a report's rows. Lines without a row come last."""
         known = (self.rows.get((line[0], ALL)) for line in lines)
         sections = text.sections(row for row in known if row is not None)
-        figures: list[Align] = ["r"] * (len(headings) - 1)
-        return Grid(tuple(headings), ("l", *figures), tuple(lines), sections)
+        return grid_of_values(headings, lines, sections=sections, **more)
 
 
 def is_imported(source: Source) -> bool:
@@ -134,33 +145,9 @@ def spec_bench(run: Source, sources: Sequence[Source], summary: Summary) -> Spec
     return SpecBench(theirs, rows, ours, notes)
 
 
-def show(found: SpecBench, form: output.Format = "table") -> None:
-    """Print both tables; `form` is as in `terminal.table.print_runs`."""
-    output.note(f"{TITLE}. {NOTE}")
-    for note in found.notes:
-        output.note(note)
-    if form == "table":
-        for grid in (found.overall(), found.by_family()):
-            output.data(_drawn(grid))
-        return
-    lines = [_line(theirs, found.rows) for theirs in found.theirs]
-    if form == "tsv":
-        output.tsv(lines)
-    for line in lines if form == "json" else ():
-        output.json_line(line)
-
-
 def write(found: SpecBench, folder: Path) -> list[Path]:
     """Write `spec_bench.csv`, and an answer file of theirs a row and pass where texts are known."""
-    files = [folder / "spec_bench.csv"]
-    lines = [_line(theirs, found.rows) for theirs in found.theirs]
-    with files[0].open("w", newline="", encoding="utf-8") as file:
-        names = list(lines[0]) if lines else ["method"]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writerow({name: output.harmless(name) for name in names})
-        writer.writerows(
-            {name: output.harmless(each) for name, each in line.items()} for line in lines
-        )
+    files = [write_csv(found.records(), folder / "spec_bench.csv", empty="method")]
     slugs = _slugs(dict.fromkeys(label for run in found.runs for label in run))
     for number, run in enumerate(found.runs, start=1):
         for label, answers in run.items():
@@ -218,7 +205,7 @@ def _tokenizer(
     return retokenised, lambda ids: text_of(tokenizer, ids, skip_special_tokens=True), notes
 
 
-def _line(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
+def _record(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
     row = rows.get((found.label, found.family))
     ours = {
         "our_speedup": None if row is None else row.speedup,
@@ -230,19 +217,3 @@ def _line(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
 
 def _ours(row: Row) -> tuple[str, str, str]:
     return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)
-
-
-def _drawn(grid: Grid) -> str:
-    """A grid for a terminal."""
-    lines = [[output.plain(cell) for cell in line] for line in (grid.headings, *grid.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    drawn = [
-        "  ".join(
-            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    for place, kind in reversed(grid.sections):
-        drawn.insert(1 + place, kind)
-    return "\n".join(drawn)

@@ -5,42 +5,31 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from rich.text import Text
 
 from specbench_cli import output
+from specbench_cli.report.document import grid, pivot
 from specbench_cli.report.reading import Reading
-from specbench_cli.summary import formats, metrics, text
+from specbench_cli.report.spec_bench import table as spec_bench_table
+from specbench_cli.report.spec_bench.table import SpecBench
+from specbench_cli.report.terminal.grid import BAR_MARKS, draw
+from specbench_cli.summary import formats, load, metrics, text
+from specbench_cli.summary.columns import Column, data_of, informative
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.forced import by_target
-from specbench_cli.summary.load import load_lines
-from specbench_cli.summary.metrics import Align, Column, Row
+from specbench_cli.summary.load import LoadRow, load_rows
+from specbench_cli.summary.metrics import Row
 from specbench_cli.summary.summary import ALL, Summary
 
 WIDTH = 100
-BAR_WIDTH = 11
-BAR_MARKS = {"target": "#", "draft": "+", "host": "."}
 _BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
-_BAR_STYLES = {"target": "blue", "draft": "yellow", "host": "bright_black"}
-_LEAST_LABEL = 8
-_ALIGN: dict[Align, Literal["left", "center", "right"]] = {"l": "left", "c": "center", "r": "right"}
-_MARKS = {"left": "<", "center": "^", "right": ">"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column: heading, cell, alignment, the blanks before it, whether it gives way first, the
-    heading where there is little room, and whether it is never put apart from those before it."""
-
-    heading: str
-    cell: Callable[[Row], Text]
-    align: Literal["left", "center", "right"] = "right"
-    gap: int = 1
-    shrinks: bool = False
-    narrow: str = ""
-    bound: bool = False
+_NAMES = (metrics.GROUP, metrics.METHOD)
+"""Columns without a heading, since they name a row."""
+_APART = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
+"""Columns with a wider gap in front."""
 
 
 def print_runs(
@@ -56,23 +45,58 @@ def print_runs(
         summary, facts = reading.summary, reading.facts
         head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
         foot = footer(summary, facts, reading.where)
-        foot += load_lines(reading.records)
+        loads = load_rows(reading.records)
         if form == "table":
             width = output.columns()
-            notes = (output.styled(line, "dim") for line in _noted(foot, width))
+            lines = [*map(output.styled, head), *_drawn(summary, facts, width)]
+            notes = [output.styled(line) for line in _noted(foot, width)]
+            notes += [Text(" ").append_text(line) for line in load_lines(loads, width)]
+            for note in notes:
+                note.style = "dim"
             more = _drawn_targets(summary, facts, width)
             more += _drawn_families(summary, width) if families else []
-            for line in (*map(output.styled, head), *_drawn(summary, facts, width), *notes, *more):
+            for line in (*lines, *notes, *more):
                 output.data(line)
         else:
-            for note in (*head, *foot):
-                output.note(note)
-    records = [row for reading in readings for row in _records(reading, families)]
+            for said in (*head, *foot, *(line.plain for line in load_lines(loads))):
+                output.note(said)
+    _print_records([row for reading in readings for row in _records(reading, families)], form)
+
+
+def print_spec_bench(found: SpecBench, form: output.Format = "table") -> None:
+    """Print the figures by Spec-Bench's formulas beside ours. `form` is as in `print_runs`."""
+    output.note(f"{spec_bench_table.TITLE}. {spec_bench_table.NOTE}")
+    for note in found.notes:
+        output.note(note)
+    for table in (found.overall(), found.by_family()) if form == "table" else ():
+        for line in draw(table):
+            output.data(line)
+    _print_records(found.records(), form)
+
+
+def _print_records(records: Sequence[Mapping[str, Any]], form: output.Format) -> None:
+    """Print rows for programs, unless they were printed as a table."""
     if form == "tsv":
         output.tsv(records)
-    if form == "json":
-        for record in records:
-            output.json_line(record)
+    for record in records if form == "json" else ():
+        output.json_line(record)
+
+
+def load_lines(
+    rows: Sequence[LoadRow], width: int | None = None, title: str = "under load"
+) -> list[Text]:
+    """Return a table of requests under load, and the rates at which methods saturate."""
+    if not rows:
+        return []
+    lines = draw(
+        grid(load.TERMINAL, rows),
+        width and width - 1,
+        gaps=(1, 1, 2, 2, 2, 2, 2, 1, 2),
+        bound=(7, 8),  # the interval, and whether it is saturated
+    )
+    notes = [f"{title}; {load.HEAD}"], load.saturation(rows)
+    above, below = (map(output.styled, _noted(each, width, lead="")) for each in notes)
+    return [*above, *lines, *below]
 
 
 def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
@@ -136,69 +160,59 @@ def _records(reading: Reading, families: bool) -> list[dict[str, Any]]:
     scopes = {ALL: reading.summary.rows} | (reading.summary.families if families else {})
     return [
         {"run": reading.name, "family": family}
-        | {name: get(row) for column in metrics.DATA for name, get in column.data.items()}
+        | data_of(metrics.DATA, row)
         | ({"speedup": metrics.speedup_or_broken(row)} if row.broken else {})
         for family, rows in scopes.items()
         for row in rows
     ]
 
 
-def _noted(notes: Sequence[str], width: int | None) -> list[str]:
-    """Notes in lines that a terminal of a width does not break."""
+def _noted(notes: Sequence[str], width: int | None, lead: str = " ") -> list[str]:
+    """Return notes as lines that a terminal of a width does not break."""
     if width is None:
-        return [f" {note}" for note in notes]
+        return [f"{lead}{note}" for note in notes]
     whole = "\n".join(notes).replace("\n  ", " ").splitlines()  # some are two lines already
-    return [line for note in whole for line in output.wrapped(note, width, " ", "   ")]
+    return [line for note in whole for line in output.wrapped(note, width, lead, f"{lead}  ")]
 
 
 def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Text]:
-    """Heading and rows; those of another kind below, under a line that says which. Of `width` see
-    `_grids`."""
+    """Return the headings and rows as lines. Rows of another kind follow a line that names it."""
     rows = summary.rows
-    wanted: Sequence[Column] = metrics.TERMINAL
-    if facts.targets:  # what a label ends with has columns of its own, where it is not cut
+    wanted = metrics.TERMINAL
+    if facts.targets:  # the end of a label has columns of its own, where it is not cut
         rows = tuple(replace(row, label=row.label.rpartition(" @")[0]) for row in rows)
         wanted = metrics.BY_TARGET
-    drawn = []
+    lines = []
     for lossless, chosen in ((True, wanted), (False, metrics.LOSSY)):
         own = [row for row in rows if row.lossless == lossless]
-        if not own and (rows or not lossless):
-            continue
-        bound = () if lossless else metrics.WITH_SPEEDUP
-        drawn_as = [replace(_column(c), bound=c in bound) for c in metrics.of(chosen, own)]
-        grids = _grids(drawn_as, own, width)
-        for lines in grids:
-            for place, kind in reversed(text.sections(own)):
-                lines.insert(1 + place if place else 0, output.styled(kind))
-            drawn += lines
-    return drawn
+        if own or (lossless and not rows):
+            lines += _methods(chosen, own, width, () if lossless else metrics.WITH_SPEEDUP)
+    return lines
 
 
-def _column(column: Column) -> _Column:
-    """A column as it is drawn: the first two go without a heading."""
-    looks: dict[Column, Callable[[Row], Text]] = {
-        metrics.GROUP: lambda row: output.styled(metrics.group(row), "bold"),
-        metrics.METHOD: lambda row: output.styled(row.label),
-        metrics.SPEEDUP: lambda row: output.styled(
-            metrics.speedup_or_broken(row), "bold red" if row.broken else "bold"
-        ),
-        metrics.TIME: _bar,
-        metrics.OUTPUT: lambda row: output.styled(
-            metrics.verdicts(row), "red" if row.broken or row.failed else ""
-        ),
-    }
-    return _Column(
-        "" if column in (metrics.GROUP, metrics.METHOD) else column.heading,
-        looks.get(column, lambda row: output.styled(column.shown(row))),
-        _ALIGN[column.align],
-        2 if column in (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME) else 1,
-        column is metrics.METHOD,
-        "time" if column is metrics.TIME else "",
+def _methods(
+    chosen: Sequence[Column[Row]], rows: Sequence[Row], width: int | None, bound: Sequence[object]
+) -> list[Text]:
+    """Return a table of methods as lines. `bound`: columns that stay with the one before."""
+    shown = informative(chosen, rows)
+    found = grid(
+        [replace(column, heading="") if column in _NAMES else column for column in shown],
+        rows,
+        sections=text.sections(rows),
+        heads=1 + shown.index(metrics.METHOD),
+    )
+    return draw(
+        found,
+        width,
+        most=WIDTH,
+        gaps=[2 if column in _APART else 1 for column in shown],
+        bound=[at for at, column in enumerate(shown) if column in bound],
     )
 
 
 def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
-    """A grid a figure: a row a method, a column a family; accuracy where answers are scored."""
+    """Return a grid per figure: a row per method, a column per family. Accuracy is included where
+    answers are scored."""
     by_family = {
         text.family(family, rows).replace(" (", "("): {row.label: row for row in rows}  # six fit
         for family, rows in summary.families.items()
@@ -212,7 +226,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
 
 
 def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
-    """The same with a column a target; nothing where there is but one."""
+    """Return the same with a column per target, or nothing if there is only one."""
     found = by_target(summary, facts.targets)
     if found is None:
         return []
@@ -222,99 +236,16 @@ def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Te
 
 def _drawn_by(
     parts: Mapping[str, Mapping[str, Row]],
-    shown: Sequence[Row],
+    rows: Sequence[Row],
     figures: Mapping[str, Callable[[Row], str]],
     width: int | None,
 ) -> list[Text]:
-    """A grid a figure, under its title: a line a row, a column a part of what was measured."""
+    """Return a grid per figure under its title, with a column per part of what was measured."""
     lines = []
     for title, figure in figures.items():
-        # There is no room for what a lossy row's speedup costs: the table above has it.
-        rows = [row for row in shown if row.lossless] if figure is metrics.SPEEDUP.shown else shown
-        drawn = [_column(metrics.METHOD)]
-        drawn += [
-            _Column(output.plain(part), _cell_of(own, figure), gap=2) for part, own in parts.items()
-        ]
-        grids = _grids(drawn, rows, width)
-        lines += [output.styled(title, "bold"), *(line for grid in grids for line in grid)]
+        # The cost of a lossy method's speedup has no room here: the table above shows it.
+        own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.shown else rows
+        found = pivot(own, parts, figure, heading="", align="r")
+        gaps = [1, *(2 for _ in parts)]
+        lines += [output.styled(title, "bold"), *draw(found, width, most=WIDTH, gaps=gaps)]
     return lines
-
-
-def _cell_of(rows: Mapping[str, Row], figure: Callable[[Row], str]) -> Callable[[Row], Text]:
-    return lambda row: output.styled(figure(rows[row.label]) if row.label in rows else formats.NONE)
-
-
-def _grids(chosen: Sequence[_Column], rows: Sequence[Row], width: int | None) -> list[list[Text]]:
-    """`_grid`, for a terminal of a width: closer where that is needed to fit, else one below the
-    other, each with the columns up to the one that shrinks, which does so for those that are bound
-    to those before them; None for lines of any length."""
-    if width is None or _wide(_grid(chosen, rows)) <= width:
-        return [_grid(chosen, rows)]
-    close = [replace(column, gap=1, heading=column.narrow or column.heading) for column in chosen]
-    lead = next(at for at, column in enumerate(close) if column.shrinks) + 1
-    parts = [close[:lead]]
-    for column in close[lead:]:
-        full = len(parts[-1]) > lead and _wide(_grid([*parts[-1], column], rows)) > width
-        if full and not column.bound:
-            parts.append(close[:lead])
-        parts[-1] = [*parts[-1], column]
-    return [_grid(part, rows, min(width, WIDTH)) for part in parts]
-
-
-def _wide(lines: Sequence[Text]) -> int:
-    return max(map(len, lines))
-
-
-def _grid(chosen: Sequence[_Column], rows: Sequence[Row], most: int = WIDTH) -> list[Text]:
-    """Aligned lines, of at most so many columns as far as the one that shrinks allows."""
-    cells = [[column.cell(row) for column in chosen] for row in rows]
-    widths = [
-        max([len(column.heading), *(len(line[i]) for line in cells)])
-        for i, column in enumerate(chosen)
-    ]
-    excess = sum(widths) + sum(column.gap for column in chosen) - most
-    for i, column in enumerate(chosen):
-        if column.shrinks and excess > 0:
-            widths[i] = max(min(widths[i], _LEAST_LABEL), widths[i] - excess)
-    heading = "".join(
-        " " * column.gap + f"{column.heading:{_MARKS[column.align]}{width}}"
-        for column, width in zip(chosen, widths, strict=True)
-    )
-    lines = [output.styled(heading.rstrip())]
-    for row, line in zip(rows, cells, strict=True):
-        drawn = Text(style="dim" if row.peer else "")
-        for column, width, cell in zip(chosen, widths, line, strict=True):
-            shown = _cut(cell, width)
-            shown.align(column.align, width)
-            drawn.append(" " * column.gap).append_text(shown)
-        drawn.rstrip()
-        lines.append(drawn)
-    return lines
-
-
-def _cut(cell: Text, width: int) -> Text:
-    """A cell, without its middle if it is too wide: rows of one method differ at the end."""
-    if len(cell) <= width:
-        return cell
-    tail = width // 2
-    cut: Text = Text.assemble(cell[: width - 1 - tail], "…", cell[len(cell) - tail :])
-    return cut
-
-
-def bar_marks(row: Row) -> dict[str, int]:
-    """Return how many marks target, draft and host get on the time bar, by largest remainders."""
-    if row.share_target is None or row.share_draft is None or row.share_host is None:
-        return {}
-    exact = [BAR_WIDTH * s for s in (row.share_target, row.share_draft, row.share_host)]
-    marks = [int(part) for part in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: marks[i] - exact[i])
-    for i in by_remainder[: BAR_WIDTH - sum(marks)]:
-        marks[i] += 1
-    return dict(zip(BAR_MARKS, marks, strict=True))
-
-
-def _bar(row: Row) -> Text:
-    bar = Text()
-    for name, marks in bar_marks(row).items():
-        bar.append(BAR_MARKS[name] * marks, _BAR_STYLES[name])
-    return bar or Text(formats.NONE)

@@ -14,8 +14,8 @@ from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.session import Harness
 from specbench_cli.engine.types import Tokens
-from specbench_cli.engine.verify import accept
 from specbench_cli.engine.verify import chain as verify
+from specbench_cli.engine.verify import decide
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.grammar import Masking
 from specbench_cli.engine.verify.random import SeededRandom
@@ -137,7 +137,7 @@ def all_accepted(path, relaxed):
 
 def asked_a_row_late(rule, p, draft, tree, random, **beside):
     """Each draft token at its own row of the target, which is that of the token behind it."""
-    return accept.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
+    return decide.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
 
 
 # ---- in place of the generator ------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.commands.running import one
+from specbench_cli.commands import _running
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -27,14 +27,14 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 def stopped(call_here):
     """A matrix that was stopped behind its first run, before any test resumes it: the exit code,
     which runs stand, the first one's records, and the report's exit code and table."""
-    written = one.written
+    written = _running.written
 
     def interrupted(folder, view):
         written(folder, view)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one, "written", interrupted)
+        patch.setattr(_running, "written", interrupted)
         code = app._run(ASKED)
     with redirect_stdout(StringIO()) as table:
         reported = app._run(["report", "here"])

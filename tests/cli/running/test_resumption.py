@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from specbench_cli.commands.running.one import told_how_to_go_on
+from specbench_cli.commands._running import told_how_to_go_on
 from specbench_cli.errors import EnvironmentFault
 from specbench_cli.store.run_dir import RunDir
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine.drafting.by_load import PROBE, emitted
-from specbench_cli.engine.drafting.length_params import LengthParams, rule_of
+from specbench_cli.engine.drafting.length_params import LengthParams
+from specbench_cli.engine.drafting.length_rules import rule_of
 from specbench_cli.engine.drafting.smartspec import SmartSpec, best_lengths
 from specbench_cli.engine.drafting.synergy import Synergy, best_length
 from specbench_cli.engine.types import Outcome

@@ -5,7 +5,8 @@ import torch
 from pydantic import ValidationError
 
 from methods.sps import Sps
-from specbench_cli.engine.drafting.length_params import BY_LOAD, RULES, LengthParams, rule_of
+from specbench_cli.engine.drafting.length_params import BY_LOAD, RULES, LengthParams
+from specbench_cli.engine.drafting.length_rules import rule_of
 from specbench_cli.engine.drafting.lengths import (
     CONFIDENCE,
     AcceptanceHead,

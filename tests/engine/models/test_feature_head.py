@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from specbench_cli.engine.drafting.template import fill_from, tree_of_choices, tree_of_widths
-from specbench_cli.engine.models.head import NORMED, FeatureHead, Trained
+from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.head import NORMED, FeatureHead
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Meter, MeteredHead
 from specbench_cli.engine.types import Draft

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.head import NORMED, Artifact, Trained, features
+from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Tokens

@@ -23,8 +23,8 @@ from specbench_cli.engine.verify.accept import (
     RandomAccept,
     Threshold,
     Typical,
-    passing,
 )
+from specbench_cli.engine.verify.decide import passing
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, tree_of

@@ -9,8 +9,9 @@ from specbench_cli.measure.view import Progress
 from specbench_cli.plan import plan
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.report.reading import read_together
+from specbench_cli.report.terminal.table import load_lines
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.load import load_lines, load_rows, saturation
+from specbench_cli.summary.load import load_rows, saturation
 from specbench_cli.summary.pairing import process
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -76,7 +77,7 @@ def test_requests_join_no_sooner_than_they_arrive(specbench):
     assert (plain.label, plain.requests, plain.offered) == ("vanilla", 4, 3 / 0.4)
     counts = [r.n_tokens for r in outcome.by_label("vanilla")]
     assert (plain.load, plain.tokens[0].tolist()) == ("burst:2:0.4", counts)
-    text = "\n".join(load_lines(outcome.records))
+    text = "\n".join(line.plain for line in load_lines(load_rows(outcome.records)))
     assert "    7.5 " in text and "eqspec" in text
 
 
@@ -126,7 +127,7 @@ def test_a_sweep_and_other_runs_are_read_as_one(specbench):
         ("vanilla", "poisson:80", 6, 2),  # of two runs, each with its own queue
     ]
     alone = load_rows(list(runs[1].records()))[0]
-    assert (rows[0].rates(), rows[0].times()) == (alone.rates(), alone.times())
+    assert rows[0].figures == alone.figures
     assert found.facts.runs == 3 and not found.facts.forced
     assert found.facts.load == "poisson:40,80 | poisson:20 | poisson:80"
     assert len(saturation(rows)) == 1

@@ -11,7 +11,6 @@ from types import NoneType
 from typing import get_args, get_type_hints
 
 import pytest
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -38,8 +37,8 @@ def misplaced(figure: Figure) -> list[tuple[str, str]]:
     for axes in figure.axes:
         # of an annotation alone: its own extent has the line that leads to its point in it
         boxes = [(text, Text.get_window_extent(text, renderer)) for text in axes.texts]
-        marks = [each for each in axes.collections if isinstance(each, PathCollection)]
-        points = [axes.transData.transform(at) for each in marks for at in each.get_offsets()]
+        marks = [line for line in axes.lines if line.get_marker() in [*style.MARKERS]]
+        points = [axes.transData.transform(at) for each in marks for at in each.get_xydata()]
         for (text, a), (other, b) in itertools.combinations(boxes, 2):
             found += [(text.get_text(), other.get_text())] * bool(a.overlaps(b))
         for text, box in boxes:
@@ -115,7 +114,7 @@ def test_words_at_near_points_do_not_overlap_and_stay_inside():
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     axes.set(xlim=(0, 1), ylim=(0, 1))
     at = [(0.5 + n / 100, 0.5) for n in range(4)] + [(1, 0.9)]
-    axes.scatter(*zip(*at, strict=True))
+    axes.plot(*zip(*at, strict=True), "o")
     write_beside(axes, [Word(f"word {n}", point, "black") for n, point in enumerate(at)])
     assert len(axes.texts) == len(at) and misplaced(figure) == []
 

@@ -8,40 +8,20 @@ from specbench_cli.report.figures import pareto
 from specbench_cli.summary.pareto import sweep_of
 from specbench_cli.summary.summary import summarise
 
-LENGTHS = (1, 3, 5, "heuristic")
-
 
 @pytest.fixture
-def sweep(synthetic, manifest):
-    """A swept method, one row of it a bound, beside two that are not swept."""
-
-    def make(words=(), peers=True):
-        swept = [
-            synthetic.Fake(f"sps length={value}", "sps", 3 + at, 0.7, 1.2, 0.12)
-            for at, value in enumerate(LENGTHS)
-        ]
-        fakes = [synthetic.vanilla, *swept, synthetic.pld, *[synthetic.hf_vanilla] * peers]
-        records = synthetic.records(fakes, prompts=12)
-        for record in records:
-            if record.method == "sps":
-                value = record.label.partition("=")[2]
-                record.params.effective["length"] = int(value) if value.isdigit() else value
-        manifest["upper_bounds"] = ["sps length=5"]
-        manifest["config"]["effective"] |= {
-            "sweep": {"sps": {"length": list(words or LENGTHS)}},
-            "methods": [{"name": fake.method or fake.label, "label": fake.label} for fake in fakes],
-        }
-        return sweep_of(summarise(records, manifest, resamples=199), manifest)
-
-    return make
+def sweep(swept_run, manifest):
+    """Return the sweep of a run in which one swept row is an upper bound."""
+    manifest["upper_bounds"] = ["sps length=5"]
+    return lambda **config: sweep_of(*swept_run(**config))
 
 
 def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
-    # vanilla, sps, its bound, pld and the front: one more than a row of the legend holds
-    figure = pareto.draw(sweep(peers=False))
+    # vanilla, sps, its bound, pld, a peer and the front: more than a row of the legend holds
+    figure = pareto.draw(sweep())
     renderer = figure.canvas.get_renderer()
     (legend,) = figure.legends
-    assert len(legend.get_texts()) == 5
+    assert len(legend.get_texts()) == 6
     assert "sps (not ranked)" in [text.get_text() for text in legend.get_texts()]
     figure.draw_without_rendering()
     top = legend.get_window_extent(renderer).y1
@@ -51,16 +31,14 @@ def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
 
 def test_points_stand_at_their_rows_rates(sweep):
     found = sweep()
-    drawn = {
-        tuple(at) for each in pareto.draw(found).axes[0].collections for at in each.get_offsets()
-    }
+    drawn = {tuple(at) for line in pareto.draw(found).axes[0].lines for at in line.get_xydata()}
     for point in found.points:
         if point.along:
             assert (point.row.discard_rate, point.row.verification_rate) in drawn
 
 
 def test_figure_is_drawn_of_words_alone_and_without_any_speedup(sweep, synthetic, manifest):
-    for p in (found := sweep(words=["heuristic"])).points:
+    for p in (found := sweep(sweep={"sps": {"length": ["heuristic"]}})).points:
         p.swept.update({name: f"rule {value}" for name, value in p.swept.items()})
     assert pareto.draw(found)
     records = synthetic.records([synthetic.sps], prompts=4)

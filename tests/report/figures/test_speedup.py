@@ -9,7 +9,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Rectangle
 
 from specbench_cli.report.figures import speedup
-from specbench_cli.report.figures.drawing import style
 from specbench_cli.summary.summary import summarise
 
 
@@ -24,15 +23,6 @@ def summary(synthetic, manifest):
 def bars(figure) -> list[Rectangle]:
     (axes,) = figure.axes
     return [bar for container in axes.containers for bar in container if isinstance(bar, Rectangle)]
-
-
-def test_figure_is_deterministic_svg_and_png(summary, tmp_path):
-    first, second = (
-        style.write(speedup.draw(summary), tmp_path / place, "speedup") for place in "ab"
-    )
-    assert [file.name for file in first] == ["speedup.svg", "speedup.png"]
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
 
 
 def test_bars_are_the_lossless_speedups_of_the_table_and_only_those(summary):
@@ -55,13 +45,6 @@ def test_grey_band_is_the_noise_floor(summary):
     )
     band = axes.patches[0]
     assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((0.98, 1.02))
-
-
-@pytest.mark.parametrize("rows", [1, 3, 14])
-def test_words_are_legible_however_many_and_long(cells_of, many, check_legible, rows):
-    figure = speedup.draw(cells_of(many[:rows], aa_noise=0.02).summary)
-    assert figure.get_size_inches()[0] == style.COLUMN_IN
-    check_legible(figure)
 
 
 def test_one_family_and_no_noise_floor_make_a_figure_too(synthetic, manifest):

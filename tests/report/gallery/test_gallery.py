@@ -153,13 +153,12 @@ def test_a_ranking_never_holds_two_machines(make, tmp_path):
     for name, machine in (("a", "here"), ("b", "there")):
         published(make(name, machine), tmp_path / "g")
     found = boards(places(tmp_path / "g"))
-    assert [board.note.split(";")[0] for board in found] == [
+    assert [board.parts[0].text.split(";")[0] for board in found] == [
         "some CPU, 2 cores, 24 GiB (machine aaaabbbbcccc)",
         "other CPU, some GPU (machine ddddeeeeffff)",
     ]
-    assert [{row[-1].shown for table in board.tables for row in table.rows} for board in found] == [
-        {"a"}, {"b"},
-    ]  # fmt: skip
+    runs = [{row[-1].shown for each in board.parts[1:] for row in each.rows} for board in found]
+    assert runs == [{"a"}, {"b"}]
 
 
 def places(folder):
@@ -174,7 +173,7 @@ def test_runs_of_one_machine_and_setting_are_ranked_together_best_first(make, sy
     later = "2026-11-22T10:24:03Z"
     published(make("b", created=later, fakes=(synthetic.vanilla, fast)), tmp_path / "g")
     (board,) = boards(places(tmp_path / "g"))
-    (table,) = board.tables
+    _, table = board.parts
     assert [row[0].shown for row in table.rows] == ["fast", "sps", "vanilla", "vanilla"]
 
 
@@ -202,7 +201,7 @@ def test_lossy_rows_and_those_that_learn_are_ranked_apart(make, synthetic, tmp_p
     run = make(fakes=(synthetic.vanilla, synthetic.sps, loose), facts={"rows": rows})
     published(run, tmp_path / "g")
     (board,) = boards(places(tmp_path / "g"))
-    assert [[row[0].shown for row in table.rows] for table in board.tables] == [
+    assert [[row[0].shown for row in table.rows] for table in board.parts[1:]] == [
         ["vanilla"], ["sps"], ["loose"],
     ]  # fmt: skip
 
@@ -259,8 +258,11 @@ def test_a_run_that_means_nothing_is_said_to(make, tmp_path):
     tasks = [{"name": "mini", "embedded": "plumbing"}]
     published(make(facts={"tasks": tasks}), tmp_path / "g")
     (board,) = boards(places(tmp_path / "g"))
-    assert "mini is beyond the model's training, and speedups mean nothing there" in board.note
-    assert "fewer than 20 questions, too few to rank by: run" in board.note
+    assert (
+        "mini is beyond the model's training, and speedups mean nothing there"
+        in board.parts[0].text
+    )
+    assert "fewer than 20 questions, too few to rank by: run" in board.parts[0].text
 
 
 def test_pages_can_be_read_by_whoever_serves_them(make, tmp_path):

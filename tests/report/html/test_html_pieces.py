@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.report.html.pieces import piece, pieces
+from specbench_cli.report.html.tokens import piece, pieces
 from specbench_cli.report.tokens import decoder_of
 
 VOCABULARY = {number: bytes([number]) for number in range(256)} | {256: b" the", 257: b"\n\n"}

@@ -11,18 +11,20 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli import output
+from specbench_cli.report import tables
 from specbench_cli.report.content import report
 from specbench_cli.report.document import grid
-from specbench_cli.report.html import tables
 from specbench_cli.report.html.page import warned
-from specbench_cli.report.html.tables import overall
 from specbench_cli.report.markdown import render
 from specbench_cli.report.paper.latex import write_latex
 from specbench_cli.report.reading import Incidents, Reading
-from specbench_cli.report.terminal.table import BAR_MARKS, bar_marks, footer, print_runs, run_text
+from specbench_cli.report.tables import overall
+from specbench_cli.report.terminal.grid import BAR_MARKS, bar_marks
+from specbench_cli.report.terminal.table import footer, print_runs, run_text
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Params, Verdict
 from specbench_cli.summary import formats, metrics, text
+from specbench_cli.summary.columns import informative
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.metrics import COST, alike
 from specbench_cli.summary.summary import summarise
@@ -188,14 +190,8 @@ def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
         ((0.0, 0.0, 1.0), "..........."),
     ],
 )
-def test_bar_has_eleven_marks_by_largest_remainder(make_reading, shares, bar):
-    row = replace(
-        make_reading().summary.rows[0],
-        share_target=shares[0],
-        share_draft=shares[1],
-        share_host=shares[2],
-    )
-    marks = bar_marks(row)
+def test_bar_has_eleven_marks_by_largest_remainder(shares, bar):
+    marks = bar_marks(shares)
     assert "".join(BAR_MARKS[name] * n for name, n in marks.items()) == bar
 
 
@@ -223,7 +219,7 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     (note,) = [line for line in lines if line.startswith(" work: target forwards a token")]
     shown = grid(COST, reading.summary.rows)
     at = shown.headings.index("work")
-    assert {line[0]: line[at] for line in shown.rows}["staged"] == f"{work:.2f}"
+    assert {line[0].shown: line[at].shown for line in shown.rows}["staged"] == f"{work:.2f}"
     (table,) = overall(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
     assert f" work: {column.meaning}" == note
@@ -499,9 +495,9 @@ def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
     for chosen in (metrics.SPEED, metrics.COST):
         found = grid(chosen, reading.summary.rows)
         for head, said in zip(found.headings, found.rows[0], strict=True):
-            assert said == on_page.get(head, said)
+            assert said.shown == on_page.get(head, said.shown)
         assert len(set(found.headings)) == len(found.headings)
-    for column in metrics.of(metrics.TERMINAL, reading.summary.rows)[2:]:
+    for column in informative(metrics.TERMINAL, reading.summary.rows)[2:]:
         assert column.heading in heading and column.heading in on_page
         assert column is metrics.TIME or column.shown(row) in written
 
@@ -514,4 +510,4 @@ def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
         for row in rows:
             for column in filter(lambda column: column.when([row]), chosen):
                 nothing = column.shown(row) in ("", formats.NONE)
-                assert (column.value(row) is None) is nothing
+                assert (column.cell(row).value is None) is nothing

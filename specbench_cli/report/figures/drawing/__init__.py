@@ -1,1 +1,1 @@
-"""What all figures are drawn with: one look, panels side by side, labels that find their places."""
+"""Drawing of all figures: one look, three plot kinds, and text that finds its place."""

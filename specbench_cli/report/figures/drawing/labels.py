@@ -118,7 +118,7 @@ def _spots(point: Floats, wide: float) -> _Spots:
 def _lines(axes: Axes, scale: float) -> list[Floats]:
     """Of each line of the plot, points of paper all along it: [1, points, 2]."""
     found = []
-    for line in axes.get_lines():
+    for line in (line for line in axes.get_lines() if line.get_linestyle() != "None"):
         corners = scale * axes.transData.transform(np.asarray(line.get_xydata()))
         legs = [
             np.linspace(a, b, 2 + int(np.hypot(*(b - a)) / _APART)) for a, b in pairwise(corners)

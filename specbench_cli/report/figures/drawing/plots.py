@@ -1,30 +1,26 @@
-"""Plot kinds that figures are made of: lines of points with intervals, panels, heat maps.
+"""Plot kinds that figures are declared over: named rows, small multiples, and pages of panels.
 
-A figure defines the data. A plot kind defines sizes, margins, ticks and legends.
+A figure declares panels: marks with their data, and two axes. A plot kind defines sizes, margins,
+ticks and the legend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from specbench_cli.report.figures.drawing import style
+from specbench_cli.report.figures.drawing.labels import Word, write_beside
+from specbench_cli.report.figures.drawing.style import INK, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 
-LEGEND_ROW_IN, LEGEND_COLUMNS = 0.13, 3
-"""Height of a legend's row in inches, and entries in it."""
-
-
-def legend_in(entries: int) -> float:
-    """Return the height of a legend in inches."""
-    return LEGEND_ROW_IN * -(-entries // LEGEND_COLUMNS) + 0.03
-
-
-# ---- lines ---------------------------------------------------------------------------------------
+# ---- marks ---------------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
@@ -36,199 +32,431 @@ class Point(NamedTuple):
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
-    """Points with the same style, and the line through them.
+    """Points with one look, their intervals, and the line through them.
 
     Attributes:
-        points: points in the order of the line.
-        colour, marker: see `style.look`.
-        face: colour inside the markers; "" for `colour`.
-        edge: width of the markers' edges; None for the default.
-        line: line style; "none" for points alone.
-        size: size of the markers.
-        label: entry in the legend.
-        zorder: higher is in front.
+        across: True if the intervals are those of x.
+        band: True to draw the intervals as a band.
+        pixels: True to store the points as pixels in vector formats.
     """
 
     points: Sequence[Point]
-    colour: str
-    marker: str = "o"
-    face: str = ""
-    edge: float | None = None
-    line: str = "-"
-    size: float = 3.6
+    look: Look
     label: str | None = None
-    zorder: float = 3.0
+    across: bool = False
+    band: bool = False
+    pixels: bool = False
 
     def draw(self, axes: Axes) -> None:
         """Draw the series; nothing if it has no points."""
         if not self.points:
             return
-        down = [0.0 if p.low is None else max(0.0, p.y - p.low) for p in self.points]
-        up = [0.0 if p.high is None else max(0.0, p.high - p.y) for p in self.points]
-        axes.errorbar(
-            [p.x for p in self.points],
-            [p.y for p in self.points],
-            yerr=(down, up),
+        x, y = [p.x for p in self.points], [p.y for p in self.points]
+        middles = x if self.across else y
+        pairs = list(zip(self.points, middles, strict=True))
+        low = [at if p.low is None else min(p.low, at) for p, at in pairs]
+        high = [at if p.high is None else max(p.high, at) for p, at in pairs]
+        if self.band:
+            axes.fill_between(x, low, high, color=style.OURS, alpha=0.3, lw=0, zorder=2)
+        errors: dict[str, Any] = {}
+        shown = self.look.whisker and not self.band
+        if shown and any(p.low is not None or p.high is not None for p in self.points):
+            ends = np.subtract(middles, low), np.subtract(high, middles)
+            errors["xerr" if self.across else "yerr"] = ends
+        axes.errorbar(x, y, **errors, **self.look.options, label=self.label, rasterized=self.pixels)
+
+    def mark_cut(self, axes: Axes) -> None:
+        """Draw arrowheads at the edge of the axes where intervals continue beyond it."""
+        edge = (axes.get_xlim() if self.across else axes.get_ylim())[1]
+        for point in self.points:
+            if point.high is not None and point.high > edge:
+                at = (edge, point.y) if self.across else (point.x, edge)
+                marker = ">" if self.across else "^"
+                axes.scatter(
+                    *at, s=8, marker=marker, color=self.look.colour, lw=0, clip_on=False, zorder=6
+                )
+
+
+class Box(NamedTuple):
+    """A bar by a corner and its sides."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars of one look: of a bar chart, a histogram, a waterfall, a timeline or a heat map."""
+
+    boxes: Sequence[Box]
+    colour: str
+    hatch: str | None = None
+    label: str | None = None
+    edge: str = "white"
+    line: float = 0.0
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the bars; nothing if there are none."""
+        if self.boxes:
+            x, y, width, height = zip(*self.boxes, strict=True)
+            look: Any = {"hatch": self.hatch, "edgecolor": self.edge, "lw": self.line, "zorder": 2}
+            axes.bar(x, height, width, y, align="edge", color=self.colour, label=self.label, **look)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A line across the axes at one x or y; with `to`, a band from x to there."""
+
+    x: float | None = None
+    y: float | None = None
+    to: float | None = None
+    colour: str = INK
+    width: float = 0.5
+    line: str | tuple[float, tuple[float, ...]] = "-"
+    zorder: float = 1.0
+    label: str | None = None
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the line or the band."""
+        look: Any = {"color": self.colour, "label": self.label}
+        if self.x is not None and self.to is not None:
+            axes.axvspan(self.x, self.to, **look, lw=0, zorder=0)
+            return
+        look |= {"lw": self.width, "ls": self.line, "zorder": self.zorder}
+        if self.x is not None:
+            axes.axvline(self.x, **look)
+        if self.y is not None:
+            axes.axhline(self.y, **look)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Text at a point.
+
+    Attributes:
+        x: None for the right edge of the axes.
+        offset: distance from the point, in points of paper.
+        halo: width of the white line around the letters.
+    """
+
+    text: str
+    x: float | None
+    y: float
+    size: float = 7
+    colour: str = INK
+    offset: tuple[float, float] | None = None
+    ha: Literal["left", "center", "right"] = "left"
+    va: Literal["center_baseline", "baseline", "bottom", "top"] = "center_baseline"
+    halo: float = 0.0
+    label: None = None
+
+    def draw(self, axes: Axes) -> None:
+        """Write the text, above all marks."""
+        from matplotlib.patheffects import withStroke
+
+        edge, halo = self.x is None, withStroke(linewidth=self.halo, foreground="white")
+        axes.annotate(
+            self.text,
+            (1 if self.x is None else self.x, self.y),
+            xycoords=("axes fraction", "data") if edge else "data",
+            xytext=self.offset,
+            textcoords=None if self.offset is None else "offset points",
+            ha=self.ha,
+            va=self.va,
+            fontsize=self.size,
             color=self.colour,
-            marker=self.marker,
-            mfc=self.face or self.colour,
-            mew=self.edge,
-            linestyle=self.line,
-            ms=self.size,
-            lw=0.9,
-            elinewidth=0.7,
-            capsize=1.5,
-            label=self.label,
-            zorder=self.zorder,
+            zorder=6,
+            path_effects=[halo] if self.halo else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class LinePanel:
-    """A panel of a line plot.
+class Arrow:
+    """An arrow between two points."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+    label: None = None
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the arrow."""
+        look = {"arrowstyle": "-|>", "lw": 0.4, "mutation_scale": 4, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", self.end, self.start, arrowprops=look | {"color": INK}, zorder=3)
+
+
+Mark = Series | Bars | Rule | Note | Arrow
+
+
+def aside(text: str, y: float, size: float = 7, colour: str = INK) -> Note:
+    """Return a word in the column at the right of rows."""
+    return Note(text, None, y, size, colour, (24, 0), "right")
+
+
+# ---- panels --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
 
     Attributes:
-        y: the name of its y axis.
-        series: series to draw.
-        finish: sets the axis limits after the series are drawn.
+        name: the quantity with its unit.
+        low, high: limits; None for those of the data.
+        form: text of a tick.
+        ticks: text by place; None for matplotlib's choice of places.
+        bins: maximum number of intervals between ticks, which are at integers on an x axis.
+        turned: True to turn the text of ticks.
     """
 
-    y: str
-    series: Sequence[Series]
-    finish: Callable[[Axes], None]
+    name: str = ""
+    low: float | None = None
+    high: float | None = None
+    form: Callable[[float, object], str] | None = None
+    ticks: Mapping[float, str] | None = None
+    bins: int | None = None
+    log: bool = False
+    turned: bool = False
+
+    def apply(self, axes: Axes, which: Literal["x", "y"]) -> None:
+        """Set scale, limits and ticks of one axis of `axes`."""
+        from matplotlib.ticker import LogFormatter, NullFormatter
+
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        if self.log:
+            axes.set(**{f"{which}scale": "log"})
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(NullFormatter() if self.ticks else LogFormatter())
+            axes.tick_params(axis=which, which="minor", length=1.2, width=0.4)
+        axes.set(**{f"{which}lim": (self.low, self.high)})
+        if self.bins is not None:
+            axes.locator_params(axis=which, nbins=self.bins, integer=which == "x")
+        if self.ticks is not None:
+            turn: Any = {"rotation": 30, "ha": "right"} if self.turned else {}
+            axis.set_ticks(list(self.ticks), list(self.ticks.values()), **turn)
+        elif self.form is not None:
+            axis.set_major_formatter(self.form)
 
 
-def line_plot(
-    panels: Sequence[LinePanel],
-    x: str,
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A pair of axes with marks.
+
+    Attributes:
+        words: text that is placed beside its points, clear of all else.
+        high: height in inches on a page, with its text.
+        grid: True for faint lines behind the marks.
+    """
+
+    marks: Sequence[Mark]
+    x: Axis = Axis()
+    y: Axis = Axis()
+    title: str = ""
+    words: Sequence[Word] = ()
+    high: float = 2.1
+    grid: bool = True
+
+    def draw(self, axes: Axes, *sides: str) -> None:
+        """Draw the marks, the axes, and the sides of the frame that are named."""
+        for mark in self.marks:
+            mark.draw(axes)
+        self.x.apply(axes, "x")
+        self.y.apply(axes, "y")
+        style.strip(axes, *sides)
+        if self.grid:
+            style.grid(axes)
+        if self.x.name:
+            style.name_x(axes, self.x.name)
+        axes.set_ylabel(self.y.name, labelpad=2)
+        for mark in self.marks:
+            if isinstance(mark, Series) and mark.look.whisker:
+                mark.mark_cut(axes)
+
+
+# ---- legends -------------------------------------------------------------------------------------
+
+
+def _entries(panels: Sequence[Panel]) -> list[str]:
+    labels = (mark.label for panel in panels for mark in panel.marks if mark.label is not None)
+    return list(dict.fromkeys(labels))
+
+
+def _legend_in(panels: Sequence[Panel], columns: int) -> float:
+    """Return the height of a legend in inches."""
+    rows = -(-len(_entries(panels)) // columns)
+    return 0.13 * rows + 0.03 * bool(rows)
+
+
+def _legend(figure: Figure, panels: Sequence[Panel], columns: int) -> None:
+    """Draw one legend for all panels at the lower end of the figure."""
+    handles: dict[str, Any] = {}
+    for axes in reversed(figure.axes):  # the entry of the first panel wins
+        own, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(reversed(labels), reversed(own), strict=True))
+    names = [name for name in _entries(panels) if name in handles]
+    if names:
+        own = [handles[name] for name in names]
+        figure.legend(own, names, loc="lower center", ncols=columns)
+
+
+# ---- plot kinds ----------------------------------------------------------------------------------
+
+_RIGHT_IN, _ASIDE_IN, _GAP_IN = 0.12, 0.36, 0.12
+"""Margin at the right of rows, with a column of words, and between panels."""
+
+
+def row_width(
+    names: Sequence[str], width: float = style.COLUMN_IN, aside: bool = False, panels: int = 1
+) -> float:
+    """Return the width of a panel of `row_plot` in inches."""
+    right = _ASIDE_IN if aside else _RIGHT_IN
+    return (width - style.room_for(names) - right - _GAP_IN * (panels - 1)) / panels
+
+
+def row_plot(
+    rows: Sequence[tuple[str, float]],
+    panels: Sequence[Panel],
+    unit: float,
     *,
-    entries: int,
-    high: float,
-    top: float,
-    bottom: float,
+    width: float = style.COLUMN_IN,
+    heading: str = "",
+    columns: int = 3,
 ) -> Figure:
-    """Return a figure of stacked panels that share an x axis from 0, with a legend at the end.
+    """Return a figure of rows that are named at the left.
 
     Args:
-        x: the name of the x axis.
-        entries: number of entries in the legend.
-        high, top, bottom: height of a panel, and margins above and below all panels, in inches.
+        rows: labels, which may repeat, and their places on the y axis, which points down.
+        panels: panels side by side.
+        unit: height of one unit of the y axis in inches.
+        heading: heading of the column at the right (`aside`); "" for a plot without it.
+        columns: columns of the legend.
     """
-    bottom += legend_in(entries)
-    height = top + len(panels) * high + (len(panels) - 1) * _STACKED + bottom
-    figure = style.blank(style.COLUMN_IN, height)
-    for place, panel in enumerate(panels):
-        above = top + place * (high + _STACKED)
-        axes = style.frame(figure, 0.46, 0.14, above, height - above - high)
-        for series in panel.series:
-            series.draw(axes)
-        if place == 0:
-            entries_of = axes.get_legend_handles_labels()
-        axes.set_xlim(left=0)
-        panel.finish(axes)
-        axes.set_ylabel(panel.y, labelpad=2)
-        style.strip(axes, "left", "bottom")
-        style.grid(axes)
-        axes.tick_params(labelbottom=place == len(panels) - 1)
-    axes.set_xlabel(x, labelpad=2)
-    style.legend_below(figure, *entries_of, columns=LEGEND_COLUMNS)
+    labels, places = [label for label, _ in rows], [place for _, place in rows]
+    wide = row_width(labels, width, bool(heading), len(panels))
+    y = Axis("", max(places) + 0.6, min(places) - 0.6)
+    top = 0.18 if heading or panels[0].title else 0.05
+    bottom = (0.33 if panels[0].x.name else 0.22) + _legend_in(panels, columns)
+    figure = style.blank(width, unit * (max(places) - min(places) + 1.2) + top + bottom)
+    left = style.room_for(labels)
+    for panel in panels:
+        axes = style.frame(figure, left, width - left - wide, top, bottom)
+        sides = () if panel.x.ticks else ("bottom",)
+        replace(panel, y=y, grid=False).draw(axes, *sides)
+        axes.set_title(panel.title, fontsize=7, pad=3)
+        style.name_rows(axes, labels if panel is panels[0] else [""] * len(labels), places)
+        left += wide + _GAP_IN
+        if heading:
+            at, look = (24, 1), (6.5, style.MUTED)
+            Note(heading, None, min(places) - 0.6, *look, at, "right", "bottom").draw(axes)
+    _legend(figure, panels, columns)
     return figure
 
 
-_STACKED = 0.12
-"""Inches between two panels of a line plot."""
-
-
-# ---- heat maps -----------------------------------------------------------------------------------
-
-Field = tuple[float | None, str]
-"""How dark a field is, from 0 to 1, and the words in it. None: nothing is known."""
+_FIELDS, _LIGHT_TEXT = ("#f3f7fb", "#0b3c66"), 0.58
+"""The lightest and the darkest field of a heat map, and the share above which text is white."""
 
 
 def heat_map(
-    axes: Axes,
-    fields: Sequence[Sequence[Field]],
+    rows: Sequence[Sequence[tuple[float | None, str]]],
     columns: Sequence[str],
-    *,
-    first: int = 0,
+    x: str = "",
     points: float = 6.5,
-) -> None:
-    """Draw a heat map. Higher values are darker.
+    title: str = "",
+) -> Panel:
+    """Return a panel of fields for `row_plot`. Higher values are darker.
 
     Args:
-        fields: a row of fields for each row; rows may be of different lengths.
-        columns: the names of the columns.
-        first: the place of the first column.
-        points: font size of the text in the fields, in points.
+        rows: for each row its fields, which are a share from 0 to 1 and the text. A field without
+            a share has no colour. Rows may be of different lengths.
+        columns: names of the columns.
+        x: name of the x axis.
+        points: font size of the text.
     """
-    for place, row in enumerate(fields):
-        for column, (share, words) in enumerate(row, start=first):
-            style.field(axes, column, place, share, words, points)
-    end = first + len(columns)
-    axes.set(xlim=(first - 0.5, end - 0.5), ylim=(len(fields) - 0.5, -0.5))
-    axes.set_xticks(range(first, end), columns)
-    style.strip(axes)
-    axes.tick_params(axis="x", length=0)
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    shades = LinearSegmentedColormap.from_list("fields", _FIELDS)
+    marks = list[Mark]()
+    for y, row in enumerate(rows):
+        for place, (share, text) in enumerate(row):
+            colour = "white" if share is None else to_hex(shades(share))
+            ink = "white" if share is not None and share > _LIGHT_TEXT else INK
+            marks.append(Bars([Box(place - 0.48, y - 0.44, 0.96, 0.88)], colour))
+            marks.append(Note(text, place, y, points, ink, ha="center"))
+    axis = Axis(x, -0.5, len(columns) - 0.5, ticks=dict(enumerate(columns)))
+    return Panel(marks, axis, title=title)
 
 
-# ---- small multiples -----------------------------------------------------------------------------
-
-_LEFT, _RIGHT, _BETWEEN, _TITLE, _LINE = 0.46, 0.08, 0.1, 0.17, 0.09
-"""Inches; a title's second line takes `_LINE` more."""
+_LEFT_IN, _EDGE_IN, _BETWEEN_IN, _TITLE_IN, _LINE_IN, _NAME_IN = 0.46, 0.08, 0.1, 0.17, 0.09, 0.3
+"""Small multiples: margins, the space between panels, a title, its second line, and the x axis."""
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Small panels in rows, one a method, on the same axes: many methods without many colours."""
-
-    figure: Figure
-    axes: dict[str, Axes]
-    outer: dict[str, tuple[bool, bool]]
-    """Whether a panel is the first of its row, and the last of its column."""
-
-    def finish(self, x: str, y: str, below: float) -> None:
-        """Name the axes once for all panels; inner ones keep their ticks and lose the words."""
-        for label, axes in self.axes.items():
-            first, last = self.outer[label]
-            axes.tick_params(labelleft=first, labelbottom=last)
-        height = self.figure.get_size_inches()[1]
-        self.figure.supxlabel(x, fontsize=7, x=0.54, y=below / height, va="bottom")
-        self.figure.supylabel(y, fontsize=7, x=0.015, y=0.5 * (1 + (below + 0.25) / height))
-
-
-def panels(labels: Sequence[str], columns: int, ratio: float, below: float) -> Panels:
-    """Empty panels.
+def small_multiples(
+    panels: Mapping[str, Panel], x: str, y: str, *, ratio: float, columns: int = 3
+) -> Figure:
+    """Return a figure of small panels in rows of three, one a method, on the same axes.
 
     Args:
+        panels: panels by their titles.
+        x, y: names of the axes.
         ratio: height of a panel over its width.
-        below: inches left free below the name of the x axis.
+        columns: columns of the legend.
     """
-    columns = min(columns, len(labels))
-    rows = -(-len(labels) // columns)
-    inner = style.COLUMN_IN - _LEFT - _RIGHT - _BETWEEN * (columns - 1)
-    wide = inner / columns if columns > 1 else inner * 0.75
-    high = wide * ratio
-    bottom = below + 0.3
-    shown = style.named(labels)
-    title = _TITLE + _LINE * any("\n" in word for word in shown.values())
-    height = rows * (high + title) + bottom
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    inner = style.COLUMN_IN - _LEFT_IN - _EDGE_IN - _BETWEEN_IN * (across - 1)
+    wide = inner / across if across > 1 else inner * 0.75
+    high, below = wide * ratio, max(0.02, _legend_in(list(panels.values()), columns))
+    titles = style.named(panels)
+    title = _TITLE_IN + _LINE_IN * any("\n" in word for word in titles.values())
+    height = down * (high + title) + below + _NAME_IN
     figure = style.blank(style.COLUMN_IN, height)
-    found: dict[str, Axes] = {}
-    outer: dict[str, tuple[bool, bool]] = {}
-    for place, label in enumerate(labels):
-        row, column = divmod(place, columns)
-        x = _LEFT + column * (wide + _BETWEEN)
-        y = bottom + (rows - 1 - row) * (high + title)
-        axes = figure.add_axes(
-            (x / style.COLUMN_IN, y / height, wide / style.COLUMN_IN, high / height)
-        )
-        style.strip(axes, "left", "bottom")
-        style.grid(axes)
-        word, size = shown[label], style.TINY if "\n" in shown[label] else 6.5
+    for place, (label, panel) in enumerate(panels.items()):
+        row, column = divmod(place, across)
+        left = _LEFT_IN + column * (wide + _BETWEEN_IN)
+        bottom = below + _NAME_IN + (down - 1 - row) * (high + title)
+        right, top = style.COLUMN_IN - left - wide, height - bottom - high
+        axes = style.frame(figure, left, right, top, bottom)
+        panel.draw(axes, "left", "bottom")
+        last = place + across >= len(panels)
+        axes.tick_params(labelleft=column == 0, labelbottom=last)
+        word, size = titles[label], style.TINY if "\n" in titles[label] else 6.5
         size = min(size, 0.98 * size * wide / style.width_of([word], size))
         axes.set_title(word, fontsize=max(size, 5), pad=1.5, linespacing=0.9)
-        found[label] = axes
-        outer[label] = (column == 0, place + columns >= len(labels))
-    return Panels(figure, found, outer)
+    figure.supxlabel(x, fontsize=7, x=0.54, y=below / height, va="bottom")
+    figure.supylabel(y, fontsize=7, x=0.015, y=0.5 * (1 + (below + 0.25) / height))
+    _legend(figure, list(panels.values()), columns)
+    return figure
+
+
+def page(*stacks: Sequence[Panel], width: float = style.COLUMN_IN, columns: int = 3) -> Figure:
+    """Return a figure of panels in stacks side by side, with a legend at the end.
+
+    Args:
+        stacks: panels from top to bottom. A lower stack is stretched to the height of the highest.
+            A panel without a name of its x axis shares that of the panel below.
+        columns: columns of the legend.
+    """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    panels = [panel for stack in stacks for panel in stack]
+    below = _legend_in(panels, columns)
+    height = max(sum(panel.high for panel in stack) for stack in stacks) + below
+    layout = ConstrainedLayoutEngine(w_pad=0.06, rect=(0, below / height, 1, 1 - below / height))
+    figure = style.blank(width, height, layout=layout)
+    grid = figure.add_gridspec(1, len(stacks))
+    for place, stack in enumerate(stacks):
+        ratios = [panel.high for panel in stack]
+        cells = grid[place].subgridspec(len(stack), 1, height_ratios=ratios)
+        for row, panel in enumerate(stack):
+            axes = figure.add_subplot(cells[row])
+            panel.draw(axes, "left", "bottom")
+            axes.tick_params(labelbottom=bool(panel.x.name))
+    _legend(figure, panels, columns)
+    for axes, panel in zip(figure.axes, panels, strict=True):
+        if panel.words:
+            figure.draw_without_rendering()  # the layout decides where points lie on the paper
+            write_beside(axes, panel.words)
+    return figure

@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ SMALL, TINY = 6.0, 5.5
 INK, MUTED, FAINT, BAND = "#222222", "#666666", "#e4e4e4", "#c4c4c4"
 OURS, PEER, REFERENCE = "#4a8fc2", "#cfd4d9", "#55595e"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = "osD^vPX*<>"
+MARKERS = "osD^vPX*<>"
+_FAMILIES = "oDs^vP*X"
 PARTS = {
     "prefill": ("#dedede", None),
     "draft": ("#E69F00", "//////"),
@@ -37,11 +39,7 @@ PARTS = {
     "aux": ("#009E73", "....."),
     "learn": ("#0072B2", "\\\\\\\\\\\\"),
 }
-"""What time went to: colour and hatching, apart in grey too."""
-_FIELDS = ("#f3f7fb", "#0b3c66")
-_PAPER = 0.58
-"""Of a heat map: the lightest and the darkest field, and from where on words are white."""
-
+"""Colour and hatching by use of time, apart in grey too."""
 _FONT = "DejaVu Sans"
 _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "font.family": _FONT,
@@ -52,6 +50,13 @@ _STYLE: Any = {  # matplotlib types the keys as one literal of hundreds
     "xtick.color": INK,
     "ytick.color": INK,
     "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 6,
+    "legend.handletextpad": 0.3,
+    "legend.handlelength": 1.2,
+    "legend.columnspacing": 1.0,
+    "legend.labelspacing": 0.25,
+    "legend.borderpad": 0.1,
     "svg.hashsalt": "specbench",
     "text.parse_math": False,  # a label with two `$` must not be read as a formula
     "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are the default
@@ -61,9 +66,9 @@ _STAMPS = {
     "png": ("Software",),
     "pdf": ("CreationDate", "Creator", "Producer"),
 }
-"""Of a file: what would not be the same twice, or elsewhere."""
+"""Metadata that would differ between two writes of the same figure, by format."""
 _REACH = 1.8
-"""Of the largest speedup."""
+"""Limit of an axis over the largest speedup."""
 _LETTERS = 24
 """That a line of a row's label has."""
 
@@ -190,8 +195,10 @@ def _size(word: str) -> float:
 
 
 def strip(axes: Axes, *sides: str) -> None:
-    """Thin ticks, and no frame but the named sides'."""
-    axes.tick_params(length=2, width=0.6, pad=2, labelsize=6.5)
+    """Draw the named sides of the frame, with thin ticks, and no others."""
+    axes.tick_params(width=0.6, pad=2, labelsize=6.5)
+    axes.tick_params(axis="x", length=2 * ("bottom" in sides))
+    axes.tick_params(axis="y", length=2 * ("left" in sides))
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(side in sides)
 
@@ -202,27 +209,52 @@ def grid(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def look(place: int) -> tuple[str, str]:
-    """Colour and marker of a series."""
-    return _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Appearance of points and of the line through them.
 
-
-def field(
-    axes: Axes, x: float, y: float, share: float | None, words: str, points: float = 6.5
-) -> None:
-    """A field of a heat map with words in it.
-
-    Args:
-        share: how dark it is, from 0 to 1; None: nothing is known, and it has no colour.
+    Attributes:
+        marker: "" for none.
+        face: colour inside the markers; "" for `colour`.
+        line: line style; "" for none.
+        edge: width of the markers' edges; None for the default.
+        whisker: width of the lines of intervals; 0 for points without them.
+        zorder: higher is in front.
     """
-    from matplotlib.colors import LinearSegmentedColormap
 
-    shades = LinearSegmentedColormap.from_list("fields", _FIELDS)
-    dark = share is not None and share > _PAPER
-    colour = "white" if share is None else shades(share)
-    axes.barh(y, 0.96, 0.88, x - 0.48, color=colour)
-    ink = "white" if dark else INK
-    axes.text(x, y, words, ha="center", va="center_baseline", fontsize=points, color=ink)
+    colour: str = INK
+    marker: str = "o"
+    face: str = ""
+    line: str = "-"
+    size: float = 3.6
+    edge: float | None = None
+    width: float = 0.9
+    whisker: float = 0.7
+    zorder: float = 3.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return it as options of `Axes.errorbar`."""
+        marker = {"marker": self.marker, "mfc": self.face or self.colour, "mew": self.edge}
+        line = {"color": self.colour, "linestyle": self.line, "lw": self.width}
+        whiskers = {"elinewidth": self.whisker, "capsize": 1.5}
+        return marker | line | whiskers | {"ms": self.size, "zorder": self.zorder}
+
+
+def look(place: int, *, hollow: bool = False, **changes: Any) -> Look:
+    """Return the look of a series, which no other place below 70 has."""
+    colour, marker = _COLOURS[place % len(_COLOURS)], MARKERS[place % len(MARKERS)]
+    return replace(Look(colour, marker, "white" if hollow else ""), **changes)
+
+
+def family(place: int) -> Look:
+    """Return the look of a family's points."""
+    return Look(INK, _FAMILIES[place % len(_FAMILIES)], "white", "", 2.4, 0.45)
+
+
+def guide(colour: str = BAND, line: str = "-", width: float = 0.5) -> Look:
+    """Return the look of a line behind the points."""
+    return Look(colour, "", "", line, width=width, whisker=0, zorder=1)
 
 
 def as_ratio(value: float, _: object = None) -> str:
@@ -235,39 +267,3 @@ def reach(points: Iterable[float], ends: Iterable[float]) -> float:
     room for the points; what few questions make of an interval may have no end."""
     farthest = max(points)
     return min(1.04 * max([farthest, *ends]), _REACH * farthest)
-
-
-def mark_cut(
-    axes: Axes, ends: Iterable[tuple[float, float]], colour: str = INK, *, along_x: bool = False
-) -> None:
-    """Arrowheads where intervals go on beyond the axes.
-
-    Args:
-        ends: of each interval, where it stands on the other axis, and its upper end.
-    """
-    edge = axes.get_xlim()[1] if along_x else axes.get_ylim()[1]
-    places = [place for place, end in ends if end > edge]
-    edges = [edge] * len(places)
-    at = (edges, places) if along_x else (places, edges)
-    axes.scatter(
-        *at, s=8, marker=">" if along_x else "^", color=colour, lw=0, clip_on=False, zorder=6
-    )
-
-
-def legend_below(
-    figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int
-) -> None:
-    """A legend without a frame at the figure's lower end."""
-    figure.legend(
-        handles,
-        labels,
-        loc="lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=6,
-        handletextpad=0.3,
-        handlelength=1.2,
-        columnspacing=1.0,
-        labelspacing=0.25,
-        borderpad=0.1,
-    )

@@ -1,0 +1,199 @@
+"""Steps of the commands that measure: settings, one run, the runs of a matrix, interruptions.
+
+Nothing here imports torch before the settings are read, because that takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from specbench_cli import output, registry
+from specbench_cli.config import permission
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, not_written
+from specbench_cli.measure import repeat_process
+
+if TYPE_CHECKING:
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.config.sources import Given
+    from specbench_cli.measure.result import Result
+    from specbench_cli.measure.view import RunView
+    from specbench_cli.plan.plan import Plan
+    from specbench_cli.report.reading import Reading
+    from specbench_cli.store.run_dir import RunDir
+
+NOISE = (
+    "the machine was not quiet: other processes took more than 5% of it while too many outputs were"
+    " timed, so those times are void and speedups are missing; outputs and verdicts stand",
+    "close other programs (specbench doctor measures them) and run again; or keep such times,"
+    " labelled noisy: --allow-noise",
+)
+"""What is said, and what to do, where a run ends with exit code 3."""
+
+
+def read_settings(
+    given: Given, file: Path | None, check: permission.Check
+) -> tuple[RunConfig, dict[str, str]]:
+    """Return the settings of a new run and the source of each.
+
+    Args:
+        given: values from the command line or from a call.
+        file: the --config file.
+        check: raises UsageError for programs that the user did not permit.
+
+    Raises:
+        UsageError: a value, key, method, parameter or file is invalid.
+    """
+    from specbench_cli.config.load import load
+
+    config, sources = load(
+        given, file, methods=registry, env=os.environ, folder=Path(), vet=_vet, check=check
+    )
+    for row in config.methods:
+        if row.name in registry.ours():
+            registry.declare(row.name, row.params)  # refuse wrong parameters before torch is loaded
+    return config, sources
+
+
+def _vet(plugin: str) -> None:
+    """Import a plug-in in a process of its own first. Raise UsageError if it cannot be used."""
+    from specbench_cli.measure.isolation.plugin_process import vet
+
+    vet(plugin)
+
+
+def measured(
+    plan: Plan | None,
+    run_dir: RunDir,
+    view: RunView,
+    place: Path,
+    force: bool,
+    in_turn: Path | None,
+    *,
+    only_pass: int | None = None,
+    fresh: bool,
+) -> Result:
+    """Do what a run lacks (`execute.run`), which is found again as `place`."""
+    from specbench_cli.measure import run as execute
+    from specbench_cli.store.run_dir import RunDir, remember
+
+    try:
+        return execute.run(
+            plan,
+            run_dir,
+            view,
+            only_pass=only_pass,
+            fresh=fresh,
+            force=force,
+            in_turn=in_turn,
+        )
+    except repeat_process.Unfinished as fault:
+        if fault.told and plan is not None and plan.config.repeats == 1:
+            raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
+        raise
+    finally:
+        if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
+            remember(place)
+
+
+def written(folder: Path, view: RunView) -> Reading:
+    """Write the files that belong to a finished run."""
+    from specbench_cli.report import outputs
+    from specbench_cli.store.run_dir import RunDir
+
+    view.stage("writing the report")
+    return outputs.write_outputs(RunDir.open(folder))
+
+
+def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
+    """The folder of a matrix that is begun; each of its runs can be planned."""
+    from specbench_cli.measure.planning import dry
+    from specbench_cli.plan.matrix import pairs
+    from specbench_cli.store import matrix
+    from specbench_cli.store.run_dir import new_path
+
+    runs = pairs(asked)
+    for each in runs.values():
+        dry(each)  # what one of them lacks is said before another is measured
+    path = out or new_path("matrix", asked.model_dump(mode="json"))
+    order = {name: each.model_dump_json() for name, each in runs.items()}
+    matrix.create(path, matrix.Order(order, sources))
+    for each in runs.values():
+        permission.permit(permission.requests(each, matrix.order_file(path)))
+    return path
+
+
+def carry_out(
+    whole: Path, view: RunView, force: bool, in_turn: Path | None
+) -> tuple[list[Result], Reading]:
+    """Do what a matrix's runs lack, one run after another, and read them as one."""
+    from specbench_cli.config.run import RunConfig
+    from specbench_cli.measure import run as execute
+    from specbench_cli.report import outputs
+    from specbench_cli.report.reading import read_matrix
+    from specbench_cli.store import matrix
+    from specbench_cli.store.run_dir import RunDir
+
+    order = matrix.ordered(whole)
+    results: list[Result] = []
+    try:
+        for path in matrix.members(whole):
+            plan: Plan | None
+            fresh = not RunDir.holds_run(path)
+            if fresh and order is not None:
+                config = RunConfig.model_validate_json(order.runs[path.name])
+                place = matrix.order_file(whole)
+                permission.check(permission.requests(config, place), str(place))
+                plan, run_dir = execute.start(config, order.sources, path, view)
+            else:
+                plan, run_dir = execute.reopen(path, view, force=force)
+            made = measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
+            results.append(made)
+            if plan is not None:
+                written(path, view)
+    except SpecbenchError:
+        matrix.discard(whole)
+        raise
+    matrix.done(whole)
+    reading = read_matrix(whole)
+    outputs.write_into_run(reading, whole, ("csv", "md"))
+    return results, reading
+
+
+@contextmanager
+def told_how_to_go_on(
+    path: Path, view: RunView, part: bool, command: str | None = None
+) -> Iterator[None]:
+    """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
+    part of one, whoever ordered it says so.
+
+    Args:
+        command: where that is not a run's own.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if part:
+            raise typer.Exit(ExitCode.INTERRUPTED) from stopped
+        if (resumed := command or _resumption(path)) is not None:
+            view.note(f"to go on: {resumed}")
+        raise
+    except BrokenPipeError as fault:
+        output.drop_stdout()
+        resumed = command or _resumption(path)
+        raise EnvironmentFault("stdout was closed by its reader", resumed) from fault
+    except OSError as fault:
+        raise not_written(fault, command or _resumption(path)) or fault from fault
+
+
+def _resumption(path: Path) -> str | None:
+    """Return the command that resumes a run, or None if nothing of the run was stored."""
+    from specbench_cli.store.matrix import is_matrix
+    from specbench_cli.store.run_dir import RunDir
+
+    return repeat_process.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None

@@ -1,0 +1,168 @@
+"""Declarations of the built-in methods, evaluated without importing the methods.
+
+A plan needs a method's parameters and hooks (`needed`, `artifacts`, `guarantee`), but none of the
+code that decodes. Importing a method imports torch, which takes a second. `declared` therefore
+runs only the statements that declare something, and reads them from the source text of `methods`.
+The class that it returns for a method has the method's attributes, parameters and hooks, and cannot
+decode.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Container, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specbench_cli.engine.method import Method
+from specbench_cli.engine.models.artifact import Artifact
+from specbench_cli.engine.params import MethodParams
+from specbench_cli.engine.verify.accept import AcceptRule
+
+API = "specbench_cli.api"
+
+WITHOUT_TORCH = frozenset(
+    {
+        "pydantic",
+        "specbench_cli.engine.drafting.draft_model_method",
+        "specbench_cli.engine.drafting.growth_params",
+        "specbench_cli.engine.drafting.length_params",
+        "specbench_cli.engine.method",
+        "specbench_cli.engine.models.artifact",
+        "specbench_cli.engine.params",
+        "specbench_cli.engine.spans.judge",
+        "specbench_cli.engine.types",
+        "specbench_cli.engine.verify.accept",
+        "specbench_cli.errors",
+        *sys.stdlib_module_names,
+    }
+)
+"""Modules that declarations may import."""
+
+HOOKS = frozenset(
+    {"accept", "artifacts", "batches", "by_load", "guarantee", "models", "needed", "scope"}
+    | {"timing_free", "upper_bound", "uses_costs"}
+)
+"""Members of a method that a plan evaluates."""
+
+OVERRIDES = frozenset({"check", "generate", "learn"})
+"""Members of which a plan knows only whether the method overrides them."""
+
+HEAD_FACTS = frozenset({"kind", "inside", "hint"})
+"""Attributes of a trained module by which its files are found."""
+
+
+class Undeclared:
+    """Placeholder for names that no declaration needs, such as those of torch."""
+
+
+@cache
+def declared(module: str, name: str) -> Any:
+    """Return what a module of `methods`, or `specbench_cli.api`, binds to a name.
+
+    Classes are reduced to their declarations.
+    """
+    node, names = _statements(module)[name], _statements(module).keys()
+    if isinstance(node, ast.ImportFrom | ast.Import):
+        return _imported(node, name)
+    if isinstance(node, ast.ClassDef):
+        bases = [declared(module, base.id) for base in _known(node.bases, names)]
+        node = _reduced(node, _known(node.bases, names), bases)
+    else:
+        node = _without_annotations(node)
+    used = {each.id for each in _known(ast.walk(node), names)} - _bound(node)
+    namespace = {each: declared(module, each) for each in sorted(used)}
+    namespace |= {"__name__": module, "Artifact": Artifact}
+    tree = ast.fix_missing_locations(ast.Module([node], []))
+    exec(compile(tree, module, "exec", dont_inherit=True), namespace)  # noqa: S102
+    return namespace[name]
+
+
+@cache
+def _statements(module: str) -> dict[str, ast.stmt]:
+    """Return the top-level statements of a module by the names that they bind."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+    return {name: node for node in tree.body for name in _bound(node)}
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """Return the names that a statement binds."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        case ast.ClassDef() | ast.FunctionDef():
+            return {node.name}
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return {
+                each.id for to in targets for each in ast.walk(to) if isinstance(each, ast.Name)
+            }
+    return set()
+
+
+def _known(nodes: Iterable[ast.AST], names: Container[str]) -> list[ast.Name]:
+    """Return the nodes that are one of the names."""
+    return [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
+
+
+def _imported(node: ast.ImportFrom | ast.Import, name: str) -> Any:
+    """Return an imported name, or `Undeclared` if its module may import torch."""
+    if isinstance(node, ast.Import):
+        return importlib.import_module(name) if name in WITHOUT_TORCH else Undeclared
+    module = str(node.module)
+    (own,) = (alias.name for alias in node.names if name == (alias.asname or alias.name))
+    if module == API or module.startswith("methods."):
+        return declared(module, own)
+    if {module, module.partition(".")[0]} & WITHOUT_TORCH:
+        return getattr(importlib.import_module(module), own)
+    return Undeclared
+
+
+def _reduced(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
+    """Return a class statement without what declares nothing.
+
+    Parameters and accept rules are kept as they are. A method keeps its attributes and hooks. Any
+    other class is taken for a trained module.
+
+    Args:
+        names: names of the base classes that are known.
+        bases: those classes.
+    """
+    if any(issubclass(base, MethodParams | AcceptRule) for base in bases):
+        body = [_without_annotations(each) for each in node.body]
+        return ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
+    is_method = any(issubclass(base, Method) for base in bases)
+    body = [kept for each in node.body if (kept := _kept(each, is_method)) is not None]
+    if not is_method:
+        found = zip(names, bases, strict=True)
+        names = [name for name, base in found if issubclass(base, Artifact)]
+        names = names or [ast.Name("Artifact", ast.Load())]
+    return ast.ClassDef(node.name, [*names], [], body or [ast.Pass()], [])
+
+
+def _kept(node: ast.stmt, is_method: bool) -> ast.stmt | None:
+    """Return what the declaration of a method or a trained module keeps of a statement."""
+    if isinstance(node, ast.FunctionDef) and is_method and node.name in HOOKS:
+        return _without_annotations(node)
+    if isinstance(node, ast.FunctionDef) and is_method and node.name in OVERRIDES:
+        return ast.FunctionDef(node.name, node.args, [ast.Pass()], [])
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        node = ast.Assign([node.target], node.value)
+    wanted = isinstance(node, ast.Assign) and (is_method or _bound(node) <= HEAD_FACTS)
+    return node if wanted else None
+
+
+def _without_annotations(node: ast.stmt) -> ast.stmt:
+    """Remove the annotations of a function, which may name what is not declared."""
+    if isinstance(node, ast.FunctionDef):
+        node.returns = None
+        for each in ast.walk(node.args):
+            if isinstance(each, ast.arg):
+                each.annotation = None
+    return node

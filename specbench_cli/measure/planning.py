@@ -1,0 +1,96 @@
+"""The plan of a run, made in the order in which its parts depend on each other.
+
+Without plug-ins and a memory budget nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbench_cli import registry
+from specbench_cli.config.run import RunConfig
+from specbench_cli.plan import tune
+from specbench_cli.plan.controls import controlled
+from specbench_cli.plan.plan import Plan, fitting, make_plan
+from specbench_cli.plan.tune import Tuning
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A planned run.
+
+    tuning: what is tried before the run; None if the run is not tuned.
+    left_out: why a method cannot run here, by its label.
+    memory: what the memory budget changed; None without a budget.
+    """
+
+    plan: Plan
+    tuning: Tuning | None
+    left_out: Mapping[str, str]
+    memory: Mapping[str, Any] | None
+
+
+def prepare(config: RunConfig, *, fetch: bool) -> Prepared:
+    """Plan a new run, with the controls that it lacks and without what cannot run here.
+
+    Args:
+        fetch: Download heads that are not on this machine.
+    """
+    _check_plugins(config)
+    config, left_out = fitting(config, fetch=fetch)
+    config = controlled(config)
+    memory = None
+    if config.memory_budget is not None:
+        from specbench_cli.measure.memory_budget import within
+
+        config, memory = within(config)
+    return Prepared(*planned(config), left_out, memory)
+
+
+def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a run that is not started, and its facts.
+
+    The facts include the methods that cannot run here.
+    """
+    made = prepare(config, fetch=False)
+    beside = {"left_out": left_out_notes(made.left_out), "memory_budget": made.memory}
+    told = facts(made.plan, made.tuning)
+    return made.plan, {**told, **{name: each for name, each in beside.items() if each}}
+
+
+def planned(config: RunConfig) -> tuple[Plan, Tuning | None]:
+    """Return the plan of a run, and of the tuning before it if it is tuned; see `make_plan`."""
+    _check_plugins(config)
+    plan = make_plan(config)
+    return (plan, None) if config.tune is None else tune.prepare(plan)
+
+
+def _check_plugins(config: RunConfig) -> None:
+    """Plan the methods of plug-ins in processes of their own first, if there are plug-ins."""
+    if config.plugins or any(row.name not in registry.ours() for row in config.methods):
+        from specbench_cli.measure.isolation.plugin_process import check_plugins
+
+        check_plugins(config)
+
+
+def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
+    """Return the plan for a person or a program to read."""
+    if tuning is None:
+        return plan.facts()
+    return {
+        **plan.facts(),
+        "tuning": {
+            "by": plan.config.tune_by,
+            "development": len(tuning.development),
+            "held_out": len(plan.questions),
+            "candidates": {row: len(arms) for row, arms in tuning.rows.items()},
+            "cells": tune.rehearsal(plan, tuning).cells,
+        },
+    }
+
+
+def left_out_notes(left_out: Mapping[str, str]) -> list[str]:
+    """Return a note for each method that cannot run here."""
+    return [f"{label} is left out, it cannot run here: {why}" for label, why in left_out.items()]

@@ -1,0 +1,85 @@
+"""HTML writer of documents and of the pages around them.
+
+Pages load nothing: style, script, pictures and data are inline, and a content security policy
+permits no other script or style than these, by their hashes. All text is escaped on its way in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from specbench_cli import output
+from specbench_cli.report.document import Part, Section
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_UNSAFE = "<>&\u2028\u2029"
+_ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in _UNSAFE}
+
+
+def markup(parts: Iterable[Part]) -> Markup:
+    """Return parts of a document as HTML. Each kind of part has a macro of its name."""
+    macros = environment().get_template("parts.html.j2").module
+    found = []
+    for part in parts:
+        macro = getattr(macros, type(part).__name__.lower())
+        found.append(macro(part, markup(part.parts)) if isinstance(part, Section) else macro(part))
+    return Markup("").join(found)
+
+
+def page(template: str, style: str = "", script: str = "", **facts: object) -> str:
+    """Return a whole page.
+
+    Args:
+        style: rules of the page beside those of every page.
+        script: its script, if it has one.
+        facts: the variables of the template.
+    """
+    style = asset("report.css") + style
+    rendered = (
+        environment()
+        .get_template(template)
+        .render(policy=_policy(style, script), style=Markup(style), script=Markup(script), **facts)
+    )
+    return output.plain(rendered)
+
+
+def embedded(data: Any) -> Markup:
+    """JSON that may stand in a script element: nothing in it can end that element."""
+    said = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(output.plain(said.translate(_ESCAPED), lead="\\\\"))
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates of all pages. Everything that they show is escaped."""
+    return Environment(
+        loader=FileSystemLoader([_TEMPLATES, _TEMPLATES.parents[1] / "gallery" / "templates"]),
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def asset(name: str) -> str:
+    """Return a style sheet or a script of the page."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Return what a page may do: run its own script, and show its own style and pictures."""
+
+    def digest(source: str) -> str:
+        return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+    runs = f" script-src 'sha256-{digest(script)}';" if script else ""
+    return (
+        f"default-src 'none';{runs} style-src 'sha256-{digest(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )

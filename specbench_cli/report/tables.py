@@ -1,0 +1,269 @@
+"""Tables of written reports: the columns, title and notes of each, for every output format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specbench_cli.config.sweep import settings
+from specbench_cli.predict import parallel
+from specbench_cli.report import claims
+from specbench_cli.report.document import Grid, grid, grid_of_values
+from specbench_cli.report.reading import Incidents
+from specbench_cli.summary import formats, load, metrics, text
+from specbench_cli.summary.columns import Cell, Column, Heading
+from specbench_cli.summary.facts import Facts
+from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.pareto import Sweep, swept
+from specbench_cli.summary.summary import Summary
+
+# ---- methods -------------------------------------------------------------------------------------
+
+_ORDER = (
+    "They learn from one prompt for the next: their figures depend on the order of the prompts."
+)
+_KINDS = (
+    (
+        "lossless",
+        "Lossless methods",
+        "Same letter: no significant difference (simultaneous 95%). Peers are other"
+        " implementations, measured in the same run.",
+    ),
+    ("run", "Lossless methods, run scope", f"{_ORDER} Letters are those of all."),
+    (
+        "lossy",
+        "Lossy: speed and quality",
+        "The output is not vanilla's; these rows are not ranked with the lossless ones.",
+    ),
+    ("lossy-run", "Lossy: speed and quality, run scope", f"{_ORDER} The output is not vanilla's."),
+)
+"""The kinds of rows, each with a table of its own: its key, caption and note."""
+
+
+def _key(row: Row) -> str:
+    """Return the kind of a row."""
+    if row.lossless:
+        return "run" if row.order_matters else "lossless"
+    return "lossy-run" if row.order_matters else "lossy"
+
+
+def _columns(key: str) -> Sequence[Column[Row]]:
+    """Return the columns of a kind of rows."""
+    return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
+
+
+def _named(found: Grid) -> Grid:
+    """Return a table of methods whose groups, if it has them, also name a row."""
+    return replace(found, heads=2) if found.columns[0] is metrics.GROUP else found
+
+
+def overall(summary: Summary, but: Sequence[Column[Row]] = ()) -> list[Grid]:
+    """Return the tables over all prompts, without some columns.
+
+    Lossless and lossy rows have separate tables, since nothing ranks them together. Rows of run
+    scope have their own, since their figures depend on the order of the prompts.
+    """
+    letters = text.prose(
+        [
+            *text.letter_ranges(summary),
+            *text.two_intervals(summary),
+            *text.one_process(summary),
+        ]
+    )
+    return [
+        _named(
+            grid(
+                [column for column in _columns(key) if column not in but],
+                rows,
+                id=f"overall-{key}",
+                caption=caption,
+                note=f"{note} {letters if key == 'lossless' else ''}".rstrip(),
+            )
+        )
+        for key, caption, note in _KINDS
+        if (rows := [row for row in summary.rows if _key(row) == key])
+    ]
+
+
+def by_family(summary: Summary) -> list[Grid]:
+    """Return tables with a row per family and method, for the same kinds as `overall`."""
+    tables = []
+    note = text.prose(text.small_families(summary, "column n", then=""))
+    for key, caption, _ in _KINDS:
+        rows = [
+            (family.replace("_", " "), row)
+            for family, own in summary.families.items()
+            for row in own
+            if _key(row) == key
+        ]
+        if not rows:
+            continue
+        found = _named(grid(_columns(key), [row for _, row in rows]))
+        lines = (
+            (Cell(family, family), metrics.QUESTIONS.cell(row), *cells)
+            for (family, row), cells in zip(rows, found.rows, strict=True)
+        )
+        family = Heading("family", "task family", "l", choose=True)
+        tables.append(
+            Grid(
+                (family, metrics.QUESTIONS, *found.columns),
+                tuple(lines),
+                id=f"family-{key}",
+                caption=f"By task family, {caption.lower()}",
+                note=note,
+                heads=2 + found.heads,
+            )
+        )
+    return tables
+
+
+def families(summary: Summary) -> dict[str, dict[str, Row]]:
+    """Return the rows of each family by label, with those over all families last. The keys are
+    headings."""
+    found = {
+        text.family(name.replace("_", " "), rows): {row.label: row for row in rows}
+        for name, rows in summary.families.items()
+    }
+    return found | {"all": {row.label: row for row in summary.rows}}
+
+
+def _some(found: Grid) -> list[Grid]:
+    """Return a table, unless it is empty."""
+    return [found] if found.rows else []
+
+
+def in_detail(summary: Summary) -> Grid:
+    """Return the parameters and counters of each row."""
+    return grid(metrics.DETAIL, summary.rows, id="detail", caption="Parameters and counters")
+
+
+def equivalence(summary: Summary) -> Grid:
+    """Return the verdicts on the outputs, and what they prove."""
+    return grid(
+        metrics.EQUIVALENCE,
+        summary.rows,
+        id="equivalence",
+        caption="Outputs against vanilla's",
+        note=text.prose([text.proof(summary)]),
+    )
+
+
+def evidence(summary: Summary) -> list[Grid]:
+    """Return sampled outputs compared with vanilla's, if any were."""
+    rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
+    note = "Evidence, not proof: the proof of a law is its audit (specbench audit)."
+    caption = "Sampled outputs, less vanilla's"
+    return _some(grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
+
+
+# ---- tables that some runs have ------------------------------------------------------------------
+
+
+def sweep(found: Sweep | None) -> list[Grid]:
+    """Return the rows of a sweep in the order of their parameters."""
+    if found is None:
+        return []
+    note = (
+        "Discarded: drafted tokens that do not stand / tokens. Verified: target forwards /"
+        " tokens. The front: no other row has less of one and as little of the other."
+    )
+    rows = [point.row for point in found.points]
+    return [grid(swept(found), rows, id="sweep", caption="Sweep", note=note)]
+
+
+def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:
+    """Return the tuning of each row: the candidates, their prompts and the results."""
+    if not tuned:
+        return []
+    by_time = tuned["by"] == "time"
+    unit = "ms a token" if by_time else "target forwards a token"
+    note = (
+        f"At most {tuned['budget']} candidates a row, all rows on the same development questions"
+        f" ({_counted(tuned['development'])}), compared by"
+        f" {'decode time' if by_time else 'what their forwards cost by the size of the models'}."
+        f" Every figure above and below is of the held-out questions"
+        f" ({_counted(tuned['held_out'])})."
+    )
+    lines = [
+        (
+            label,
+            " ".join(settings(tried["params"])) or formats.NONE,
+            formats.number(tried["cost"], 3),
+            "yes" if tried["chosen"] else None,
+            found["prompts"] or None,
+        )
+        for label, found in tuned["rows"].items()
+        for tried in found["candidates"]
+    ]
+    headings = ("row", "parameters", unit, "chosen", "prompts")
+    return [grid_of_values(headings, lines, caption="Tuning", note=note)]
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{family} {n}" for family, n in counts.items())
+
+
+def under_load(rows: Sequence[load.LoadRow]) -> list[Grid]:
+    """Return the latencies and rates of requests under load."""
+    return _some(grid(load.PAGE, rows, caption=load.TITLE, note=load.NOTE))
+
+
+def modelled(rows: Sequence[parallel.ModelledRow]) -> list[Grid]:
+    """Return the modelled decode times of methods with several workers."""
+    return _some(grid(parallel.COLUMNS, rows, caption=parallel.TITLE, note=parallel.NOTE))
+
+
+def claimed(
+    summary: Summary, facts: Facts, columns: Sequence[Column[claims.Line]] = claims.COLUMNS
+) -> list[Grid]:
+    """Return what the sources of the methods report beside this run's rows, if they do."""
+    lines = claims.lines(summary, facts)
+    return _some(grid(columns, lines, id="claimed", caption=claims.TITLE, note=claims.NOTE))
+
+
+# ---- single outputs ------------------------------------------------------------------------------
+
+_OUTPUT = (
+    Heading("method", align="l", choose=True),
+    Heading("prompt", align="l"),
+    Heading("turn"),
+    Heading("pass"),
+)
+
+
+def incidents(found: Incidents, most: int) -> list[Grid]:
+    """Return the outputs that a reader has to know of, at most so many of each kind."""
+    kinds = (
+        (
+            "differing",
+            "Outputs that differ",
+            (
+                Heading("verdict", align="l", choose=True),
+                Heading("position", "index of the first token that differs"),
+                Heading("gap", "what the worst token lacks of the best decision score"),
+                Heading("explained by width", "whether vanilla's forward chooses the same tokens at"
+                       " the method's verify width", align="l"),
+            ),
+            found.differing,
+        ),
+        ("failed", "Failed cells", (Heading("error", align="l"),), found.failed),
+        (
+            "void",
+            "Void cells",
+            (Heading("other processes' CPU", "the machine was not quiet: times do not count"),),
+            found.void,
+        ),
+    )  # fmt: skip
+    return [
+        grid_of_values(
+            (*_OUTPUT, *headings),
+            cells[:most],
+            id=key,
+            caption=caption,
+            note=f"And {more} more, in records.jsonl." if (more := len(cells) - most) > 0 else "",
+            heads=2,
+        )
+        for key, caption, headings, cells in kinds
+        if cells
+    ]

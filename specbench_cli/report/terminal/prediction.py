@@ -1,0 +1,285 @@
+"""Tables of `specbench predict`: a run predicted, settings, a machine's costs, a roofline.
+
+A person gets rounded figures with their units and the notes in between. A pipe gets one TSV on
+stdout, with unrounded figures and times in ns, and the notes on stderr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from specbench_cli import output
+from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
+from specbench_cli.models.shapes import PREFIX as SHAPE
+from specbench_cli.predict.accelerators import Roofline
+from specbench_cli.predict.prediction import Prediction, Row
+from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
+from specbench_cli.predict.settings import Setting
+from specbench_cli.report.document import Grid, grid
+from specbench_cli.report.terminal.grid import show
+from specbench_cli.store.schema import BASELINE
+from specbench_cli.summary.columns import Column
+from specbench_cli.summary.formats import NONE, number, percent, ratio
+
+WORST = 5
+"""Points of a comparison that a person is shown."""
+
+
+def _seconds(ns: float | None) -> str:
+    return NONE if ns is None else f"{ns / 1e9:.3f} s"
+
+
+def _milli(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def _micro(ns: float) -> str:
+    return f"{ns / 1e3:.0f} us"
+
+
+def _error(share: float | None) -> str:
+    return NONE if share is None else f"{share:+.1%}"
+
+
+_ROWS: tuple[Column[Row], ...] = (
+    Column("method", align="l", shown=lambda row: row.label),
+    Column("task", align="l", shown=lambda row: row.task),
+    Column("outputs", shown=lambda row: str(row.outputs)),
+    Column("measured", shown=lambda row: _seconds(row.measured)),
+    Column(
+        "predicted",
+        shown=lambda row: _seconds(
+            row.predicted if row.measured is not None else row.predicted_void
+        ),
+    ),
+    Column("error", shown=lambda row: _error(row.error)),
+    Column("per output", shown=lambda row: percent(row.cell_error, 1)),
+    Column("efficiency", shown=lambda row: number(row.efficiency, 3)),
+    Column(
+        "elsewhere",
+        shown=lambda row: _seconds(row.elsewhere),
+        when=lambda rows: any(row.elsewhere is not None for row in rows),
+    ),
+)
+_SETTINGS: tuple[Column[Setting], ...] = (
+    Column("row", align="l", shown=lambda each: each.label),
+    Column("outputs", shown=lambda each: str(each.outputs)),
+    Column("MAT", shown=lambda each: number(each.mat)),
+    Column("accept", shown=lambda each: number(each.acceptance)),
+    Column("break-even", shown=lambda each: number(each.break_even)),
+    Column("modelled", shown=lambda each: _seconds(each.decode)),
+    Column("speedup", shown=lambda each: ratio(each.speedup)),
+    Column("measured", shown=lambda each: _seconds(each.measured)),
+    Column("error", shown=lambda each: _error(each.error)),
+)
+_DIFFERENCES: tuple[Column[Difference], ...] = (
+    Column("point", align="l", shown=lambda each: each.name),
+    Column("first", shown=lambda each: f"{_milli(each.first_ns)} ms"),
+    Column("second", shown=lambda each: f"{_milli(each.second_ns)} ms"),
+    Column("difference", shown=lambda each: percent(each.relative, 1)),
+)
+_ROOFLINE: tuple[Column[RooflineRow], ...] = (
+    Column("method", align="l", shown=lambda row: row.label),
+    Column("outputs", shown=lambda row: str(row.outputs)),
+    Column("modelled time", shown=lambda row: f"{row.ns / 1e9:.4f} s"),
+    Column("modelled tokens/s", shown=lambda row: number(row.tokens_per_s, 1)),
+    Column("modelled speedup", shown=lambda row: ratio(row.speedup)),
+    Column("per device", shown=lambda row: ratio(row.per_device)),
+    Column("measured here", shown=lambda row: ratio(row.measured)),
+)
+
+
+def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
+    """Print the rows by method and task.
+
+    Args:
+        head: the lines above: the run, and the source of the costs.
+    """
+    notes = [
+        "times: decoding, summed over outputs; error: predicted / measured - 1",
+        "per output: the median size of an output's error; efficiency: predicted / measured",
+        *(f"{label}: no prediction: {why}" for label, why in prediction.missing.items()),
+        *(
+            f"{row.label}, {row.task}: {row.void} void outputs have no error;"
+            f" predicted {_seconds(row.predicted_void)}"
+            for row in prediction.rows
+            if row.void
+        ),
+        *(
+            f"{row.label}, {row.task}: {percent(row.extrapolated)} of the forwards lie beyond the"
+            " probe's points: extrapolated"
+            for row in prediction.rows
+            if row.extrapolated >= 0.01
+        ),
+    ]
+    show(head, grid(_ROWS, prediction.rows), map(asdict, prediction.rows), notes)
+
+
+def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
+    """Print the rows as they would have been at other settings."""
+    notes = [
+        f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
+        " they stood or fell there; those that it never tested stand as often",
+        "times: decoding, summed over outputs; speedup: over plain decoding at the same costs",
+        "accept: of tested tokens those that stood; break-even: where it would be no speedup",
+        *_best(found),
+    ]
+    records = (
+        asdict(each) | {"speedup": each.speedup, "break_even": each.break_even} for each in found
+    )
+    show(head, grid(_SETTINGS, found), records, notes)
+
+
+def _best(found: Sequence[Setting]) -> list[str]:
+    """Of each method that was modelled at several settings the best, and the best measured one."""
+    lines = []
+    for method in dict.fromkeys(each.label.partition(" ")[0] for each in found):
+        own = [each for each in found if each.label.partition(" ")[0] == method]
+        known = [(each.measured, each) for each in own if each.measured is not None]
+        best = min(own, key=lambda each: each.decode)
+        if len(own) < 2:
+            continue
+        line = f"best of {method}: modelled {best.label}"
+        if len(known) > 1:
+            least, measured = min(known, key=lambda each: each[0])
+            line += f", measured {measured.label}"
+            if best.measured is not None and best is not measured:
+                line += (
+                    f", which the modelled one took {best.measured / least:.3f} times as long as"
+                )
+        lines.append(line)
+    return lines
+
+
+def print_costs(costs: Costs) -> None:
+    """The curves: for a person a row a number of new tokens, a column a context length."""
+    head = [f"costs of {costs.label}"]
+    drawn = [str(each["label"]) for each in costs.models.values() if "label" in each]
+    if drawn := [label for label in drawn if label.startswith(SHAPE)]:
+        head.append(f"synthetic: weights of {' and '.join(drawn)} drawn at random")
+    if costs.quietness.noisy:
+        head.append("noisy: other programs were running and the times were kept (--allow-noise)")
+    lines = {"host": costs.host}
+    for model, line in costs.hosts.items():
+        lines["host, trees of draft" if model == "draft" else f"host, {model}"] = line
+    notes = [
+        *(
+            f"{name}: {_micro(host.step)} a step, {_micro(host.draft)} more for each draft forward,"
+            f" {_micro(host.node)} for each drafted token"
+            for name, host in lines.items()
+        ),
+        *(_batch(costs.batch) if costs.batch else ()),
+        f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
+        " kept; times are means without far outliers",
+    ]
+    if not output.human():
+        show(head, None, _points(costs), notes)
+        return
+    for role, curve in costs.curves.items():
+        title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
+        prefills = ", ".join(f"{_milli(ns)} for {n:g} tokens" for n, ns in curve.prefill)
+        show([*head, title], _curve(curve.forwards), (), [f"prefill: {prefills}"])
+        if curve.trees:
+            show([f"{role}: the same over a tree, its root included"], _curve(curve.trees), ())
+        head = []
+    show((), None, (), notes)
+
+
+def _batch(batch: BatchCost) -> list[str]:
+    """What several sequences together cost."""
+    further = ", ".join(f"{_micro(ns)} in one of {model}" for model, ns in batch.beside.items())
+    return [
+        f"batches up to {batch.most}: each further sequence of a forward {further}",
+        f"host, batches: {_micro(batch.step)} a step, {_micro(batch.sequence)} for each sequence,"
+        f" {_micro(batch.draft)} for each of its draft forwards, {_micro(batch.node)} for each of"
+        " its drafted tokens",
+    ]
+
+
+def print_differences(found: Sequence[Difference]) -> None:
+    """The median over points and the worst ones."""
+    typical, worst = median(each.relative for each in found), found[0]
+    notes = [
+        f"{len(found)} points: median difference {percent(typical, 1)},"
+        f" worst {percent(worst.relative, 1)} ({worst.name})"
+    ]
+    records = ({**each.model_dump(), "relative": each.relative} for each in found)
+    show((), grid(_DIFFERENCES, found[:WORST]), records, notes)
+
+
+def _curve(points: Sequence[Point]) -> Grid:
+    """Return a line per number of new tokens, and a column per context length."""
+    ms = {(point.n_tokens, point.context): _milli(point.ns) for point in points}
+
+    def after(context: int) -> Column[int]:
+        return Column(f"after {context}", shown=lambda n: ms.get((n, context), ""))
+
+    contexts = sorted({point.context for point in points})
+    columns: list[Column[int]] = [Column("tokens", shown=str), *map(after, contexts)]
+    return grid(columns, sorted({point.n_tokens for point in points}))
+
+
+def _points(costs: Costs) -> list[dict[str, Any]]:
+    return [
+        {"model": role, "tree": tree, **point.model_dump()}
+        for role, curve in costs.curves.items()
+        for tree, points in ((False, (*curve.forwards, *curve.prefills)), (True, curve.trees))
+        for point in points
+    ]
+
+
+ABREAST = 5
+"""Methods beside each other in the table of inputs."""
+NOTES = (
+    "modelled, not measured: no kernel reaches a roofline, so times are lower bounds; never ranked"
+    " with measured rows",
+    "measured here: the same outputs' speedup on the run's own machine",
+    "sensitivity: what 10% less / 10% more of an input does to the modelled speedup",
+)
+
+
+def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the modelled hardware and its source."""
+    device = roofline.accelerator
+    shapes = " + ".join(roofline.names.values())
+    recorded = " + ".join(str(facts.get("label")) for facts in models.values())
+    context = "recorded ones" if roofline.context is None else f"{roofline.context} rows"
+    bytes_held = sum(roofline.held(1).values())
+    lines = [
+        f"modelled: {roofline.devices} x {device.name}, {shapes}, {roofline.dtype}, batch"
+        f" {roofline.batch}, contexts: {context},"
+        f" {roofline.overhead / 1e3:g} us a forward beside the roofline",
+        f"a device: {device.bandwidth / 1e12:g} TB/s,"
+        f" {device.flops[roofline.dtype] / 1e12:g} TFLOP/s, {device.memory / 1e9:g} GB"
+        f" ({device.source}); held: {bytes_held / 1e9:.3g} GB and the texts' rows",
+        f"acceptance and lengths: as recorded with {recorded}",
+    ]
+    sources = [f"{n}: {roofline.shapes[role].source}" for role, n in roofline.names.items()]
+    return [*lines, f"shapes: {'; '.join(sources)}"]
+
+
+def print_replayed(found: Replayed, roofline: Roofline, lines: Sequence[str]) -> None:
+    """Print a replay on a roofline: the methods, and which inputs their speedups depend on."""
+    missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
+    if not output.human():
+        show(lines, None, lines_of(found.rows), [*NOTES, *missing])
+        return
+    show(lines, grid(_ROOFLINE, found.rows), (), missing)
+    drafting = [row for row in found.rows if row.sensitivity and row.label != BASELINE]
+    for first in range(0, len(drafting), ABREAST):
+        moved = map(_input, drafting[first : first + ABREAST])
+        columns: list[Column[str]] = [Column("input", align="l", shown=str), *moved]
+        show((), grid(columns, list(roofline.inputs)), ())
+    show((), None, (), NOTES)
+
+
+def _input(row: RooflineRow) -> Column[str]:
+    """Return the column of a method in the table of inputs."""
+    return Column(row.label, shown=lambda name: _moved(row.sensitivity[name]))
+
+
+def _moved(moved: Moved) -> str:
+    return " / ".join(f"{round(each, 3) + 0.0:+.1%}" for each in (moved.less, moved.more))

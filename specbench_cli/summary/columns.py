@@ -1,0 +1,108 @@
+"""Columns of tables and their cells: every table of a report is declared with these."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Literal, TypeVar
+
+from specbench_cli import output
+from specbench_cli.summary.formats import NONE
+
+Align = Literal["l", "r", "c"]
+Value = str | int | float | bool | None
+R = TypeVar("R")
+"""The kind of thing that a row of the table shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A column's heading.
+
+    Attributes:
+        heading: the words above the column.
+        meaning: an explanation, where the heading needs one.
+        align: left, right or centre.
+        choose: True if readers can filter rows by this column's words.
+        narrow: the heading where there is little room, if it has a shorter one.
+    """
+
+    heading: str
+    meaning: str = ""
+    align: Align = "r"
+    choose: bool = False
+    narrow: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        shown: its text.
+        value: the value that it is sorted by. None sorts last.
+        look: its emphasis: "", "strong", "broken", "letters", "peer", "bound", "time" or "long".
+        shares: parts of a bar, which add up to 1. A writer that can draw shows the bar.
+        link: the address that it leads to, if any.
+    """
+
+    shown: str
+    value: Value = None
+    look: str = ""
+    shares: tuple[float, ...] = ()
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Column(Heading, Generic[R]):
+    """A column of a table with a row per method, request load, prediction and so on.
+
+    Attributes:
+        shown: formats the cell of a row.
+        data: the values for programs, by TSV name. Tables sort by the first one, or else by the
+            text of the cell.
+        when: True if the column is informative for these rows. Otherwise tables omit it.
+        look, shares, link: see `Cell`.
+    """
+
+    shown: Callable[[R], str]
+    data: Mapping[str, Callable[[R], Value]] = field(default_factory=dict)
+    when: Callable[[Sequence[R]], bool] = lambda _: True
+    look: Callable[[R], str] = lambda _: ""
+    shares: Callable[[R], tuple[float, ...]] = lambda _: ()
+    link: Callable[[R], str] = lambda _: ""
+
+    def cell(self, row: R) -> Cell:
+        """Return the cell of a row. An empty cell has no value."""
+        shown = self.shown(row)
+        value: Value = None
+        if shown not in ("", NONE):
+            value = next(iter(self.data.values()))(row) if self.data else shown
+        return Cell(shown, value, self.look(row), self.shares(row), self.link(row))
+
+
+def informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:
+    """Return the columns that are informative for some rows."""
+    return [column for column in columns if column.when(rows)]
+
+
+def data_of(columns: Sequence[Column[R]], row: R) -> dict[str, Value]:
+    """Return the values of a row for programs, by TSV name."""
+    return {name: get(row) for column in columns for name, get in column.data.items()}
+
+
+def write_csv(lines: Sequence[Mapping[str, object]], path: Path, *, empty: str = "") -> Path:
+    """Write records as a CSV file that is safe in a spreadsheet. A missing value is empty.
+
+    Args:
+        lines: the records. The names of their values are the header.
+        empty: the header of a file without records.
+    """
+    names = list(dict.fromkeys(name for line in lines for name in line)) or [empty]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(output.harmless, names))
+        writer.writerows([output.harmless(line.get(name)) for name in names] for line in lines)
+    return path
