@@ -47,9 +47,10 @@ class Cdsl(Method):
 
     Lossy: a token that leads to more of the words takes the place of the target's. The reward is
     the share of the words that the output holds; once it holds all, at weight 0, and where no words
-    are wanted, it is `sps`. (A hard constraint, `--grammar`, is the target's law: `sps` is exact.)
-    Differs from the paper, whose table of cases was not at hand: this one is the harness's. Rewards
-    are of words alone. `mode=cdlh` is the baseline (CDLH): the target looks ahead for each token.
+    are wanted, it is `sps`. (A hard constraint, `--grammar`, is the target's distribution: `sps` is
+    exact.) Differs from the paper, whose table of cases was not at hand: this one is the harness's.
+    Rewards are of words alone. `mode=cdlh` is the baseline (CDLH): the target looks ahead for each
+    token.
 
     One step:
     1. The draft writes `length` tokens (in the baseline none); one target forward reads them; those

@@ -54,7 +54,8 @@ class Del(Method):
     """DEL: chooses exit layer and draft length by the acceptance that each exit would have had.
 
     Exact because what is drafted next follows from earlier steps, and from tokens drawn before and
-    the law that the next one is yet to be drawn from; each stands by the target's law and its own.
+    the distribution that the next one is yet to be drawn from; each stands by the target's
+    distribution and its own.
     Differs from the paper: a draft token costs its share of the weights, output matrix included;
     where tokens are drawn an exit's chance is sum min(p, q), not whether tokens agree. Ours, since
     the authors' code was not at hand: alpha begins at one half, and the threshold is a midpoint.

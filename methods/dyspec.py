@@ -38,17 +38,17 @@ class DySpecParams(MethodParams):
 class Children:
     """A node's children: drawn from q [V] without replacement; or from (ids, logs), best first."""
 
-    def __init__(self, session: Session, law: Any) -> None:
-        self.random, self.law, self.drawn = session.random, law, list[int]()
+    def __init__(self, session: Session, distribution: Any) -> None:
+        self.random, self.distribution, self.drawn = session.random, distribution, list[int]()
 
     def fill(self) -> tuple[int, float]:
-        """The next child y, and R(y), R being the law without the earlier ones."""
-        if isinstance(self.law, Tensor):
-            left = siblings.remaining(self.law, self.drawn)
+        """The next child y, and R(y), R being the distribution without the earlier ones."""
+        if isinstance(self.distribution, Tensor):
+            left = siblings.remaining(self.distribution, self.drawn)
             y = self.random.categorical(left)
             token, chance = host.each(y, left.gather(0, y[None]))
         else:
-            (ids, logs), at = self.law, len(self.drawn)
+            (ids, logs), at = self.distribution, len(self.drawn)
             token, p, before = ids[at], math.exp(logs[at]), 1 - sum(map(math.exp, logs[:at]))
             last = p >= before or max(logs[at + 1 :], default=-math.inf) == -math.inf
             chance = 1.0 if last else p / before
@@ -60,10 +60,11 @@ class DySpec(Method):
     """DySpec: a sampled tree that grows where acceptance is most likely.
 
     A slot is the next untried child of a node. Its value v is the chance that verification gets to
-    it if the draft is right: a child y drawn from R, the draft's law there without earlier
+    it if the draft is right: a child y drawn from R, the draft's distribution there without earlier
     siblings, leaves v R(y) to its own first slot and v (1 - R(y)) to its next sibling's.
     Exact because whether a slot is filled is decided before its token is drawn: children are the
-    law's first draws, tested in order by recursive rejection (greedy, coupled: the draft's best).
+    distribution's first draws, tested in order by recursive rejection (greedy, coupled: the draft's
+    best).
     Differs from the paper: a node is fed when its first slot is filled, not when it is drawn.
 
     One step, from the root's first slot, whose value is 1, until there are enough nodes:
@@ -104,15 +105,20 @@ class DySpec(Method):
                     own: Any = session.warp(out.rows)
                 else:
                     own = zip(*session.ranked(out.rows, best, ahead=depths[node]), strict=True)
-                children |= {at: Children(session, law) for at, law in zip(new, own, strict=True)}
+                children |= {
+                    at: Children(session, distribution)
+                    for at, distribution in zip(new, own, strict=True)
+                }
             y, chance = children[node].fill()
             child, tokens, parents = len(tokens), [*tokens, y], [*parents, node]
             depths[child] = depths[node] + 1
             for at, left in ((node, v * (1.0 - chance)), (child, v * chance)):
                 if left > 0.0 and left >= least and depths[at] < depth:
                     heappush(slots, ((depths[at], at) if by_level else (-left, child), at, left))
-        laws = [children[parent].law for parent in parents if session.sampling.draws]
-        return session.tree(tokens, tuple(parents), laws)
+        distributions = [
+            children[parent].distribution for parent in parents if session.sampling.draws
+        ]
+        return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Keep the draft's rows of the nodes that stood: the last may not have been fed."""

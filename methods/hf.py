@@ -306,12 +306,12 @@ def _settings(session: Session, **options: Any) -> GenerationConfig:
         pad_token_id=eos[0] if eos else None,
         use_cache=True,
         num_beams=1,
-        **_law(session.sampling),
+        **_distribution(session.sampling),
         **options,
     )
 
 
-def _law(sampling: Sampling) -> dict[str, Any]:
+def _distribution(sampling: Sampling) -> dict[str, Any]:
     if not sampling.draws:
         return {"do_sample": False}
     return {

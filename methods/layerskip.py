@@ -24,16 +24,16 @@ class LayerSkipParams(MethodParams):
 class LayerSkip(Method):
     """LayerSkip: the target's first layers draft, the others verify and go on from their rows.
 
-    Exact because each draft token stands by the target's law and the law it was drawn from, whether
-    the model was trained to exit early or not: that decides how many stand. Keys, values and exit
-    rows of the first layers are the target's own, since they are those of the same tokens.
-    Differs from the authors' code: nobody looks for an EOS in the draft, which would be a wait for
-    each token; what is behind one is not committed.
+    Exact because each draft token stands by the target's distribution and the distribution it was
+    drawn from, whether the model was trained to exit early or not: that decides how many stand.
+    Keys, values and exit rows of the first layers are the target's own, since they are those of the
+    same tokens. Differs from the authors' code: nobody looks for an EOS in the draft, which would
+    be a wait for each token; what is behind one is not committed.
 
     One step:
     1. x is the last committed token, whose row is in no layer.
     2. K times: run layers 1 to E on x, behind the target's own keys and values; draw the next x
-       from the exit's law, its row through the model's own final norm and output matrix.
+       from the exit's distribution, its row through the model's own final norm and output matrix.
     3. (engine) Layers 1 to E over the last x alone; layers E + 1 to the last over the rows that
        left layer E, of the last committed token and all drafted ones; verify; commit.
     4. (engine) Forget the rows of rejected tokens, in all layers.
@@ -56,7 +56,7 @@ class LayerSkip(Method):
         # 1. One token, but before the first step also what the target has not read.
         x = session.since(session.state.length())
         while len(picks) < min(self.params.length, limit):
-            # 2. x_i ~ q_i, the law at the exit.
+            # 2. x_i ~ q_i, the distribution at the exit.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])

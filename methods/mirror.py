@@ -54,9 +54,9 @@ class Mirror(Method):
     layers run, the draft rolls out a window for every candidate at every place where the current
     window may end, so that the next window is often there when verification ends.
     Exact because only rows of the whole target decide; the early ones choose what is prepared. A
-    prepared window was drawn from the draft's law behind its outcome, independently of the others
-    and of what decided the outcome, and is taken for that outcome alone: to verification it is a
-    draft like any other.
+    prepared window was drawn from the draft's distribution behind its outcome, independently of the
+    others and of what decided the outcome, and is taken for that outcome alone: to verification it
+    is a draft like any other.
     Differs from the paper: the draft is an ordinary model and gives one token a forward, where
     theirs is trained for speculative streaming; workers are processes or CUDA streams of one
     machine, where theirs are GPUs and NPUs.

@@ -43,10 +43,10 @@ class Osd(DraftModelMethod):
     from q stands with probability min(1, p(x)/q(x)), a rejected one is replaced by a draw from
     norm(max(p - q, 0)).
     Differs from the paper's code: the loss is taken where the wrong token was predicted, not one
-    place later, and only at rejected ones, not at the last token of every step; the target's law is
-    that of the verification, not computed again. With `route` each topic has a draft, as there; its
-    code sorts questions beforehand, here a prompt is judged by earlier ones, whose topics, their
-    task's categories, are told after them.
+    place later, and only at rejected ones, not at the last token of every step; the target's
+    distribution is that of the verification, not computed again. With `route` each topic has a
+    draft, as there; its code sorts questions beforehand, here a prompt is judged by earlier ones,
+    whose topics, their task's categories, are told after them.
 
     One step:
     1. Feed the draft of the prompt's likeliest topic what it has not seen; draw `length` tokens.
@@ -77,14 +77,14 @@ class Osd(DraftModelMethod):
     def start(self, session: Session) -> None:
         """Prefill the draft model."""
         super().start(session)
-        self.places, self.laws = list[int](), list[torch.Tensor]()
+        self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Steps 3 and 4."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # of what stands in place of the rejected one
-            self.laws.append(session.verified()[len(outcome.path)].clone())
+            self.distributions.append(session.verified()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
@@ -97,15 +97,15 @@ class Osd(DraftModelMethod):
             kept[DRAFT + topic] = torch.optim.AdamW(weights, self.params.rate, weight_decay=0.0), []
         kept[ROUTER].learn(request.ids, topic)
         adam, waiting = kept[DRAFT + topic]
-        waiting.append((list(session.tokens()), self.places, self.laws))
+        waiting.append((list(session.tokens()), self.places, self.distributions))
         if len(waiting) < self.params.every:
             return
         # 6. The row that predicts a place is the one before it.
         missed = sum(len(places) for _, places, _ in waiting)
-        for ids, places, laws in waiting:
+        for ids, places, distributions in waiting:
             if places:
                 read = model.decoder.clamp_ids(torch.tensor([ids], device=session.device))
-                rows, wanted = model.module(read).logits[0], torch.stack(laws)
+                rows, wanted = model.module(read).logits[0], torch.stack(distributions)
                 shared = min(rows.shape[-1], wanted.shape[-1])  # ids that both models have
                 q = rows[[at - 1 for at in places], :shared].float().log_softmax(-1)
                 p = wanted[:, :shared].float().log_softmax(-1)

@@ -74,8 +74,8 @@ class PearlDrafter(Drafter):
             x = Tokens(picks[-1][0][None])
         ids = host.numbers(torch.cat([token for token, _ in picks]))
         desk.text += ids
-        laws = [q for _, q in picks if q is not None]
-        return Message(tuple(ids), torch.cat(laws) if laws else None)
+        distributions = [q for _, q in picks if q is not None]
+        return Message(tuple(ids), torch.cat(distributions) if distributions else None)
 
 
 class Pearl(Method):
@@ -85,7 +85,7 @@ class Pearl(Method):
     what was drafted behind a rejected token is thrown away, which depends on earlier tests alone.
     Differs from the authors' code: each test draws anew (theirs tests the first two tokens of a
     window with one number); drafts that were not verified are never returned; windows end with the
-    budget, texts with their first EOS; q is the law that each token was drawn from.
+    budget, texts with their first EOS; q is the distribution that each token was drawn from.
 
     Drafted tokens that the target has not seen are pending. Without any (pre-verify) its forward
     tests the first token of the window that is drafted meanwhile; with some (post-verify) it tests
@@ -118,7 +118,9 @@ class Pearl(Method):
         drafter, most = session.hire(PearlDrafter, self.params), self._window(session)
         session.prefill()
         pending: tuple[int, ...] = ()
-        laws: Tensor | None = None  # q of the pending tokens, and of the first one behind them
+        distributions: Tensor | None = (
+            None  # q of the pending tokens, and of the first one behind them
+        )
         told = session.tokens()[-1:]
         while session.finish is None:
             # 1. No more than can be committed once the pending tokens and the first one are.
@@ -126,21 +128,23 @@ class Pearl(Method):
             window = max(1, min(most, session.room() - len(pending)))
             drafter.send(Message((stands, window, *told)))
             # 2.
-            rows = session.score(session.chain(pending, laws))
+            rows = session.score(session.chain(pending, distributions))
             # 3.
             drafted = drafter.receive()
             if drafted.rows is not None:
-                laws = torch.cat((drafted.rows[:0] if laws is None else laws, drafted.rows[:1]))
-            draft = session.chain((*pending, drafted.ints[0]), laws)
+                distributions = torch.cat(
+                    (drafted.rows[:0] if distributions is None else distributions, drafted.rows[:1])
+                )
+            draft = session.chain((*pending, drafted.ints[0]), distributions)
             outcome = session.verify(draft, rows)
             # 4.
             committed = session.commit(outcome)
             # 5.
             if len(outcome.path) == draft.nodes:
                 pending, told = drafted.ints[1:], ()
-                laws = None if drafted.rows is None else drafted.rows[1:]
+                distributions = None if drafted.rows is None else drafted.rows[1:]
             else:
-                pending, told, laws = (), outcome.committed[-1:], None
+                pending, told, distributions = (), outcome.committed[-1:], None
             yield session.step(draft, committed)
 
     def _window(self, session: Session) -> int:

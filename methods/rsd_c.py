@@ -41,17 +41,19 @@ class RsdC(Method):
     """RSD-C: every node of a level has as many children, drawn without replacement.
 
     Exact because siblings are tested in the order of their draws by recursive rejection: the k-th
-    child x stands with probability min(1, r(x) / d(x)), where d is the draft's law q without the
-    k - 1 before it, and r is the target's law p at first, norm(max(r - d, 0)) after a rejection;
-    where none stands the next token is drawn from the last r. In greedy and coupled decoding
-    children are the draft's best, and one stands iff it is the target's own choice.
+    child x stands with probability min(1, r(x) / d(x)), where d is the draft's distribution q
+    without the k - 1 before it, and r is the target's distribution p at first, norm(max(r - d, 0))
+    after a rejection; where none stands the next token is drawn from the last r. In greedy and
+    coupled decoding children are the draft's best, and one stands iff it is the target's own
+    choice.
     Differs from the paper: a node never has more children than there are tokens; where fewer have
     any probability, the rest are drawn among the others alike.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen: the root's law.
+    1. Feed the draft the committed tokens that it has not seen: the root's distribution.
     2. Draw b_l children of every node of level l, one after another without replacement.
-    3. Feed them in one forward, each seeing its own ancestors alone: the laws of the next level.
+    3. Feed them in one forward, each seeing its own ancestors alone: the distributions of the next
+       level.
     4. (engine) One target forward over the last committed token and all nodes; recursive rejection;
        commit.
     5. Keep the draft's rows of the nodes that stood.
@@ -77,7 +79,7 @@ class RsdC(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         widths, levels = self.widths[:limit], self.levels
-        tokens, parents, laws = list[Tensor](), list[int](), list[Tensor]()
+        tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
         level, above = [ROOT], list[int]()  # the newest nodes, and their parents' places
         for ahead, width in enumerate(widths):
             # 1. and 3.
@@ -86,16 +88,16 @@ class RsdC(Method):
             else:
                 out = levels.begin(session.since(levels.state.length()))
             # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
-            children, q = session.branch(out.rows, width, how="wor", ahead=ahead)
+            children, q = session.branch(out.rows, width, how="without_replacement", ahead=ahead)
             tokens.append(children.flatten())
             if q is not None:
-                laws.append(q.repeat_interleave(width, 0))
+                distributions.append(q.repeat_interleave(width, 0))
             above = [place for place in range(len(level)) for _ in range(width)]
             parents += [level[place] for place in above]
             level = [*range(len(parents) - len(above), len(parents))]
         if not tokens:
             return session.chain(())
-        return session.tree(torch.cat(tokens), tuple(parents), laws)
+        return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: nodes were fed in their order, the deepest level was not."""

@@ -41,14 +41,14 @@ class RsdS(Method):
     """RSD-S: stochastic beam search draws the tree's levels, paths without replacement.
 
     Exact because a draw chooses a node's parent by what was drawn before, and its token from the
-    draft's law q there without the earlier siblings: however many children a node gets, they are
-    q's first draws, and recursive rejection tests them in that order. In greedy and coupled
-    decoding it is plain beam search, and a child stands iff it is the target's own choice.
+    draft's distribution q there without the earlier siblings: however many children a node gets,
+    they are q's first draws, and recursive rejection tests them in that order. In greedy and
+    coupled decoding it is plain beam search, and a child stands iff it is the target's own choice.
     Differs from the paper: Gumbel keys are never made. The W largest of them are W paths drawn one
     after another without replacement (Kool et al.), and so they are drawn, in their keys' order.
 
     One step, from the root as the only beam, for each of L levels:
-    1. Feed the draft the beams (at first, what it has not seen of the text): their laws q.
+    1. Feed the draft the beams (at first, what it has not seen of the text): their distributions q.
     2. Draw W paths of one token more: the next level and its beams. The next beam that has no child
        yet stands for all mass not reached so far; one that has, for what is left of its own.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
@@ -68,7 +68,12 @@ class RsdS(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        levels, tokens, parents, laws = self.levels, list[int](), list[int](), list[Tensor]()
+        levels, tokens, parents, distributions = (
+            self.levels,
+            list[int](),
+            list[int](),
+            list[Tensor](),
+        )
         beams, kept = [ROOT], [(0, ROOT, 0.0)]
         for ahead in range(min(self.params.depth, limit)):
             above, last, phi = zip(*kept, strict=True)
@@ -77,28 +82,32 @@ class RsdS(Method):
             if session.sampling.draws:  # 2.
                 q = session.warp(out.rows)
                 kept = self._drawn(session, q, phi)
-                laws.append(q.index_select(0, host.ids([beam for beam, *_ in kept], q.device)))
+                distributions.append(
+                    q.index_select(0, host.ids([beam for beam, *_ in kept], q.device))
+                )
             else:
                 kept = self._best(session, out.rows, phi, ahead)
             parents += [beams[node[0]] for node in kept]
             tokens += [node[1] for node in kept]
             beams = [*range(len(tokens) - len(kept), len(tokens))]
-        return session.tree(tokens, tuple(parents), laws)
+        return session.tree(tokens, tuple(parents), distributions)
 
     def _drawn(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
-        """Step 2, from the beams' laws q [m, V] and the logarithms of their chances."""
-        law, mass = q.double(), [math.exp(value) for value in phi]
-        pool = torch.zeros_like(law)  # what each path of one token more is drawn in proportion to
+        """Step 2, from the beams' distributions q [m, V] and the logarithms of their chances."""
+        distribution, mass = q.double(), [math.exp(value) for value in phi]
+        pool = torch.zeros_like(
+            distribution
+        )  # what each path of one token more is drawn in proportion to
         kept, reached = list[Node](), 0  # beams that have a child: so many, the first ones
-        for _ in range(min(self.params.width, host.number((law > 0).sum()))):
+        for _ in range(min(self.params.width, host.number((distribution > 0).sum()))):
             if reached < len(mass):  # never less than the beams to come, whatever was rounded off
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
-                pool[reached] = law[reached] * rest
+                pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())
-            path, p = host.each(flat, law.flatten().gather(0, flat[None]))
-            beam, token = divmod(path, law.shape[1])
+            path, p = host.each(flat, distribution.flatten().gather(0, flat[None]))
+            beam, token = divmod(path, distribution.shape[1])
             if beam == reached:
-                pool[beam], reached = law[beam] * mass[beam], reached + 1
+                pool[beam], reached = distribution[beam] * mass[beam], reached + 1
             pool[beam, token].zero_()
             kept.append((beam, token, phi[beam] + math.log(p)))
         return kept

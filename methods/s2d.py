@@ -49,8 +49,9 @@ class S2dParams(MethodParams):
 class S2d(DraftModelMethod):
     """S2D: the draft's first layers draft while confident, deeper layers otherwise.
 
-    Exact because laws alone settle which sub-model drafts a token, before the token is drawn, and
-    each token stands by the target's law and that of the sub-model it was drawn from.
+    Exact because distributions alone settle which sub-model drafts a token, before the token is
+    drawn, and each token stands by the target's distribution and that of the sub-model it was drawn
+    from.
     Differs from the paper: nothing of its text says what layers see that others did not run for;
     here each reads, before its next token, all rows that it lacks. One threshold for all exits.
 
@@ -59,9 +60,10 @@ class S2d(DraftModelMethod):
 
     One step:
     1. x is what of the text the draft has not read.
-    2. Run x through the first sub-model's layers; its law P is read through the last norm and the
-       output matrix. Where max P reaches the threshold, or there are no more layers, draw from P;
-       else run the next layers on all rows that left these ones and that they have not read.
+    2. Run x through the first sub-model's layers; its distribution P is read through the last norm
+       and the output matrix. Where max P reaches the threshold, or there are no more layers, draw
+       from P; else run the next layers on all rows that left these ones and that they have not
+       read.
     3. Go on with the drawn token as x, `length` times.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     5. Forget the rows of rejected tokens, those that wait between two sub-models among them.

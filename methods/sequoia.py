@@ -96,7 +96,7 @@ class Sequoia(Method):
         self.grown = Grown(session.chain(()), ())
         if tree.nodes:
             first = self.levels.begin(session.since(self.levels.state.length()))
-            self.grown = fill(tree, self.levels, first, session, how="wor")
+            self.grown = fill(tree, self.levels, first, session, how="without_replacement")
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:

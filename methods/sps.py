@@ -34,7 +34,8 @@ class Sps(DraftModelMethod):
     Exact because a draft token x drawn from q stands with probability min(1, p(x)/q(x)) and a
     rejected one is replaced by a draw from norm(max(p - q, 0)), which together draw from p; in
     greedy and coupled decoding a draft token stands iff it is the target's own choice.
-    Differs from the papers: nothing; q is the draft's law under the target's temperature and cuts.
+    Differs from the papers: nothing; q is the draft's distribution under the target's temperature
+        and cuts.
 
     `length` may also be a rule, which decides by the draft alone and once a token is kept: the
     output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
@@ -71,14 +72,17 @@ class Sps(DraftModelMethod):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        picks: list[Pick] = []  # each a token x and, where it was drawn, the law q that it is from
+        picks: list[
+            Pick
+        ] = []  # each a token x and, where it was drawn, the distribution q that it is from
         self.length.begin()
         limit = min(limit, self.length.most)
         # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
         x = session.since(self.state.length())
         while len(picks) < limit:
-            # 2. x ~ q, the draft's law behind all tokens so far. Once kept it stays, and only then
-            # the rule is asked: to take it back for what it is would make q another law.
+            # 2. x ~ q, the draft's distribution behind all tokens so far. Once kept it stays, and
+            # only then the rule is asked: to take it back for what it is would make q another
+            # distribution.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
             if not self.length.more(out, picks[-1]):

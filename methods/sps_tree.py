@@ -40,8 +40,8 @@ class SpsTreeParams(MethodParams):
         description="children of a node, level by level, as 3,2,1,1 (SpecInfer's expansion vector);"
         " default: `width`, then 1 to `depth`",
     )
-    law: Literal["wor", "iid", "point"] = Field(
-        "wor",
+    draw_mode: Literal["without_replacement", "independent", "deterministic"] = Field(
+        "without_replacement",
         description="children under rejection: drawn without replacement, independently, or the"
         " likeliest; in a dynamic tree the likeliest",
     )
@@ -58,10 +58,11 @@ class SpsTree(Method):
     """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
 
     Exact because at every node children are tested in the order of their draws, each against what
-    the earlier ones left of the target's law, and the token after the last rejected one is drawn
-    from what is left; children that are not drawn (the likeliest) stand with the target's own
+    the earlier ones left of the target's distribution, and the token after the last rejected one is
+    drawn from what is left; children that are not drawn (the likeliest) stand with the target's own
     probability; in greedy and coupled decoding a child stands iff it is the target's own choice.
-    Differs from SpecInfer: one draft model, whose law is the one that siblings are drawn from.
+    Differs from SpecInfer: one draft model, whose distribution is the one that siblings are drawn
+        from.
 
     One step:
     1. Feed the draft the committed tokens that it has not seen; choose the root's children.
@@ -112,7 +113,7 @@ class SpsTree(Method):
         else:
             # ... or so many children at each level as `widths` says, drawn one after another.
             shape = self.shape.within(limit, session.target.vocab_size)
-            self.grown = fill(shape, levels, root, session, how=params.law)
+            self.grown = fill(shape, levels, root, session, how=params.draw_mode)
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:

@@ -49,9 +49,10 @@ class Ssd(Method):
     """SSD: while the target verifies a window, the draft prepares for every likely outcome of it.
 
     Target and draft work at the same time, in workers of their own. The draft guesses the outcome
-    by its own law: for each number of its tokens that may stand, the likeliest tokens to follow.
-    Exact because the target alone decides. A prepared window was drawn from the draft's law behind
-    its outcome, independently of the others and of what decided the outcome, and is taken for that
+    by its own distribution: for each number of its tokens that may stand, the likeliest tokens to
+    follow. Exact because the target alone decides. A prepared window was drawn from the draft's
+    distribution behind its outcome, independently of the others and of what decided the outcome,
+    and is taken for that
     outcome alone: to verification it is a draft like any other.
     Differs from its source: every number of accepted tokens gets as many guesses.
 

@@ -38,9 +38,10 @@ class StandParams(MethodParams):
 class Stand(Method):
     """STAND: children are drawn from what the target said after the n-gram before, averaged.
 
-    Exact because siblings are drawn without replacement from the very law that verification is
-    given, and tested in the order of their draws; how many there are depends on what was drawn
-    above them alone. In greedy and coupled decoding a child stands iff it is the target's choice.
+    Exact because siblings are drawn without replacement from the very distribution that
+    verification is given, and tested in the order of their draws; how many there are depends on
+    what was drawn above them alone. In greedy and coupled decoding a child stands iff it is the
+    target's choice.
     Differs from the paper: the tree's shape is Medusa's construction, not fitted to problems; only
     rows of committed tokens come into the table; draws are the engine's. Drawing without
     replacement is Gumbel top-k: with the noise that coupled decoding shares, it is that literally.
@@ -48,12 +49,14 @@ class Stand(Method):
     With scope `run` how fast a prompt is, never what comes out, depends on those before it. The
     table has at most `memory` n-grams with `kept` tokens each.
 
-    One step, with a table: n-gram -> a law over few tokens, and of how many rows it is the mean:
-    1. Level by level: the law of a node is that of the longest n-gram that ends its path. Draw as
-       many children as its place in the tree has, without replacement; without a law it has none.
+    One step, with a table: n-gram -> a distribution over few tokens, and of how many rows it is the
+        mean:
+    1. Level by level: the distribution of a node is that of the longest n-gram that ends its path.
+       Draw as many children as its place in the tree has, without replacement; without a
+       distribution it has none.
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
     3. For each committed token, and all n-grams that end before it: the mean takes in the best
-       tokens of the target's law there, and keeps the best.
+       tokens of the target's distribution there, and keeps the best.
     """
 
     name: ClassVar[str] = "stand"
@@ -69,24 +72,30 @@ class Stand(Method):
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
         kept = session.memory if self.params.scope == "run" else {}
-        self.table: dict[Path, tuple[int, dict[int, float]]] = kept.setdefault("laws", {})
+        self.table: dict[Path, tuple[int, dict[int, float]]] = kept.setdefault("distributions", {})
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        ids, parents, laws = list[int](), list[int](), list[Tensor]()
+        ids, parents, distributions = list[int](), list[int](), list[Tensor]()
         fed: list[tuple[int, Path, Path]] = [  # a node, its ranks, and the tokens up to it
             (ROOT, (), tuple(session.tokens()[-self.params.order :]))
         ]
         for ahead in range(min(limit, self.params.depth)):
-            above = [(*node, law) for node in fed if (law := self._law(node)) is not None]
+            above = [
+                (*node, distribution)
+                for node in fed
+                if (distribution := self._distribution(node)) is not None
+            ]
             if not above:
                 break
-            counts = [min(self.children[ranks], len(law)) for _, ranks, _, law in above]
+            counts = [
+                min(self.children[ranks], len(distribution)) for _, ranks, _, distribution in above
+            ]
             rows = torch.full((len(above), session.target.vocab_size), -math.inf)
-            for row, (*_, law) in zip(rows, above, strict=True):
-                row[list(law)] = torch.tensor(list(law.values())).log()
+            for row, (*_, distribution) in zip(rows, above, strict=True):
+                row[list(distribution)] = torch.tensor(list(distribution.values())).log()
             rows = host.sent(rows, session.device)
-            drawn, q = session.branch(rows, max(counts), how="wor", ahead=ahead)
+            drawn, q = session.branch(rows, max(counts), how="without_replacement", ahead=ahead)
             fed = []
             for at, tokens in enumerate(host.numbers(drawn)):
                 parent, ranks, before, _ = above[at]
@@ -94,8 +103,8 @@ class Stand(Method):
                     fed.append((len(ids), (*ranks, rank), (*before, token)[-self.params.order :]))
                     ids.append(token)
                     parents.append(parent)
-                    laws += [] if q is None else [q[at]]
-        return session.tree(ids, tuple(parents), laws)
+                    distributions += [] if q is None else [q[at]]
+        return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""
@@ -114,7 +123,7 @@ class Stand(Method):
         while len(self.table) > self.params.memory:
             del self.table[next(iter(self.table))]
 
-    def _law(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
+    def _distribution(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
         """That of the longest known n-gram at a node's end, if it has children in the tree."""
         _, ranks, before = node
         grams = (before[first:] for first in range(len(before) if self.children[ranks] else 0))

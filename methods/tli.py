@@ -30,7 +30,8 @@ class TliParams(MethodParams):
 class Tli(Method):
     """TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.
 
-    Exact because q, the draft's law over the shared tokens alone, is a law over the target's
+    Exact because q, the draft's distribution over the shared tokens alone, is a distribution over
+    the target's
     vocabulary: a token x drawn from it stands with probability min(1, p(x)/q(x)), and a rejected
     one is replaced by a draw from norm(max(p - q, 0)), whatever the draft has read.
     Differs from the paper: temperature and cuts are applied to what is left of the logits, so that
@@ -71,7 +72,7 @@ class Tli(Method):
         translation, picks = self.text.translation, list[Pick]()
         x = self.text.unread()
         while len(picks) < min(self.params.length, limit, self.text.room):
-            # 2. q is the draft's law, given that the target has the token too.
+            # 2. q is the draft's distribution, given that the target has the token too.
             said = self.model.forward(x, self.text.state)
             # 3.
             picks.append(session.pick(translation.in_target(said), len(picks)))

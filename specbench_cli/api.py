@@ -30,7 +30,7 @@ from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
 # What is proposed, how its tokens were chosen, what became of it.
-from specbench_cli.engine.types import Draft, Guarantee, Law, Origin, Outcome, Rule, Step
+from specbench_cli.engine.types import Draft, Guarantee, DrawMode, Origin, Outcome, Rule, Step
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
@@ -147,6 +147,7 @@ __all__ = [
     "Draft",
     "DraftModelMethod",
     "Drafter",
+    "DrawMode",
     "EnvironmentFault",
     "FeatureHead",
     "Features",
@@ -164,7 +165,6 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "Law",
     "Layer",
     "LayerReader",
     "LayerShape",

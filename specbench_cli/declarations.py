@@ -38,6 +38,7 @@ WITHOUT_TORCH = frozenset(
         "specbench_cli.engine.types",
         "specbench_cli.engine.verify.accept",
         "specbench_cli.errors",
+        "specbench_cli.former_names",
         *sys.stdlib_module_names,
     }
 )

@@ -31,7 +31,7 @@ NEIGHBOURS = ("methods", "datasets_cfg")
 """Our other top-level packages, whose names somebody else's package may bear too."""
 
 LOSSLESS = "lossless"
-"""With default parameters: vanilla's very tokens, or under rejection the target's law."""
+"""With default parameters: vanilla's very tokens, or under rejection the target's distribution."""
 
 LOSSY = "lossy"
 """With default parameters neither: runs show it beside what its answers lose."""

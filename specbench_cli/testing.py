@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CHECKS = (
     "declarations",
-    "law",
+    "distribution",
     "tokens",
     "grammar",
     "order",
@@ -101,7 +101,7 @@ def few_cases() -> Iterator[None]:
     from specbench_cli.audit.cases import wide_case
 
     checks: dict[str, dict[str, Any]] = {
-        "law": {
+        "distribution": {
             "BUDGET": {"rejection": 150, "block": 40},
             "DEEP": {"rejection": 50, "block": 50},
             "LATE": {"rejection": 150},

@@ -54,7 +54,7 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
         "Chosen",
         "Guarantee",
         "Hidden",
-        "Law",
+        "Distribution",
         "Length",
         "Rule",
     }

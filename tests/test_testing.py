@@ -67,16 +67,16 @@ def test_a_name_and_a_class_are_checked_as_well_as_a_file():
 
 def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugged_in", {})
-    with pytest.raises(UsageError, match="there is no check 'laws'"):
-        check("pld", "laws")
+    with pytest.raises(UsageError, match="there is no check 'distributions'"):
+        check("pld", "distributions")
     with pytest.raises(UsageError, match="there is no method 'pldd'; did you mean 'pld'"):
-        check("pldd", "law")
+        check("pldd", "distribution")
     text = "from specbench_cli.api import Method\n"
     for name in ("One", "Two"):
         text += f"class {name}(Method):\n    def propose(self, session, limit): ...\n"
     (tmp_path / "two.py").write_text(text)
     with pytest.raises(UsageError, match="defines several methods: one, two"):
-        check(tmp_path / "two.py", "law")
+        check(tmp_path / "two.py", "distribution")
 
 
 def test_few_cases_are_few_until_they_are_left():

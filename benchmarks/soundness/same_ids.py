@@ -47,13 +47,13 @@ def main() -> int:
     lengths = sorted(len(request.ids) for request in requests)
     say(f"{len(requests)} prompts of {lengths[0]} to {lengths[-1]} tokens, {args.verify}")
     sizes = [int(size) for size in args.sizes.split(",")]
-    arms = {arm.label: arm.method for arm in plan.arms}
-    due = [ids for ids, _ in decoded(bench, arms["vanilla"], requests, sampling, 1)]
+    method_runs = {method_run.label: method_run.method for method_run in plan.method_runs}
+    due = [ids for ids, _ in decoded(bench, method_runs["vanilla"], requests, sampling, 1)]
     wrong = 0
     for name in names:
         alone: list[Decoded] = []
         for size in sizes:
-            found = decoded(bench, arms[name], requests, sampling, size)
+            found = decoded(bench, method_runs[name], requests, sampling, size)
             alone = alone or found
             ids = sum(own == ought for (own, _), ought in zip(found, due, strict=True))
             steps = sum(a == b for (_, a), (_, b) in zip(found, alone, strict=True))

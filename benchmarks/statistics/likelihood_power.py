@@ -1,12 +1,12 @@
-"""How many tokens the likelihood of drawn outputs takes to show a draft that was drawn from another
-law than it says: figures of docs/explanations/audit.md.
+"""Number of tokens after which the likelihood of outputs shows a draft that was drawn from another
+distribution than it reports, for docs/explanations/audit.md.
 
 python benchmarks/statistics/likelihood_power.py [prompts]
 
 Decoding with the embedded pair is simulated token by token, drafts of five, so that every token's
-law is known, as the fault makes it and as the target has it. What the martingale of a tilt gains a
-token, in the mean, is a sum over those laws and no sample; a row is broken once the best tilt has
-gained what `stats.martingale` asks for.
+distribution is known, as the fault makes it and as the target has it. What the martingale of a tilt
+gains a token, in the mean, is a sum over those distributions and no sample; a row is broken once
+the best tilt has gained what `stats.martingale` asks for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbench_cli.stats.martingale import LEVEL, TILTS
 
 LEVELS, TOKENS = 5, 96
 Draw = Callable[[Tensor, float], Tensor]
-"""The law that a draft token is drawn from, of the draft's logits and the temperature."""
+"""The distribution that a draft token is drawn from, of the draft's logits and the temperature."""
 
 
 def of_ten(row: Tensor, temperature: float) -> Tensor:

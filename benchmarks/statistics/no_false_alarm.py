@@ -25,7 +25,7 @@ CUTS = {
     1: ("--temperature", "0.8", "--top-p", "0.9"),
     2: ("--temperature", "1.0", "--top-k", "50", "--top-p", "0.95"),
 }
-"""By seed, what a law is warped by."""
+"""By seed, what a distribution is warped by."""
 RULES = ("greedy", "coupled", "rejection", "block")
 DTYPES = ("float32", "bfloat16")
 TREES = "takes chains"

@@ -49,7 +49,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.step_costs import StepCosts, quick
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import make_plan
 
 SIZES = (1, 2, 4, 8)
@@ -99,30 +99,31 @@ def main() -> None:
     lengths = [len(request.ids) for request in requests]
     sys.stdout.write(f"{len(requests)} prompts of {min(lengths)} to {max(lengths)} tokens\n")
     if args.ids:
-        for arm in plan.arms:
-            count(bench, arm, requests, args.chunk)
+        for method_run in plan.method_runs:
+            count(bench, method_run, requests, args.chunk)
         return
     if args.best:
         Lengths(bench, args.best, args.lengths, requests, args.sizes).find(args.rounds, args.to)
         return
-    for arm in plan.arms:
-        measure(bench, arm, requests, args.rounds)
+    for method_run in plan.method_runs:
+        measure(bench, method_run, requests, args.rounds)
 
 
-def count(bench: Bench, arm: Arm, requests: list[Request], chunk: int) -> None:
+def count(bench: Bench, method_run: MethodRun, requests: list[Request], chunk: int) -> None:
     """Print of how many requests a row's ids are vanilla's own, which decodes them alone."""
     for sampling in RULES:
         due = [alone(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
-            held = arm.method.held(size)
+            held = method_run.method.held(size)
             batch = Batch(bench.workspace, requests, sampling, size=size, held=held, chunk=chunk)
-            for _ in arm.method.generate_batch(batch):
+            for _ in method_run.method.generate_batch(batch):
                 pass
             found = [list(session.output()) for session in batch.sessions]
             equal = sum(a == b for a, b in zip(found, due, strict=True))
             ended = sum(session.finish == "eos" for session in batch.sessions)
             sys.stdout.write(
-                f"{arm.label:10} {sampling.rule:8} batch {size:2}  {equal} of {len(due)} equal, "
+                f"{method_run.label:10} {sampling.rule:8} batch {size:2}"
+                f"  {equal} of {len(due)} equal, "
                 f"{sum(map(len, found))} tokens, {ended} ended by EOS\n"
             )
             sys.stdout.flush()
@@ -137,7 +138,7 @@ def alone(bench: Bench, request: Request, sampling: Sampling) -> list[int]:
     return list(session.output())
 
 
-def measure(bench: Bench, arm: Arm, requests: list[Request], rounds: int) -> None:
+def measure(bench: Bench, method_run: MethodRun, requests: list[Request], rounds: int) -> None:
     """Print throughput of a row at every size."""
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
     decoding: dict[int, list[float]] = {size: [] for size in SIZES}
@@ -146,7 +147,7 @@ def measure(bench: Bench, arm: Arm, requests: list[Request], rounds: int) -> Non
         for size in SIZES:
             gc.collect()
             start = time.perf_counter()
-            outputs[size], spent = decoded(bench, arm.method, requests, size)
+            outputs[size], spent = decoded(bench, method_run.method, requests, size)
             if number:  # the first round warms up
                 seconds[size].append(time.perf_counter() - start)
                 decoding[size].append(spent)
@@ -159,7 +160,7 @@ def measure(bench: Bench, arm: Arm, requests: list[Request], rounds: int) -> Non
         same = "ids equal" if outputs[size] == outputs[1] else "OTHER IDS"
         rate = tokens / median(seconds[size])
         sys.stdout.write(
-            f"{arm.label:10} batch {size}  {rate:6.0f} tokens/s  {ratio:5.2f}x "
+            f"{method_run.label:10} batch {size}  {rate:6.0f} tokens/s  {ratio:5.2f}x "
             f" decoding {decode:5.2f}x  {same}\n"
         )
 

@@ -39,10 +39,10 @@ class Chimera(Method):
     target shares: children are the draft model's likeliest tokens, each of which stands with the
     target's own probability of it, and in greedy and coupled decoding iff it is the target's own
     choice.
-    Differs from the authors' code: verification is the target's own law at every temperature; the
-    tree is Medusa's construction, and each of its nodes has its own trigram, where theirs follows
-    the likeliest token alone; nothing is drafted past the budget; in coupled decoding the heads'
-    scores carry the target's noise.
+    Differs from the authors' code: verification is the target's own distribution at every
+    temperature; the tree is Medusa's construction, and each of its nodes has its own trigram, where
+    theirs follows the likeliest token alone; nothing is drafted past the budget; in coupled
+    decoding the heads' scores carry the target's noise.
 
     One step:
     1. Full context: keys and values of the target's rows of the committed tokens that the draft

@@ -36,10 +36,10 @@ class DFlashParams(MethodParams):
 class DFlash(Method):
     """DFlash: a block of mask tokens beside the target's features is denoised in one forward.
 
-    Exact because each token is drawn from its row's law q, which knows the committed text and no
-    other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is replaced by
-    a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands iff it is
-    the target's own choice.
+    Exact because each token is drawn from its row's distribution q, which knows the committed text
+    and no other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is
+    replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands
+    iff it is the target's own choice.
     Differs from the authors' code: near the end of the budget the block is denoised whole, as it
     was trained, and fewer of its tokens are proposed; nothing is drafted past the budget.
 

@@ -56,8 +56,8 @@ class Eagle(Method):
     target shares: children are the head's likeliest tokens, each of which stands with the target's
     own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
     Differs from the paper: under rejection children are not drawn but the likeliest, with which
-    drafting needs no law (the authors' code has come to do so too); nothing is drafted past the
-    budget; in coupled decoding the head's scores carry the target's noise.
+    drafting needs no distribution (the authors' code has come to do so too); nothing is drafted
+    past the budget; in coupled decoding the head's scores carry the target's noise.
 
     One step:
     1. Feed the head the committed tokens that it has not read, each beside the target's true
@@ -103,7 +103,7 @@ class Eagle(Method):
         tree = self.tree.within(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
-            children, _ = session.branch(out.rows, level.width, how="point", ahead=ahead)
+            children, _ = session.branch(out.rows, level.width, how="deterministic", ahead=ahead)
             tokens.append(level.take(children))
             if level.fed:  # beside what the head's forward left at their parents
                 out = levels.feed(level.inner(tokens[-1]), level.above)

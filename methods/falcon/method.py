@@ -62,9 +62,9 @@ class Falcon(Method):
     Exact because the tree is a function of the past, and in coupled decoding of the noise that the
     target shares: children are the head's likeliest tokens, each of which stands with the target's
     own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the authors' code: verification is the target's own law, where theirs draws the
-    token behind a full acceptance at temperature 1; nothing is drafted past the budget; in
-    coupled decoding the head's scores carry the target's noise.
+    Differs from the authors' code: verification is the target's own distribution, where theirs
+    draws the token behind a full acceptance at temperature 1; nothing is drafted past the budget;
+    in coupled decoding the head's scores carry the target's noise.
 
     One step:
     1. Feed the head the committed tokens that it has not read, each beside the target's true
@@ -112,7 +112,7 @@ class Falcon(Method):
         for ahead, level in enumerate(tree.levels()):
             # 2. The children of a node are those of its block at this level.
             ranked, _ = session.branch(
-                out.rows[ahead % k :: k], level.width, how="point", ahead=ahead
+                out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
             tokens.append(level.take(host.taken(ranked, block)))
             if not level.fed:

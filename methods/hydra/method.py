@@ -15,9 +15,9 @@ from specbench_cli.api import (
     AcceptParams,
     Artifact,
     Draft,
+    DrawMode,
     Field,
     HeadLevels,
-    Law,
     Method,
     MethodParams,
     Session,
@@ -46,9 +46,9 @@ class Hydra(Method):
     head's distribution and tested in that order. With `accept=typical` it is the paper's method at
     temperatures above zero, which is not exact, and is not said to be.
     Differs from the authors' code: without typical acceptance, verification is the target's own
-    law; the first token of a step is drawn, never the likeliest one whatever the temperature; the
-    tree is Medusa's construction, or theirs (`tree`); nothing is drafted past the budget; in
-    coupled decoding the heads' scores carry the target's noise.
+    distribution; the first token of a step is drawn, never the likeliest one whatever the
+    temperature; the tree is Medusa's construction, or theirs (`tree`); nothing is drafted past the
+    budget; in coupled decoding the heads' scores carry the target's noise.
 
     One step:
     1. Head 1 reads the target's row that the last committed token was chosen from, and that token.
@@ -81,6 +81,8 @@ class Hydra(Method):
         tree = self.tree.within(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        how: Law = "point" if self.params.children == "likeliest" else "wor"
+        how: DrawMode = (
+            "deterministic" if self.params.children == "likeliest" else "without_replacement"
+        )
         # Nodes are fed by their path: what was read at their parents, and themselves.
         return fill(tree, self.levels, self.levels.begin(), session, how=how).draft

@@ -15,8 +15,8 @@ from specbench_cli.api import (
     AcceptParams,
     Artifact,
     Draft,
+    DrawMode,
     Field,
-    Law,
     Levels,
     Method,
     MethodParams,
@@ -45,8 +45,8 @@ class HydraPlus(Method):
     `children=drawn`, under rejection, siblings are drawn without replacement and tested in that
     order. `accept=typical` is the authors' rule at temperatures above zero, which is not exact.
     Differs from the authors' code: without typical acceptance, verification is the target's own
-    law, and the first token of a step is drawn; the tree is Medusa's construction, or theirs
-    (`tree`); nothing is drafted past the budget.
+    distribution, and the first token of a step is drawn; the tree is Medusa's construction, or
+    theirs (`tree`); nothing is drafted past the budget.
 
     One step:
     1. Prefix attention: the head's own layer reads the target's rows of all tokens committed since
@@ -85,7 +85,9 @@ class HydraPlus(Method):
         if not tree.nodes:
             return session.chain(())
         prefix = self.levels.begin(session.unread(self.levels.state.length()))
-        how: Law = "point" if self.params.children == "likeliest" else "wor"
+        how: DrawMode = (
+            "deterministic" if self.params.children == "likeliest" else "without_replacement"
+        )
         grown = fill(tree, self.levels, prefix, session, how=how)
         self.levels.drop()
         return grown.draft

@@ -41,8 +41,8 @@ class Medusa(Method):
     target's own choice. With `accept=typical` it is the paper's method at temperatures above zero,
     which is not exact, and is not said to be.
     Differs from the authors' code: without typical acceptance, verification is the target's own
-    law; the first token of a step is drawn, never the likeliest one whatever the temperature;
-    nothing is drafted past the budget.
+    distribution; the first token of a step is drawn, never the likeliest one whatever the
+    temperature; nothing is drafted past the budget.
 
     One step:
     1. From the target's row that the last committed token was chosen from, head k says the token k

@@ -46,9 +46,10 @@ class MtpParams(LengthParams):
 class Mtp(Method):
     """Multi-token prediction: a layer trained with the target drafts a chain, fed its own output.
 
-    Exact because each token is drawn from the layer's law q, or taken without a draw, and stands
-    as a draft model's would: with probability min(1, p(x)/q(x)), a rejected one replaced by a draw
-    from norm(max(p - q, 0)); in greedy and coupled decoding iff it is the target's own choice.
+    Exact because each token is drawn from the layer's distribution q, or taken without a draw, and
+    stands as a draft model's would: with probability min(1, p(x)/q(x)), a rejected one replaced by
+    a draw from norm(max(p - q, 0)); in greedy and coupled decoding iff it is the target's own
+    choice.
     Differs from the report: one layer makes all tokens of a draft, as engines that serve such
     checkpoints use it, though it may have been trained for the first of them alone.
 

@@ -34,9 +34,9 @@ class OmniDraftParams(MethodParams):
 class OmniDraft(Method):
     """OmniDraft: several tokens of a draft that spell one of the target's are drafted as that one.
 
-    Exact because q is the law that a token is drawn from: of what the draft would say the longest
-    run in the cache is its token, else the first token is itself. A token x stands with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)).
+    Exact because q is the distribution that a token is drawn from: of what the draft would say the
+    longest run in the cache is its token, else the first token is itself. A token x stands with
+    probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)).
     Differs from the paper: q of a token that begins runs is less what they take; runs are looked
     for along the draft's likeliest tokens alone, others would cost forwards; the prompt's are
     kept too; the draft itself does not learn (`osd` does), and no head ends drafting.
@@ -88,14 +88,14 @@ class OmniDraft(Method):
                 walk.append(w)
                 outs.append(self.model.forward(self._ids([w]), state))
             # 3. and 4.
-            picks.append(session.pick(self._law(walk, outs), len(picks)))
+            picks.append(session.pick(self._distribution(walk, outs), len(picks)))
             run = self.runs.run(host.number(picks[-1][0]), self.words.spelling)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
         return session.drawn(picks)
 
-    def _law(self, walk: list[int], outs: list[Out]) -> Out:
+    def _distribution(self, walk: list[int], outs: list[Out]) -> Out:
         """Step 3: logits of q."""
         if not walk:
             return self.words.in_target(outs[0])

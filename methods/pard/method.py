@@ -34,10 +34,10 @@ class PardParams(MethodParams):
 class Pard(Method):
     """PARD: a draft model adapted to mask tokens says a whole chain in one forward.
 
-    Exact because each token is drawn from its row's law q, which knows the committed text and no
-    other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is replaced by
-    a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands iff it is
-    the target's own choice.
+    Exact because each token is drawn from its row's distribution q, which knows the committed text
+    and no other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is
+    replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands
+    iff it is the target's own choice.
     Differs from the authors' code: theirs compares likeliest tokens alone, which is greedy
     decoding; nothing is drafted past the budget; the draft is a module that belongs to the target
     (`pard.head`) beside the run's draft model, whichever that is.

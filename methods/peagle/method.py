@@ -34,10 +34,10 @@ class PEagleParams(MethodParams):
 class PEagle(Method):
     """P-EAGLE: EAGLE-3's head reads masks behind the text, and drafts a whole chain in one forward.
 
-    Exact because each token is drawn from its row's law q, which knows the committed text and no
-    other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is replaced by
-    a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands iff it is
-    the target's own choice. A token that the head cannot say is never drafted.
+    Exact because each token is drawn from its row's distribution q, which knows the committed text
+    and no other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is
+    replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands
+    iff it is the target's own choice. A token that the head cannot say is never drafted.
     Differs from the paper: heads have one layer; nothing is drafted past the budget.
 
     One step:

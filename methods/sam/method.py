@@ -51,7 +51,7 @@ class Sam(Method):
 
     Exact because the draft is a function of the past alone, and so is whether a model drafts in its
     place: what was found is a point mass, as are a head's likeliest tokens, and what a draft model
-    drew comes with its law.
+    drew comes with its distribution.
     Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
     over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
     could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
@@ -139,7 +139,7 @@ class Sam(Method):
         while len(tokens) < n:
             if tokens:
                 out = levels.feed(tokens[-1], (0,))
-            children, _ = session.branch(out.rows, 1, how="point", ahead=len(tokens))
+            children, _ = session.branch(out.rows, 1, how="deterministic", ahead=len(tokens))
             tokens.append(children[0])
         levels.drop()
         return session.chain(host.joined(tokens))

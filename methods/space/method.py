@@ -32,16 +32,17 @@ class SpaceParams(MethodParams):
 class Space(Method):
     """SPACE: a target tuned to fill mask tokens verifies a draft and makes the next in one forward.
 
-    Exact because no row of the text sees a mask, and each draft token is drawn from its mask's law
+    Exact because no row of the text sees a mask, and each draft token is drawn from its mask's
+    distribution
     q, which knows no other draft token: it stands with probability min(1, p(x)/q(x)), a rejected
     one is replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token
     stands iff it is the target's own choice. All of it relative to the target of the run, which is
     the fine-tuned model: vanilla beside it is that model's own plain decoding, and the model that
     it was tuned from is another one.
     Differs from the authors' code: at temperatures above 0 theirs replaces a rejected token by a
-    draw from p itself, which is not the target's law; the first candidates come with the prompt,
-    where theirs are dummies; the mask is no token of the vocabulary; nothing is drafted past the
-    budget.
+    draw from p itself, which is not the target's distribution; the first candidates come with the
+    prompt, where theirs are dummies; the mask is no token of the vocabulary; nothing is drafted
+    past the budget.
 
     One step:
     1. The masks behind the last row that stood went through the target's last forward: mask j says

@@ -41,7 +41,7 @@ class SpecDecPP(DraftModelMethod):
     """SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.
 
     Exact as speculative sampling is: whether to go on is decided by the draft alone, and after a
-    token is kept, so that the law of what is kept stays the q that verification is given.
+    token is kept, so that the distribution of what is kept stays the q that verification is given.
     Differs from the authors' code: nothing in what is drafted.
 
     One step, with s = 1, the predicted chance that all tokens drafted so far stand:

@@ -122,7 +122,7 @@ def label(
             slice(len(prompt) - 1, len(text) - 1)
             for (prompt, _), text in zip(group, texts, strict=True)
         ]
-        p, q = (_laws(model, ids, says) for model in (target, draft))
+        p, q = (_distributions(model, ids, says) for model in (target, draft))
         if labels == "greedy":
             drafted = q.argmax(-1)
             chances = (p.argmax(-1) == drafted).float()
@@ -137,9 +137,9 @@ def label(
             yield Labelled(text, F.pad(token, (start, 0)), F.pad(chance, (start, 0)), start)
 
 
-def _laws(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
-    """Log-laws [n, V] at the rows named, sequence by sequence."""
+def _distributions(model: LlamaForCausalLM, ids: Tensor, says: Sequence[slice]) -> Tensor:
+    """Log-distributions [n, V] at the rows named, sequence by sequence."""
     hidden = model.model(ids, use_cache=False).last_hidden_state
     rows = torch.cat([line[part] for line, part in zip(hidden, says, strict=True)])
-    laws: Tensor = model.lm_head(rows).float().log_softmax(-1)
-    return laws
+    distributions: Tensor = model.lm_head(rows).float().log_softmax(-1)
+    return distributions

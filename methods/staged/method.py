@@ -62,10 +62,10 @@ class StagedParams(MethodParams):
     scope: Literal["run", "prompt"] = Field(
         "run", description="what n-gram counts live for: a pass over all prompts, or one prompt"
     )
-    law: Literal["point", "wor"] = Field(
-        "point",
+    draw_mode: Literal["deterministic", "without_replacement"] = Field(
+        "deterministic",
         description="what the last stage generates under rejection: its likeliest tokens, taken as"
-        " point masses, or draws from its law, branches without replacement",
+        " point masses, or draws from its distribution, branches without replacement",
     )
 
     @field_validator("stages")
@@ -81,7 +81,8 @@ class Staged(Method):
 
     Exact because the tree is verified like any other: what the stages below guess decides how many
     forwards the draft model takes for the tokens that it would have generated anyway. Those are
-    point masses; with law `wor` they are draws from its law, whatever was guessed.
+    point masses; with `draw_mode=without_replacement` they are draws from its distribution,
+    whatever was guessed.
     Differs from the paper: n-grams are counted while decoding, not beforehand in 120 million tokens
     of the draft's; the shape of the tree, which the paper leaves open, is what was generated, up to
     a token that is too unlikely to be reached, with the next-best children where they are likeliest
@@ -132,7 +133,7 @@ class Staged(Method):
                 width=params.width,
                 slack=params.lookahead,
                 least=params.threshold if last else 0.0,
-                draws=last and params.law == "wor" and session.sampling.draws,
+                draws=last and params.draw_mode == "without_replacement" and session.sampling.draws,
             )
 
     def propose(self, session: Session, limit: int) -> Draft:
@@ -171,11 +172,11 @@ NOTHING = Guess([], ())
 
 class Said(NamedTuple):
     """What a model said after one token: its best children with the logarithms of their
-    probabilities, and its law [V] where it draws."""
+    probabilities, and its distribution [V] where it draws."""
 
     tokens: list[int]
     values: list[float]
-    law: Tensor | None
+    distribution: Tensor | None
 
 
 class Stage(Protocol):
@@ -200,8 +201,9 @@ class Generator:
     Args:
         nodes: size of the trees that it proposes; width: most children of a node in them.
         least: it stops behind a token that it would reach with less probability than this. (That
-            token is kept: leaving it out for what it is would bend the law of what it draws.)
-        draws: whether it draws from its law in place of choosing.
+            token is kept: leaving it out for what it is would bend the distribution of what it
+                draws.)
+        draws: whether it draws from its distribution in place of choosing.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class Generator:
         """As `branched`, with children drawn without replacement after the generated ones.
 
         How many a node gets depends on what was drawn before, never on those draws themselves:
-        a child left out for what it turned out to be would bend the law.
+        a child left out for what it turned out to be would bend the distribution.
         """
         gains: list[tuple[float, int]] = []
         reach = 1.0
@@ -293,19 +295,19 @@ class Generator:
             gains += [(reach * missed**k, at) for k in range(1, self.width)]
             reach *= math.exp(row.values[0])
         best = sorted(gains, key=lambda gain: -gain[0])[: self.nodes - len(trunk)]
-        tokens, places, laws = list(trunk), list(range(len(trunk))), list[Tensor]()
+        tokens, places, distributions = list(trunk), list(range(len(trunk))), list[Tensor]()
         for at, row in enumerate(rows):
-            assert row.law is not None
+            assert row.distribution is not None
             drawn = [trunk[at]]
             for _ in range(sum(place == at and gain > 0 for gain, place in best)):
-                rest = siblings.remaining(row.law, drawn)
+                rest = siblings.remaining(row.distribution, drawn)
                 drawn.append(host.number(self.session.random.categorical(rest)))
             tokens += drawn[1:]
             places += [at] * (len(drawn) - 1)
-            laws.append(row.law)
-        q = torch.stack([laws[at] for at in places])
+            distributions.append(row.distribution)
+        q = torch.stack([distributions[at] for at in places])
         ids = host.ids(tokens, self.session.device)
-        return Draft(ids, tuple(at - 1 for at in places), law="wor", q=q)
+        return Draft(ids, tuple(at - 1 for at in places), draw_mode="without_replacement", q=q)
 
     def _judged(
         self, guess: Guess, logits: Tensor, ahead: int
@@ -321,11 +323,19 @@ class Generator:
             q = self.session.warp(logits)
             accepted, last = siblings.point_mass(tree, guess.tokens, q, self.session.random)
             token = host.number(last)
-            laws = [q[0], *(q[node + 1] for node in accepted)]
+            distributions = [q[0], *(q[node + 1] for node in accepted)]
             own = [*(guess.tokens[node] for node in accepted), token]
-            likely = host.numbers(torch.stack([law[x] for x, law in zip(own, laws, strict=True)]))
-            said = zip(own, likely, laws, strict=True)
-            return accepted, token, [Said([x], [math.log(p)], law) for x, p, law in said]
+            likely = host.numbers(
+                torch.stack(
+                    [distribution[x] for x, distribution in zip(own, distributions, strict=True)]
+                )
+            )
+            said = zip(own, likely, distributions, strict=True)
+            return (
+                accepted,
+                token,
+                [Said([x], [math.log(p)], distribution) for x, p, distribution in said],
+            )
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
         tokens, values = self.session.ranked(logits, width, ahead=depths)

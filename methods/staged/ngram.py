@@ -82,21 +82,21 @@ class KatzModel:
                 after = self._after[tail[first:]] = Continuations()
             after.add(token)
 
-    def law(self, context: Sequence[int]) -> list[float]:
+    def distribution(self, context: Sequence[int]) -> list[float]:
         """The probability of every token after a context."""
-        law = [1 / self.vocab_size] * self.vocab_size
+        distribution = [1 / self.vocab_size] * self.vocab_size
         tail = self._tail(context)
         for first in range(len(tail), -1, -1):
             after = self._after.get(tail[first:])
             if after is None:
                 break  # nor was a longer one seen
             d = self._discount(after)
-            unseen = sum(p for token, p in enumerate(law) if token not in after.of)
+            unseen = sum(p for token, p in enumerate(distribution) if token not in after.of)
             share = d * len(after.of) / after.total / unseen if unseen else 0.0
-            law = [p * share for p in law]
+            distribution = [p * share for p in distribution]
             for token, times in after.of.items():
-                law[token] = (times - d) / after.total
-        return law
+                distribution[token] = (times - d) / after.total
+        return distribution
 
     def top(self, context: Sequence[int], k: int) -> list[tuple[int, float]]:
         """The k likeliest tokens after a context, with their probabilities; see `ranked`."""

@@ -49,9 +49,9 @@ class Swift(Method):
 
     Exact because earlier steps settled what is passed over, children drawn without replacement are
     tested in that order by recursive rejection, and chosen ones stand iff the target chooses them.
-    Differs from the authors' code: tokens of fully accepted drafts follow the warped law too; the
-    best set is scored anew on each request's text; sets are scored behind the target's own rows, of
-    which none is copied; the first set is as large as all others.
+    Differs from the authors' code: tokens of fully accepted drafts follow the warped distribution
+    too; the best set is scored anew on each request's text; sets are scored behind the target's own
+    rows, of which none is copied; the first set is as large as all others.
 
     One step:
     1. Draft on the target's own rows without the set's sublayers: each token gets siblings, the
@@ -82,21 +82,21 @@ class Swift(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
-        tokens, parents, laws, node = list[Tensor](), list[int](), list[Tensor](), ROOT
+        tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.since(session.state.length())
         for ahead in range(min(params.depth, limit)):
             rows = self.part.forward(x, session.state).rows
             sure = host.number(rows.softmax(-1).max())
             wide = min(most, next(n for low, n in SIBLINGS[session.sampling.draws] if sure > low))
-            children, q = session.branch(rows, wide, how="wor", ahead=ahead)
+            children, q = session.branch(rows, wide, how="without_replacement", ahead=ahead)
             tokens.append(children[0])
             parents += [node] * wide
-            laws += [] if q is None else [q[0]] * wide
+            distributions += [] if q is None else [q[0]] * wide
             node = len(parents) - wide
             if sure < params.least:
                 break
             x = Tokens(children[:, :1])
-        return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), laws)
+        return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""

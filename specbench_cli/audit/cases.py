@@ -146,18 +146,18 @@ def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
         deep: whether a step has so few outcomes that the costly ones may be walked too.
     """
 
-    def law(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
+    def distribution(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
         return Sampling(rule, temperature, top_k, top_p)
 
-    near, plain = settled(pair("near"), PROMPT, 2), law()
-    yield Case("near", pair("near"), law(2.0, top_k=2))
-    yield Case("peaked", settled(pair("peaked"), PROMPT, 1), law(0.5))
-    yield Case("flat", settled(pair("flat"), PROMPT, 2), law(0.5))
-    yield Case("near", near, law(0.8, top_p=0.7))
-    yield Case("tied", settled(pair("tied"), PROMPT, 1), law(1.0, top_k=1))
+    near, plain = settled(pair("near"), PROMPT, 2), distribution()
+    yield Case("near", pair("near"), distribution(2.0, top_k=2))
+    yield Case("peaked", settled(pair("peaked"), PROMPT, 1), distribution(0.5))
+    yield Case("flat", settled(pair("flat"), PROMPT, 2), distribution(0.5))
+    yield Case("near", near, distribution(0.8, top_p=0.7))
+    yield Case("tied", settled(pair("tied"), PROMPT, 1), distribution(1.0, top_k=1))
     yield Case("disjoint", pair("disjoint", 4), plain)
-    yield Case("equal", settled(pair("equal"), PROMPT, 0), law(0.5))
-    yield Case("peaked", settled(pair("near"), PROMPT, 1), law(0.5, top_k=2), length=4)
+    yield Case("equal", settled(pair("equal"), PROMPT, 0), distribution(0.5))
+    yield Case("peaked", settled(pair("near"), PROMPT, 1), distribution(0.5, top_k=2), length=4)
     # EOS: with four tokens, of which verification decides three, a draft of two has it inside, at
     # its end and as its bonus.
     for eos in ((0,), (1,), (0, 2)):
@@ -168,9 +168,9 @@ def walked_cases(rule: Rule, *, deep: bool) -> Iterator[Case]:
         yield wide_case(rule, 64)
         yield Case("near", pair("near"), plain)
         yield Case("peaked", pair("peaked"), plain)
-        yield Case("near", pair("near", 4), law(1.5, top_k=3, top_p=0.9))
-        yield Case("near", pair("near", 5), law(0.7, top_k=2), eos=(4,))
-        yield Case("flat", pair("flat"), law(2.0))
+        yield Case("near", pair("near", 4), distribution(1.5, top_k=3, top_p=0.9))
+        yield Case("near", pair("near", 5), distribution(0.7, top_k=2), eos=(4,))
+        yield Case("flat", pair("flat"), distribution(2.0))
 
 
 BOTH_CUTS = (0.7, 4, 0.7)

@@ -21,6 +21,7 @@ from specbench_cli.audit.subject import Subject, passed
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Rule
+from specbench_cli.former_names import CHECKS
 from specbench_cli.measure import environment
 from specbench_cli.store.schema import LOSSLESS
 
@@ -104,6 +105,7 @@ class Certificate:
         for check in facts["checks"]:
             values = {name: value for name, value in check.items() if name in known}
             problem = values.get("problem")
+            values["check"] = CHECKS.get(values["check"], values["check"])
             values["problem"] = None if problem is None else Problem(**problem)
             findings.append(Finding(**values))
         rest["variants"] = tuple(rest["variants"])

@@ -1,4 +1,4 @@
-"""Chance that walks every outcome: the exact law of whatever a piece of code returns.
+"""Chance that walks every outcome: the exact distribution of whatever a piece of code returns.
 
 A method sees chance through two primitives only, `categorical` and `bernoulli`. The oracle answers
 both from a script of choices; running the code once for every script, depth first, gives every
@@ -18,7 +18,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.verify.random import Random
 
-Law = Mapping[Hashable, float]
+Distribution = Mapping[Hashable, float]
 """The probability of each outcome."""
 
 T = TypeVar("T")
@@ -108,19 +108,20 @@ def _share_walked(made: Sequence[tuple[int, int]]) -> float:
     return share + width
 
 
-def law_of(weighted: Iterable[tuple[Hashable, float]]) -> Law:
-    """The law that weighted outcomes make."""
-    law: dict[Hashable, float] = defaultdict(float)
+def distribution_of(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
+    """The distribution that weighted outcomes make."""
+    distribution: dict[Hashable, float] = defaultdict(float)
     for value, weight in weighted:
-        law[value] += weight
-    return law
+        distribution[value] += weight
+    return distribution
 
 
-def walk(run: Callable[[Random], Hashable]) -> Law:
-    """The exact law of what `run` returns."""
-    return law_of(outcomes(run))
+def walk(run: Callable[[Random], Hashable]) -> Distribution:
+    """The exact distribution of what `run` returns."""
+    return distribution_of(outcomes(run))
 
 
-def distance(a: Law, b: Law) -> float:
-    """Total variation between two laws; a law that does not sum to 1 is that much further off."""
+def distance(a: Distribution, b: Distribution) -> float:
+    """Total variation between two distributions; a distribution that does not sum to 1 is that much
+    further off."""
     return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2

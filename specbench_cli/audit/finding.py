@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-CLAIMS = frozenset({"law", "tokens", "grammar", "generator", "model", "embedded"})
+CLAIMS = frozenset({"distribution", "tokens", "grammar", "generator", "model", "embedded"})
 """Checks of what a method promises of its output: one that fails makes it BROKEN. The others leave
 the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
 
@@ -16,7 +16,7 @@ DECLARATIONS = "declarations"
 
 COMPARISONS: Mapping[str, tuple[str, str]] = {
     "declarations": ("what the class declares with what its code did", "no contradiction"),
-    "law": (
+    "distribution": (
         "the distribution of the first tokens, late levels and late tokens under rejection and"
         " block verification, over all outcomes, with the target's",
         "total variation 1e-9",

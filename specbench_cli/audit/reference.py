@@ -1,4 +1,5 @@
-"""What the target says by itself: laws and tokens from its table, by none of the engine's code.
+"""What the target says by itself: distributions and tokens from its table, by none of the engine's
+code.
 
 Warping is written a second time here, in plain Python, so that a fault in the engine's is no fault
 of the measure too. Only the keyed noise of coupled decoding is the engine's own.
@@ -13,7 +14,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from specbench_cli.audit.choice import Law
+from specbench_cli.audit.choice import Distribution
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 
 
@@ -23,25 +24,25 @@ class Reference:
     def __init__(self, table: Tensor, sampling: Sampling) -> None:
         self._table = table
         self._sampling = sampling
-        self._law = lru_cache(maxsize=None)(self._compute)
+        self._distribution = lru_cache(maxsize=None)(self._compute)
 
-    def law(self, before: int, last: int) -> Sequence[float]:
-        """The warped law of the token after `before`, `last`."""
-        return self._law(before, last)
+    def distribution(self, before: int, last: int) -> Sequence[float]:
+        """The warped distribution of the token after `before`, `last`."""
+        return self._distribution(before, last)
 
-    def joint(self, prompt: Sequence[int], eos: Collection[int], length: int) -> Law:
-        """Law of the first `length` tokens after a prompt, by the chain rule."""
-        law: dict[Hashable, float] = defaultdict(float)
+    def joint(self, prompt: Sequence[int], eos: Collection[int], length: int) -> Distribution:
+        """Distribution of the first `length` tokens after a prompt, by the chain rule."""
+        distribution: dict[Hashable, float] = defaultdict(float)
         open_: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
         while open_:
             output, weight = open_.pop()
             if len(output) == length or (output and output[-1] in eos):
-                law[output] += weight
+                distribution[output] += weight
                 continue
-            for token, p in enumerate(self.law(*(*prompt, *output)[-2:])):
+            for token, p in enumerate(self.distribution(*(*prompt, *output)[-2:])):
                 if p > 0.0:
                     open_.append(((*output, token), weight * p))
-        return law
+        return distribution
 
     def tokens(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
         """The first n tokens after a prompt under the greedy or coupled rule, EOS or not."""
@@ -65,18 +66,19 @@ class Reference:
         if self._sampling.rule == "greedy":
             scores = self._table[before, last].tolist()
         else:
-            law = self.law(before, last)
+            distribution = self.distribution(before, last)
             scores = [
-                math.log(p) + g if p > 0.0 else -math.inf for p, g in zip(law, noise, strict=True)
+                math.log(p) + g if p > 0.0 else -math.inf
+                for p, g in zip(distribution, noise, strict=True)
             ]
         return max(range(len(scores)), key=scores.__getitem__)
 
     def seen(self, before: int, last: int) -> Sequence[float]:
-        """What an accept rule is given after `before`, `last`: the warped law; under the greedy
-        rule, which has no temperature, softmax."""
+        """What an accept rule is given after `before`, `last`: the warped distribution; under the
+        greedy rule, which has no temperature, softmax."""
         if self._sampling.rule == "greedy":
             return _softmax(self._table[before, last].tolist())
-        return self.law(before, last)
+        return self.distribution(before, last)
 
     def _compute(self, before: int, last: int) -> tuple[float, ...]:
         return warped(self._table[before, last].tolist(), self._sampling)
@@ -88,15 +90,15 @@ def warped(logits: Sequence[float], sampling: Sampling) -> tuple[float, ...]:
     if 0 < sampling.top_k < len(scores):
         floor = sorted(scores, reverse=True)[sampling.top_k - 1]
         scores = [score if score >= floor else -math.inf for score in scores]
-    law = _softmax(scores)
+    distribution = _softmax(scores)
     if sampling.top_p < 1.0:
         mass = 0.0
-        for token in sorted(range(len(law)), key=lambda t: -law[t]):
+        for token in sorted(range(len(distribution)), key=lambda t: -distribution[t]):
             if mass >= sampling.top_p:
                 scores[token] = -math.inf
-            mass += law[token]
-        law = _softmax(scores)
-    return law
+            mass += distribution[token]
+        distribution = _softmax(scores)
+    return distribution
 
 
 def _softmax(scores: Sequence[float]) -> tuple[float, ...]:

@@ -18,9 +18,9 @@ from specbench_cli.audit.certificate import Certificate, certify
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
+from specbench_cli.audit.checks.distribution import check_distribution
 from specbench_cli.audit.checks.embedded import check_embedded
 from specbench_cli.audit.checks.grammar import check_grammar
-from specbench_cli.audit.checks.law import check_law
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.recurrent import check_recurrent
 from specbench_cli.audit.checks.sampled import check_generator
@@ -37,7 +37,7 @@ Check = Callable[[Subject], list[Finding]]
 
 TABLE_CHECKS: dict[str, Check] = {
     DECLARATIONS: check_declarations,
-    "law": check_law,
+    "distribution": check_distribution,
     "tokens": check_tokens,
     "grammar": check_grammar,
     "order": check_order,

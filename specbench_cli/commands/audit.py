@@ -36,9 +36,9 @@ EPILOG = "\n\n".join(
 def audit(asked: AuditOptions) -> ExitCode:
     """Prove on small models that a method keeps what it promises.
 
-    On models that are tables every outcome of a method's chance is walked: the law of its output
-    is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of acceptance
-    are checked there and on a tiny Llama.
+    On models that are tables every outcome of a method's chance is walked: the distribution of its
+    output is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of
+    acceptance are checked there and on a tiny Llama.
     """
     names = _names(asked.methods, asked.every, asked.plugins)
     from specbench_cli.judge.broken import CERTIFICATES

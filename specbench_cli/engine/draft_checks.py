@@ -94,7 +94,8 @@ class DraftChecks:
 # ---- the checks ---------------------------------------------------------------------------------
 
 TOLERANCE = 1e-4
-"""How far from 1 a law's sum may be; float32 rounding over 100,000 tokens stays well below."""
+"""How far from 1 a distribution's sum may be; float32 rounding over 100,000 tokens stays well
+below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Bounds:
 def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
     """Raise MethodFault unless a draft can be scored and verified under a rule.
 
-    Waits for the device. Laws matter only where tokens are drawn.
+    Waits for the device. Distributions matter only where tokens are drawn.
     """
     tokens = draft.tokens
     if (
@@ -130,7 +131,7 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
     if rule in ("rejection", "block"):
         if draft.q is not None:
             _check_q(draft.q, draft, bounds)
-        if tree is not None and draft.law == "wor":
+        if tree is not None and draft.draw_mode == "without_replacement":
             _check_distinct(tree, ids)
 
 
@@ -144,7 +145,8 @@ def check_draft(draft: object) -> None:
 
 
 def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
-    """Raise MethodFault for what is wrong with a draft whatever its ids and laws are; no wait."""
+    """Raise MethodFault for what is wrong with a draft whatever its ids and distributions are; no
+    wait."""
     tree = None if draft.parents is None else _tree(draft)
     check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
     if draft.nodes > bounds.nodes:
@@ -176,7 +178,7 @@ def check_levels(levels: int, allowed: int) -> None:
 
 
 def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
-    """Raise MethodFault unless q has a law for each node."""
+    """Raise MethodFault unless q has a distribution for each node."""
     if not _is_probs(q, whole):
         raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
 
@@ -221,13 +223,14 @@ def _check_rule(draft: Draft, rule: Rule) -> None:
             "a tree was proposed; block verification takes chains",
             "choose --verify rejection",
         )
-    drawn = ("iid",) if draft.parents is None else ("iid", "wor")
-    if (draft.law in drawn) if draft.q is not None else (draft.law == "point"):
+    drawn = ("independent",) if draft.parents is None else ("independent", "without_replacement")
+    if (draft.draw_mode in drawn) if draft.q is not None else (draft.draw_mode == "deterministic"):
         return
     held = "without q" if draft.q is None else "with q"
     raise fault(
-        "law",
-        f"{draft.law!r} {held}; allowed are 'point' without q and {' and '.join(map(repr, drawn))}"
+        "draw_mode",
+        f"{draft.draw_mode!r} {held}; allowed are 'deterministic' without q and"
+        f" {' and '.join(map(repr, drawn))}"
         " with the q that the tokens were drawn from",
         "take each drawn token and its q from `session.pick` or `session.branch`",
     )
@@ -246,7 +249,7 @@ def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
             (q < 0).any(-1),
             (q.sum(-1) - 1).abs() > TOLERANCE,
             # Without replacement, children beyond q's support are allowed: see `siblings`.
-            (own <= 0) & (draft.law == "iid"),
+            (own <= 0) & (draft.draw_mode == "independent"),
         )
     )
     for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
@@ -257,17 +260,21 @@ def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
 
 
 _WRONG = (
-    "the law of node {node} is not finite",
-    "the law of node {node} has negative entries",
-    "the law of node {node} sums to {sum:.6g}, not 1",
-    "the law of node {node} gives its own token probability {own:g}: it was not drawn from it",
+    "the distribution of node {node} is not finite",
+    "the distribution of node {node} has negative entries",
+    "the distribution of node {node} sums to {sum:.6g}, not 1",
+    "the distribution of node {node} gives its own token probability {own:g}:"
+    " it was not drawn from it",
 )
 
 
 def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
     for children in tree.children:
         if len({ids[child] for child in children}) < len(children):
-            raise fault("tokens", f"siblings {_listed(children)} repeat an id; law is 'wor'")
+            raise fault(
+                "tokens",
+                f"siblings {_listed(children)} repeat an id; distribution is 'without_replacement'",
+            )
 
 
 def _is_tensor(value: object) -> bool:

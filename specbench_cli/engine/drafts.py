@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_checks import DraftChecks, check_ids, check_shape
 from specbench_cli.engine.session_view import SessionView
-from specbench_cli.engine.types import Draft, Law, Out
+from specbench_cli.engine.types import Draft, DrawMode, Out
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.processor import Processing
 
@@ -34,37 +34,42 @@ class DraftBuilder(SessionView):
 
         Args:
             ids: as of `tree`.
-            q: [m, V], the laws that they were drawn from, token after token, as a worker says; None
-                where they were chosen without a draw.
+            q: [m, V], the distributions that they were drawn from, token after token, as a worker
+                says; None where they were chosen without a draw.
         Raises:
             MethodFault: an id outside the target's vocabulary, or q of another shape.
         """
         draft = Draft(self._tokens(ids))
         if q is not None and self._chooser.sampling.draws:
             self._checks.run(check_shape, q, (draft.nodes, self._chooser.vocab_size))
-            draft = Draft(draft.tokens, law="iid", q=q)
+            draft = Draft(draft.tokens, draw_mode="independent", q=q)
         return self._checks.trust(draft)
 
     def tree(
         self,
         ids: Sequence[int] | Tensor,
         parents: tuple[int, ...],
-        laws: Sequence[Tensor] = (),
-        how: Law = "wor",
+        distributions: Sequence[Tensor] = (),
+        how: DrawMode = "without_replacement",
     ) -> Draft:
         """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
 
         Args:
             ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
                 `candidates`: they are looked at only where that takes no wait.
-            laws: Distributions that the nodes were drawn from, [V] or [r, V] each: for every node
-                that of the first draw among its siblings. Empty if the nodes were chosen.
+            distributions: Distributions that the nodes were drawn from, [V] or [r, V] each: for
+                every node that of the first draw among its siblings. Empty if the nodes were
+                chosen.
             how: How they were drawn.
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
         draft = self._checks.trust(Draft(self._tokens(ids), parents))
-        return Draft(draft.tokens, parents, how, torch.vstack([*laws])) if laws else draft
+        return (
+            Draft(draft.tokens, parents, how, torch.vstack([*distributions]))
+            if distributions
+            else draft
+        )
 
     def drawn(self, picks: Sequence[Pick]) -> Draft:
         """The chain that consecutive `pick`s make."""
@@ -72,8 +77,12 @@ class DraftBuilder(SessionView):
             return self.chain(())
         checks = self._checks
         tokens = checks.root(torch.cat([self._text.end, *[token for token, _ in picks]]))
-        laws = [q for _, q in picks if q is not None]
-        draft = Draft(tokens, law="iid", q=torch.cat(laws)) if laws else Draft(tokens)
+        distributions = [q for _, q in picks if q is not None]
+        draft = (
+            Draft(tokens, draw_mode="independent", q=torch.cat(distributions))
+            if distributions
+            else Draft(tokens)
+        )
         own = checks.picks[-len(picks) :]
         if len(own) == len(picks) and all(map(is_, own, picks)):
             checks.trust(draft)
@@ -88,7 +97,8 @@ class DraftBuilder(SessionView):
             out: a forward's result; its vocabulary agrees with the target's where they overlap.
             ahead: how many draft tokens stand between the last committed token and this one.
         Returns:
-            (token [1] int64, q [1, V] or None): q where verification needs the law drawn from.
+            (token [1] int64, q [1, V] or None): q where verification needs the distribution drawn
+            from.
         """
         rows = self._processed(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
@@ -96,19 +106,21 @@ class DraftBuilder(SessionView):
         return pick
 
     def branch(
-        self, rows: Tensor, width: int, *, how: Law = "iid", ahead: int = 0
+        self, rows: Tensor, width: int, *, how: DrawMode = "independent", ahead: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         """Choose the children of draft nodes of one level, as the rule asks.
 
-        Where tokens are drawn, `how` says how: "iid" and "wor" draw from the draft's law, "point"
-        takes the likeliest tokens. Greedy and coupled decoding take those of the best scores.
+        Where tokens are drawn, `how` says how: "independent" and "without_replacement" draw from
+        the draft's distribution, "deterministic" takes the likeliest tokens. Greedy and coupled
+        decoding take those of the best scores.
 
         Args:
             rows: [r, V'] logits of a draft model at the r nodes.
             width: children of each node; best first.
             ahead: how many draft tokens stand between the last committed token and the children.
         Returns:
-            (tokens [r, width] int64, q [r, V] or None): q where verification needs the law.
+            (tokens [r, width] int64, q [r, V] or None): q where verification needs the
+            distribution.
         """
         return self._chooser.branch(rows, width, self._text.position + ahead, how)
 

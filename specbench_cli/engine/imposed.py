@@ -19,8 +19,8 @@ from specbench_cli.errors import MethodFault
 SLOTS = 8
 """First choices of a draft that are imposed; a token that is none of them is not drafted."""
 SAID, APART = 1e4, 1e2
-"""Logits of imposed choices: the best one's, and how far each is above the next. Laws have one
-token, whatever the temperature."""
+"""Logits of imposed choices: the best one's, and how far each is above the next. Distributions have
+one token, whatever the temperature."""
 
 
 class _Imposed(Decoder):

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from specbench_cli.former_names import current_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,12 @@ class MethodParams(BaseModel):
     """A method's parameters: a field each, with its default, bounds and description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_names(cls, values: Any) -> Any:
+        has_draw_mode = isinstance(values, dict) and "draw_mode" in cls.model_fields
+        return current_params(values) if has_draw_mode else values
 
 
 AUTO: Literal["auto"] = "auto"

@@ -11,8 +11,8 @@ from specbench_cli.engine.types import Draft, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A draft without its laws, which are large: `tokens` [m] on the device, `parents` as in
-    `Draft`."""
+    """A draft without its distributions, which are large: `tokens` [m] on the device, `parents` as
+    in `Draft`."""
 
     tokens: Tensor
     parents: tuple[int, ...] | None

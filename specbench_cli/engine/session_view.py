@@ -216,7 +216,8 @@ class SessionView:
         return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws [..., V] that logits stand for under this session's temperature and cuts."""
+        """The distributions [..., V] that logits stand for under this session's temperature and
+        cuts."""
         return self._chooser.warp(rows)
 
     def noise(self, first: int, n: int = 1) -> Tensor:

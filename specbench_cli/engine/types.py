@@ -6,13 +6,15 @@ Plain frozen dataclasses and nothing else; the terms are those of docs/reference
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from specbench_cli.former_names import DRAW_MODES, current_draw_mode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Law = Literal["point", "iid", "wor"]
+DrawMode = Literal["deterministic", "independent", "without_replacement"]
 """How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
@@ -118,18 +120,27 @@ class Draft:
     tokens: [m] int64, always TARGET ids, on the target's device; a chain's in their order.
     parents: index of each node's parent in `tokens`, -1 for the root (the last committed token); a
         parent comes before its children. None for a chain.
-    law: how the tokens were chosen; "point" unless each was drawn from its row of `q`.
-    q: [m, V] float32, the law each token was drawn from, over target ids. Siblings drawn without
-        replacement all have the law of the first draw: verification takes the earlier ones out.
+    draw_mode: how the tokens were chosen; "deterministic" unless each was drawn from its row of
+        `q`.
+    q: [m, V] float32, the distribution each token was drawn from, over target ids. Siblings drawn
+        without replacement all have the distribution of the first draw: verification takes the
+        earlier ones out.
     order: all nodes, in the order in which siblings are tested: that of their draws. None: as they
         are numbered.
+    law: former name of `draw_mode`, with its former values.
     """
 
     tokens: Tensor
     parents: tuple[int, ...] | None = None
-    law: Law = "point"
+    draw_mode: DrawMode = "deterministic"
     q: Tensor | None = None
     order: tuple[int, ...] | None = None
+    law: InitVar[str | None] = None
+
+    def __post_init__(self, law: str | None) -> None:
+        mode = self.draw_mode if law is None else law
+        if mode in DRAW_MODES:
+            object.__setattr__(self, "draw_mode", current_draw_mode(mode))
 
     @property
     def nodes(self) -> int:

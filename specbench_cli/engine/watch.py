@@ -141,7 +141,7 @@ def _beside(forwards: Sequence[Forward]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A step as its method tells it, without the laws."""
+    """A step as its method tells it, without the distributions."""
 
     draft: Shape | None
     outcome: Outcome

@@ -73,8 +73,8 @@ class NearTies:
 
 def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
     """How many standard deviations the likelihood of a row's drawn outputs lies from what the
-    target's law gives to be expected, and the chance of that, at most (`stats.martingale`); None
-    where nothing was drawn, or where every token was certain."""
+    target's distribution gives to be expected, and the chance of that, at most
+    (`stats.martingale`); None where nothing was drawn, or where every token was certain."""
     found = [r.likelihood for r in cells if r.likelihood is not None and r.error is None]
     variance = sum(each.variance for each in found)
     if variance <= 0.0:
@@ -187,7 +187,7 @@ def _why(
         if p < IMPOSSIBLE:
             return (
                 f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
-                f" the target's law makes it (p {p:.1g} at most)"
+                f" the target's distribution makes it (p {p:.1g} at most)"
             )
     if (ties := near_ties(cells, manifest).too_many) is not None:
         return ties

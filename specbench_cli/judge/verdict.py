@@ -37,7 +37,7 @@ expected (`stats.martingale`): what is rarer is a matter of rounding."""
 
 
 _AT_ONCE = 1 << 22
-"""Numbers of a law that are looked at together."""
+"""Numbers of a distribution that are looked at together."""
 
 
 class NotFinite(ArithmeticError):
@@ -69,7 +69,8 @@ def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
     """Whether an output is compared with the reference's, token by token.
 
     A lossless promise means vanilla's very tokens wherever they are chosen and not drawn, whatever
-    the method calls it; where tokens are drawn it means a law, and lossy methods promise neither.
+    the method calls it; where tokens are drawn it means a distribution, and lossy methods promise
+    neither.
     """
     return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
@@ -180,12 +181,12 @@ class Judge:
         if not ends_rightly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
         read = self._reads(request, ids)
-        scores, law = self._law(self._processed(self._mixed(read), ids))
+        scores, distribution = self._distribution(self._processed(self._mixed(read), ids))
         chosen = _column(ids, scores)
-        if bool(law.gather(-1, chosen).isfinite().all()):
+        if bool(distribution.gather(-1, chosen).isfinite().all()):
             return Verdict("unchecked")
         beyond = _least(
-            self._beyond(self._law(self._processed(rows, ids))[0], chosen).tolist()
+            self._beyond(self._distribution(self._processed(rows, ids))[0], chosen).tolist()
             for rows in self._around(read)
         )
         gap = max(beyond)
@@ -216,8 +217,8 @@ class Judge:
         return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
 
     def read(self, request: Request, ids: Sequence[int]) -> Reading:
-        """Read an output: each token's probability under the target's law (the warped one; at
-        temperature 0 the softmax of the logits). One forward.
+        """Read an output: each token's probability under the target's distribution (the warped one;
+        at temperature 0 the softmax of the logits). One forward.
 
         It is transformers' forward where tokens are drawn: what stands there in place of a verdict
         must not come from the engine that is judged. Elsewhere it is vanilla's own, if that is
@@ -237,13 +238,13 @@ class Judge:
         plain, _ = both
         rows, chosen = self._processed(self._mixed(both), ids), _column(ids, plain)
         heat = self._sampling.temperature
-        law = self._law(rows)[1] if heat else rows.log_softmax(-1)
-        own = law.gather(-1, chosen)
+        distribution = self._distribution(rows)[1] if heat else rows.log_softmax(-1)
+        own = distribution.gather(-1, chosen)
         if not bool(own.isfinite().all()):
             before = (plain / (heat or 1.0)).log_softmax(-1).gather(-1, chosen)
             own = torch.where(own.isfinite(), own, before)
         listed = _listed(own[:, 0].double())
-        return Reading(listed, _likelihood(law, own) if drawn else None)
+        return Reading(listed, _likelihood(distribution, own) if drawn else None)
 
     @property
     def _allowed(self) -> float:
@@ -310,7 +311,7 @@ class Judge:
         own = scores.gather(-1, chosen)[:, 0]
         return torch.where(own.isneginf(), math.inf, floor - own)  # what a processor forbids
 
-    def _law(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _distribution(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities before and behind the cuts, [n, V] each; none of the engine's code."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         floor, _ = cut_bounds(scores, self._sampling, 0.0)
@@ -417,12 +418,12 @@ def _moved(mass: float, by: float) -> float:
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
 
-def _likelihood(law: Tensor, chosen: Tensor) -> Likelihood:
-    """How the log-probabilities of drawn tokens, [n, 1], lie to those that a law [n, V] gives to be
-    expected."""
-    sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=law.device)
-    few = max(1, _AT_ONCE // law.shape[-1])
-    for rows, own in zip(law.split(few), chosen.split(few), strict=True):
+def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
+    """How the log-probabilities of drawn tokens, [n, 1], lie to those that a distribution [n, V]
+    gives to be expected."""
+    sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
+    few = max(1, _AT_ONCE // distribution.shape[-1])
+    for rows, own in zip(distribution.split(few), chosen.split(few), strict=True):
         p, steps = rows.exp().double(), rows.clamp_min(LEAST).double()
         mean = (p * steps).sum(-1, keepdim=True)
         steps -= mean

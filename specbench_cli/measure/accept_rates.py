@@ -12,7 +12,7 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.arm import Arm, like_of
+from specbench_cli.plan.method_run import MethodRun, like_of
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
@@ -25,11 +25,15 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
     """The plan with each control at the rate of the row that it is `like`, without those whose
     rates cannot be measured. The manifest keeps the rates, so that they are the same to the run's
     end."""
-    likes = {arm.label: like for arm in plan.arms if (like := like_of(arm.method)) is not None}
+    likes = {
+        method_run.label: like
+        for method_run in plan.method_runs
+        if (like := like_of(method_run.method)) is not None
+    }
     if not likes:
         return plan
     rates = dict(run_dir.manifest.get("rates") or {})
-    ruled = {arm.label: arm for arm in plan.arms}
+    ruled = {method_run.label: method_run for method_run in plan.method_runs}
     for label in dict.fromkeys(likes.values()):
         if label in ruled and label not in rates:
             view.stage(f"measuring how many {label} lets pass")
@@ -38,24 +42,26 @@ def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> P
             except Exception as failure:  # the row itself will fail, and say so
                 view.note(f"no random control of {label}: {one_line(failure)}")
     rest = plan.without({control for control, like in likes.items() if like not in rates})
-    rest = replace(rest, arms=tuple(_at(arm, rates) for arm in rest.arms))
+    rest = replace(
+        rest, method_runs=tuple(_at(method_run, rates) for method_run in rest.method_runs)
+    )
     run_dir.update(rates=rates, rows=rows(rest))
     return rest
 
 
-def _at(arm: Arm, rates: dict[str, float]) -> Arm:
-    like = like_of(arm.method)
+def _at(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
+    like = like_of(method_run.method)
     if like is None:
-        return arm
-    passed = {**arm.passed, "rate": rates[like]}
-    return replace(arm, passed=passed)
+        return method_run
+    passed = {**method_run.passed, "rate": rates[like]}
+    return replace(method_run, passed=passed)
 
 
-def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
+def _rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     """Of the levels that the lossless rule rejected, the share that a row's accept rule let pass;
     of a rule over steps, of those that it judged. 0 where there was none."""
     workspace, memory = bench.workspace, Memory()
-    by_step = isinstance(arm.method.params, SpanParams)
+    by_step = isinstance(method_run.method.params, SpanParams)
     passed = asked = 0
     for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
         ids, budget = bench.prompt(question), plan.budget(question)
@@ -63,10 +69,10 @@ def _rate(plan: Plan, bench: Bench, arm: Arm) -> float:
         request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)
         with (
-            staffed(session, workspace.transport, arm.method.workers > 1),
+            staffed(session, workspace.transport, method_run.method.workers > 1),
             limited(plan.config.timeout_per_prompt),
         ):
-            for step in arm.method.generate(session):
+            for step in method_run.method.generate(session):
                 words, counts = step.outcome.origin, step.extra
                 if by_step:
                     passed += counts.get("stood", 0)

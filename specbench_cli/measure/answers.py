@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
@@ -35,9 +35,13 @@ class Answers:
         if label == BASELINE and output_ids is not None:
             self.vanilla[prompt_id, turn, pass_] = output_ids
 
-    def lack(self, question: Question, arms: Sequence[Arm], number: int) -> bool:
+    def lack(self, question: Question, method_runs: Sequence[MethodRun], number: int) -> bool:
         """Return True if a repeat lacks an output of one of the methods on a question."""
-        return any(key not in self.done for arm in arms for key in keys_of(question, arm, number))
+        return any(
+            key not in self.done
+            for method_run in method_runs
+            for key in keys_of(question, method_run, number)
+        )
 
     def of(self, names: Collection[str]) -> Answers:
         """What is known of some questions."""
@@ -54,7 +58,7 @@ class Answers:
         self.prompts |= other.prompts
 
 
-def keys_of(question: Question, arm: Arm, number: int) -> list[Key]:
+def keys_of(question: Question, method_run: MethodRun, number: int) -> list[Key]:
     """The cells of a row on a question, a turn each."""
     turns = range(1, len(question.turns) + 1)
-    return [(question.prompt_id, turn, arm.label, number) for turn in turns]
+    return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

@@ -181,15 +181,15 @@ class Bench:
             lenient: see `Bench`.
         """
         unfit: dict[str, SpecbenchError] = {}
-        for arm in self._plan.arms:
-            if arm.label not in self._plan.apart:
+        for method_run in self._plan.method_runs:
+            if method_run.label not in self._plan.apart:
                 try:
-                    for wanted in arm.method.artifacts():
+                    for wanted in method_run.method.artifacts():
                         self.workspace.artifact(wanted)
                 except (UsageError, EnvironmentFault) as fault:
                     if not lenient:
                         raise
-                    unfit[arm.label] = fault
+                    unfit[method_run.label] = fault
         return unfit
 
     def _held(self) -> Processor | None:
@@ -225,7 +225,11 @@ class Bench:
         differing = _differing(self.tokenizer, theirs, self.facts[role].vocab_size)
         if not differing:
             return None
-        asking = [arm.method for arm in self._plan.arms if role in _roles_of(arm.method)]
+        asking = [
+            method_run.method
+            for method_run in self._plan.method_runs
+            if role in _roles_of(method_run.method)
+        ]
         if role != "draft" or not all(method.any_vocabulary for method in asking):
             names = sorted({m.name for m in asking if not m.any_vocabulary})
             raise UsageError(

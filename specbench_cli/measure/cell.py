@@ -30,7 +30,7 @@ from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line, staffed
 from specbench_cli.measure.phases import divided
 from specbench_cli.measure.shown import shown
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import (
@@ -104,7 +104,7 @@ class Cell:
 
     def __init__(
         self,
-        arm: Arm,
+        method_run: MethodRun,
         prompt: Prompt,
         request: Request,
         workspace: Workspace,
@@ -120,10 +120,10 @@ class Cell:
         load: str | None = None,
         energy: Energy = NO_ENERGY,
     ) -> None:
-        self.arm = arm
+        self.method_run = method_run
         self.prompt = prompt
         self.request = request
-        self._workspace = workspace.alone(arm.method.decodes)
+        self._workspace = workspace.alone(method_run.method.decodes)
         self._sampling = sampling
         self.pass_ = pass_
         self._memory = memory
@@ -157,10 +157,10 @@ class Cell:
             return
         device = self.rest()
         watch = self.watch()
-        learns, version = self.arm.method.learns, self._memory.version
-        transport, parallel = self._workspace.transport, self.arm.method.workers > 1
+        learns, version = self.method_run.method.learns, self._memory.version
+        transport, parallel = self._workspace.transport, self.method_run.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
-        kind = PeerSession if self.arm.method.peer else Session
+        kind = PeerSession if self.method_run.method.peer else Session
         session = kind(
             self._workspace,
             self.request,
@@ -179,8 +179,8 @@ class Cell:
             with staffed(session, transport, parallel), limited(self.limit_s):
                 self.energy.begin()
                 watch.begin(session)
-                made = self.arm.method.generate(session)
-                for step in steps_of(self.arm.method, "generate", made):
+                made = self.method_run.method.generate(session)
+                for step in steps_of(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
                     told.append(Told.of(step))
                 watch.end()
@@ -196,7 +196,7 @@ class Cell:
         harness.meter.resolve()
         error = error or watch.fault(harness.meter) or self.fault_of(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
-        ended_ns = text.last_ns if self.arm.method.peer else watch.ended_ns
+        ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.measured = Measured(
             output=list(session.output()),
             origin=list(text.origin),
@@ -227,7 +227,7 @@ class Cell:
         """Have the method learn from what it decoded; its fault fails this cell."""
         gc.disable()
         try:
-            self.delay.ns = learn(self.arm.method, session)
+            self.delay.ns = learn(self.method_run.method, session)
         except BaseException as failure:
             measured.error = one_line(failure)
         finally:
@@ -241,7 +241,7 @@ class Cell:
             requests,
             self._sampling,
             size=size,
-            held=self.arm.method.held(size),
+            held=self.method_run.method.held(size),
             pass_=self.pass_,
             memory=self._memory,
             **rest,
@@ -249,7 +249,7 @@ class Cell:
 
     def counters(self) -> Steps:
         """Those of no step; of relaxed levels where an accept rule is on."""
-        rule = self.arm.method.accept
+        rule = self.method_run.method.accept
         return Steps(relaxed=None if rule is None or rule.off else [])
 
     def same(self, other: Measured) -> bool:
@@ -257,7 +257,7 @@ class Cell:
         workers' forwards were is left out: how many were cancelled is a matter of time."""
         m = self.result
         counted = [
-            each.trace.counted()[:2] if self.arm.method.workers == 1 else None
+            each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
             for each in (m, other)
         ]
         return counted[0] == counted[1] and (m.output, m.origin, m.steps, m.drafts) == (
@@ -277,7 +277,7 @@ class Cell:
             )
         if self.replays and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
-        method = self.arm.method
+        method = self.method_run.method
         return None if method.peer else misreported(session.harness.seen, told, bonus=method.bonus)
 
     def watch(self) -> Watch:
@@ -328,7 +328,7 @@ class Cell:
         valid: bool | None = None,
     ) -> Record:
         """The cell as it is written; `verdict` is None for a failed one."""
-        m, method, peer = self.result, self.arm.method, self.arm.method.peer
+        m, method, peer = self.result, self.method_run.method, self.method_run.method.peer
         failed, void = m.error is not None, self.void or self._delayed_by.void
         ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers
@@ -342,14 +342,16 @@ class Cell:
             family=self.prompt.family,
             category=self.prompt.category,
             turn=self.prompt.turn,
-            method=self.arm.name,
-            label=self.arm.label,
+            method=self.method_run.name,
+            label=self.method_run.label,
             peer=peer,
             params=Params(
-                shown(self.arm.passed), shown(method.params.model_dump()), self.arm.source
+                shown(self.method_run.passed),
+                shown(method.params.model_dump()),
+                self.method_run.source,
             ),
             sampling="replay" if self.replays else self._sampling.rule,
-            guarantee=self.arm.guarantees[self._sampling.rule],
+            guarantee=self.method_run.guarantees[self._sampling.rule],
             pass_=self.pass_,
             seed=self._sampling.seed,
             output_ids=None if failed else m.output,

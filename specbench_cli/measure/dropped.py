@@ -8,7 +8,7 @@ from specbench_cli.errors import WorkerLost, on_one_line
 from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import RunDir
 
 FAILURES = 3
@@ -44,30 +44,32 @@ class Dropped:
         """Labels of the methods that are no longer measured."""
         return {*self.left_out, *self.dropped}
 
-    def leave_out(self, arm: Arm, number: int, why: WorkerLost) -> None:
+    def leave_out(self, method_run: MethodRun, number: int, why: WorkerLost) -> None:
         """Leave a method out of the rest of the repeat, without counting it as its failure.
 
         The other methods continue.
         """
-        if arm.label not in self.left_out:
-            self.left_out[arm.label] = why
-            self._on_drop(arm.label)
+        if method_run.label not in self.left_out:
+            self.left_out[method_run.label] = why
+            self._on_drop(method_run.label)
             self._view.note(
-                f"{arm.label} is left out of the rest of pass {number}: {why.message};"
+                f"{method_run.label} is left out of the rest of pass {number}: {why.message};"
                 f" {resumption(self._run_dir.path)} makes what is missing"
             )
 
-    def count_failures(self, arm: Arm, cells: Sequence[Cell]) -> None:
+    def count_failures(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
         """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
         errors = [cell.measured.error for cell in cells if cell.measured is not None]
         failed = bool(errors) and all(errors)
-        self._failures[arm.label] = self._failures.get(arm.label, 0) + 1 if failed else 0
-        cold = arm.label in self.cold
-        self.cold.discard(arm.label)
-        if self._failures[arm.label] >= (1 if cold else FAILURES):
-            self.dropped[arm.label] = why = on_one_line(str(errors[0]))
-            self._on_drop(arm.label)
+        self._failures[method_run.label] = (
+            self._failures.get(method_run.label, 0) + 1 if failed else 0
+        )
+        cold = method_run.label in self.cold
+        self.cold.discard(method_run.label)
+        if self._failures[method_run.label] >= (1 if cold else FAILURES):
+            self.dropped[method_run.label] = why = on_one_line(str(errors[0]))
+            self._on_drop(method_run.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
-            self._run_dir.update(dropped={**dropped, arm.label: why})
+            self._run_dir.update(dropped={**dropped, method_run.label: why})
             when = "on its first prompt too" if cold else f"{FAILURES} times in a row"
-            self._view.note(f"{arm.label} failed {when} and is dropped: {why}")
+            self._view.note(f"{method_run.label} failed {when} and is dropped: {why}")

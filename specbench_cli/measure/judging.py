@@ -83,9 +83,9 @@ class Judging:
                 return self._judged(cell, group)
             except NotFinite as fault:
                 where = f"step {_step_of(cell.result.steps.committed, fault.at)}, {fault}"
-                cell.result.error = f"{cell.arm.label}, {cell.prompt.prompt_id}, {where}"
+                cell.result.error = f"{cell.method_run.label}, {cell.prompt.prompt_id}, {where}"
             except ArithmeticError as fault:
-                cell.result.error = f"{cell.arm.label}, {cell.prompt.prompt_id}: {fault}"
+                cell.result.error = f"{cell.method_run.label}, {cell.prompt.prompt_id}: {fault}"
         return cell.record(None)
 
     def _judged(self, cell: Cell, group: Group) -> Record:
@@ -108,17 +108,17 @@ class Judging:
         return record
 
     def _verdict(self, cell: Cell, group: Group) -> Verdict:
-        if cell.arm.label == BASELINE:
+        if cell.method_run.label == BASELINE:
             return self._of_reference(cell, group)
         rule, output = self._sampling.rule, cell.result.output
-        guarantee = cell.arm.guarantees[rule]
+        guarantee = cell.method_run.guarantees[rule]
         if cell.replays or guarantee not in LOSSLESS:
             return Verdict("unchecked")
         if self._sampling.draws:
             return self._judge.drawn(cell.request, output)
         if group.reference is None:  # vanilla failed, which makes the run bad
             return Verdict("unchecked")
-        if cell.arm.method.peer:
+        if cell.method_run.method.peer:
             return self._judge.verdict(cell.request, group.reference, output)
         steps, drafts = cell.result.steps, cell.result.drafts
         return self._judge.verdict(cell.request, group.reference, output, steps, drafts)
@@ -133,7 +133,7 @@ class Judging:
         asked = self._config.judge == "all" or cell.prompt.prompt_id in self._sampled
         asked &= self._config.acceptance is None  # the module says nothing that is imposed
         parted = any(
-            is_judged(other.arm.guarantees[rule], rule) and other.measured.output != output
+            is_judged(other.method_run.guarantees[rule], rule) and other.measured.output != output
             for other in group.cells
             if other.measured is not None and other.measured.error is None
         )

@@ -118,14 +118,16 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
         SpecbenchError: only vanilla would be left. This is the error of the first method.
     """
     rest = plan.without(unfit)
-    if unfit and all(arm.label == BASELINE for arm in rest.arms):
+    if unfit and all(method_run.label == BASELINE for method_run in rest.method_runs):
         raise next(iter(unfit.values()))
     before = run_dir.manifest.get("left_out") or {}
     found = {label: reason(fault) for label, fault in unfit.items()}
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
-    able = {arm.label for arm in rest.arms}  # one that was mended since can run again
+    able = {
+        method_run.label for method_run in rest.method_runs
+    }  # one that was mended since can run again
     left_out = {label: why for label, why in before.items() if label not in able}
     left_out |= {label: without_folders(why) for label, why in found.items()}
     if left_out != before:

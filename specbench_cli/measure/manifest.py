@@ -17,8 +17,8 @@ from specbench_cli.errors import on_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
 from specbench_cli.measure.shown import shown
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.controls import is_control
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import SCHEMA
 
@@ -40,11 +40,15 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "heads": {},
         "rows": rows(plan),
         "tuning": None,
-        "method_files": {arm.name: arm.file_sha256 for arm in plan.arms},
+        "method_files": {
+            method_run.name: method_run.file_sha256 for method_run in plan.method_runs
+        },
         "program": program(plan),
         "mixed": [],
         "dropped": {},
-        "upper_bounds": [arm.label for arm in plan.arms if arm.method.upper_bound],
+        "upper_bounds": [
+            method_run.label for method_run in plan.method_runs if method_run.method.upper_bound
+        ],
         "tasks": [
             {
                 "name": task.name,
@@ -78,7 +82,10 @@ def program(plan: Plan) -> dict[str, str]:
         "specbench's source": _source(),
         "schema": str(SCHEMA),
         **(placed() if plan.config.executor == "local" else {}),
-        **{f"the file of {arm.name}": arm.file_sha256[:12] for arm in plan.arms},
+        **{
+            f"the file of {method_run.name}": method_run.file_sha256[:12]
+            for method_run in plan.method_runs
+        },
         **{f"the data of task {task.name}": task.sha256[:12] for task in plan.tasks},
         "the questions": _digest(question.prompt_id for question in plan.questions),
         **({} if plan.grammar is None else {"the grammar's library": plan.grammar.library}),
@@ -122,19 +129,19 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
     """
     return [
         {
-            "label": arm.label,
-            "method": arm.name,
-            "params": shown(arm.method.params.model_dump(mode="json")),
-            "source": arm.source,
-            "timing_free": arm.method.timing_free,
-            "state_scope": arm.method.scope,
-            "uses": _uses(plan, arm),
-            "accept": _accepts(arm),
-            "workers": arm.method.workers,
-            "baseline": plan.baseline(arm),
-            "control": is_control(arm.method),
+            "label": method_run.label,
+            "method": method_run.name,
+            "params": shown(method_run.method.params.model_dump(mode="json")),
+            "source": method_run.source,
+            "timing_free": method_run.method.timing_free,
+            "state_scope": method_run.method.scope,
+            "uses": _uses(plan, method_run),
+            "accept": _accepts(method_run),
+            "workers": method_run.method.workers,
+            "baseline": plan.baseline(method_run),
+            "control": is_control(method_run.method),
         }
-        for arm in plan.arms
+        for method_run in plan.method_runs
     ]
 
 
@@ -145,15 +152,15 @@ def _containment(config: RunConfig) -> str | None:
     return "limits" if config.uncontained else "namespaces"
 
 
-def _accepts(arm: Arm) -> str | None:
-    rule = arm.method.accept
+def _accepts(method_run: MethodRun) -> str | None:
+    rule = method_run.method.accept
     return None if rule is None or rule.off else on_one_line(str(rule))
 
 
-def _uses(plan: Plan, arm: Arm) -> list[str]:
-    draft = ["draft"] if "draft" in arm.method.needed else []
-    others = [plan.others[name].label for name in arm.method.models()]
-    return [*draft, *others, *(wanted.kind.kind for wanted in arm.method.artifacts())]
+def _uses(plan: Plan, method_run: MethodRun) -> list[str]:
+    draft = ["draft"] if "draft" in method_run.method.needed else []
+    others = [plan.others[name].label for name in method_run.method.models()]
+    return [*draft, *others, *(wanted.kind.kind for wanted in method_run.method.artifacts())]
 
 
 def public(plan: Plan) -> dict[str, Any]:

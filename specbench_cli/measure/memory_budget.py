@@ -2,8 +2,8 @@
 
 The memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986), for this engine: weights of
 target and draft, rows of keys and values that are preallocated for every seat, and at the peak what
-a forward has in hand: activations of its rows, and the candidates' logits and laws. Rows are
-counted exactly, by having the methods take their states from decoders that compute nothing.
+a forward has in hand: activations of its rows, and the candidates' logits and distributions. Rows
+are counted exactly, by having the methods take their states from decoders that compute nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.placement import choose_device
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan, wave
 from specbench_cli.tasks import Question, conversation, render
 from specbench_cli.tasks.schema import Message
@@ -54,14 +54,14 @@ class Room:
         }
         self._budget = max(map(plan.budget, plan.questions))
         self._prompts = list(_prompts(plan, self._budget))
-        self.asked = {arm.label: _draft(arm) for arm in plan.arms}
+        self.asked = {method_run.label: _draft(method_run) for method_run in plan.method_runs}
 
     def footprint(self, batch: int, most: int) -> Footprint:
         """Of a batch whose rows draft at most so many tokens a step."""
         plan = self._plan
         methods = [
-            (_limited(arm, min(asked, most)), min(asked, most))
-            for arm, asked in zip(plan.arms, self.asked.values(), strict=True)
+            (_limited(method_run, min(asked, most)), min(asked, most))
+            for method_run, asked in zip(plan.method_runs, self.asked.values(), strict=True)
         ]
         groups = _groups(plan, batch, self._prompts)
         chunk, rule = plan.config.prefill_chunk, plan.config.rule
@@ -71,18 +71,18 @@ class Room:
         """Tokens that a step of each row is expected to bring, all rows together."""
         return batch * sum(
             expected(
-                getattr(arm.method.params, "acceptance", CHANCE),
-                min(self.asked[arm.label], most),
-                tree="nodes" in type(arm.method.params).model_fields,
+                getattr(method_run.method.params, "acceptance", CHANCE),
+                min(self.asked[method_run.label], most),
+                tree="nodes" in type(method_run.method.params).model_fields,
             )
-            for arm in self._plan.arms
+            for method_run in self._plan.method_runs
         )
 
     def limited(self, most: int) -> list[dict[str, Any]]:
         """The rows of a configuration that draft at most so many tokens."""
         rows = []
-        for row, arm in zip(self._plan.config.methods, self._plan.arms, strict=True):
-            key, asked = _key(arm.method), self.asked[arm.label]
+        for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
+            key, asked = _key(method_run.method), self.asked[method_run.label]
             changed = {} if key is None or asked <= most else {key: most}
             rows.append({**row.model_dump(), "params": {**row.params, **changed}})
         return rows
@@ -179,17 +179,19 @@ def _key(method: Method) -> str | None:
     return next((key for key in ("nodes", "length") if key in fields), None)
 
 
-def _draft(arm: Arm) -> int:
+def _draft(method_run: MethodRun) -> int:
     """Most draft tokens a step. Raises MethodFault where that is chosen later."""
-    key = _key(arm.method)
-    most = 0 if key is None else getattr(arm.method.params, key)
+    key = _key(method_run.method)
+    most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
-        raise MethodFault(f"{arm.label}: {key}={most} is chosen as the run begins; give a number")
+        raise MethodFault(
+            f"{method_run.label}: {key}={most} is chosen as the run begins; give a number"
+        )
     return most
 
 
-def _limited(arm: Arm, most: int) -> Method:
-    key, method = _key(arm.method), arm.method
+def _limited(method_run: MethodRun, most: int) -> Method:
+    key, method = _key(method_run.method), method_run.method
     if key is None:
         return method
     return type(method)(method.params.model_copy(update={key: most}))
@@ -290,7 +292,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes at the peak. weights, draft: of the target, of the draft model; rows: both ones' keys
-    and values; activations: of the largest forward; candidates: logits, laws, noise of drafts."""
+    and values; activations: of the largest forward; candidates: logits, distributions, noise of
+    drafts."""
 
     weights: int
     draft: int
@@ -350,20 +353,20 @@ def footprint(
     # Buffers of short blocks are kept: of prompts, and of a step or two.
     short = sorted({n for group in groups for n in group if n <= FEW})[-MAX_SCRATCH:]
     kept = (sum(short) + 2 * step) * target.scratch
-    laws = noise = 0
+    distributions = noise = 0
     if rule in ("rejection", "block"):
-        laws = 4 * target.vocab * (2 * (most + 1) + batch * most)
+        distributions = 4 * target.vocab * (2 * (most + 1) + batch * most)
     elif rule == "coupled":
         rows = max(1, min(NOISE_BLOCK, NOISE_NUMBERS // target.vocab))
         block = rows * target.vocab
         noise = block * 4 * min(2, -(-budget // rows)) * batch  # of each one's last two blocks
-        laws = block * 8 * NOISE_PARTS
+        distributions = block * 8 * NOISE_PARTS
     long = sum(joining) if max(joining) > FEW else 0
     prefill = sum(joining) * target.moving + long * target.scratch, len(joining) * target.logits
     # A step's logits are held until the next one's are there.
     beside = min(chunk, longest) if max(map(len, groups)) > seats else 0
     verify = (step + beside) * target.moving, 2 * step * target.logits
-    decide = 0, verify[1] + laws
+    decide = 0, verify[1] + distributions
     activations, candidates = max(prefill, verify, decide, key=sum)
     return Footprint(
         weights=target.weights,

@@ -17,7 +17,7 @@ from specbench_cli.measure.probe import Measured, Probe
 from specbench_cli.measure.quiet import QuietMeter, Windows
 from specbench_cli.measure.rounds import Decoding, Together
 from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
@@ -58,9 +58,9 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     of this machine, these models, this set-up and software, if it was quiet and no method goes by
     the load; else they are measured now, whole steps of several sequences too where a method does.
     """
-    if not any(arm.method.uses_costs for arm in plan.arms):
+    if not any(method_run.method.uses_costs for method_run in plan.method_runs):
         return
-    by_load = any(arm.method.by_load for arm in plan.arms)
+    by_load = any(method_run.method.by_load for method_run in plan.method_runs)
     held = run_dir.manifest.get("step_costs")
     if held:
         costs = StepCosts.model_validate(held)
@@ -89,13 +89,13 @@ def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | N
     return of_kept(found) if then == (__version__, machine["versions"]) else None
 
 
-def sessions(arm: Arm) -> dict[str, Decoding]:
+def sessions(method_run: MethodRun) -> dict[str, Decoding]:
     """What decodes a method's sessions in a probe, by name."""
     return {
-        " ".join((arm.label, *settings(params))): registry.build(
-            arm.name, {**arm.passed, **params}
+        " ".join((method_run.label, *settings(params))): registry.build(
+            method_run.name, {**method_run.passed, **params}
         ).generate
-        for params in DRAFTING.get(arm.name, ({},))
+        for params in DRAFTING.get(method_run.name, ({},))
     }
 
 
@@ -154,15 +154,17 @@ class Between:
     def __init__(self, plan: Plan, bench: Bench, rounds: int, apart: Collection[str] = ()) -> None:
         self._plan, self._bench, self.rounds = plan, bench, rounds
         own = [
-            arm
-            for arm in plan.arms
-            if arm.label not in apart and not arm.method.peer and arm.method.workers == 1
+            method_run
+            for method_run in plan.method_runs
+            if method_run.label not in apart
+            and not method_run.method.peer
+            and method_run.method.workers == 1
         ]
         asked = plan.config
         self._probe = Probe(
             bench.workspace,
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
-            {name: each for arm in own for name, each in sessions(arm).items()},
+            {name: each for method_run in own for name, each in sessions(method_run).items()},
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions[:TEXTS]],
             batches=sizes(asked.batch if asked.batch > 1 else None),

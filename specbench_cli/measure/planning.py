@@ -85,7 +85,7 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
             "by": plan.config.tune_by,
             "development": len(tuning.development),
             "held_out": len(plan.questions),
-            "candidates": {row: len(arms) for row, arms in tuning.rows.items()},
+            "candidates": {row: len(method_runs) for row, method_runs in tuning.rows.items()},
             "cells": tune.rehearsal(plan, tuning).cells,
         },
     }

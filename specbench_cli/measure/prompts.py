@@ -40,7 +40,7 @@ class Prompts:
     ) -> None:
         self._plan, self._bench, self._run_dir = plan, bench, run_dir
         self._answers, self._sampling = answers, sampling
-        self._bounds = any(arm.method.upper_bound for arm in plan.arms)
+        self._bounds = any(method_run.method.upper_bound for method_run in plan.method_runs)
 
     def prompt(
         self, question: Question, turn: int, answers: Sequence[Sequence[int]]
@@ -92,7 +92,11 @@ class Prompts:
         known = self._answers.vanilla.get((request.prompt_id, request.turn, number))
         if known is not None:
             return known
-        (vanilla,) = (arm.method for arm in self._plan.arms if arm.label == BASELINE)
+        (vanilla,) = (
+            method_run.method
+            for method_run in self._plan.method_runs
+            if method_run.label == BASELINE
+        )
         session = Session(self._bench.workspace, request, self._sampling, pass_=number)
         try:
             for _ in vanilla.generate(session):

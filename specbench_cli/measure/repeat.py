@@ -37,7 +37,7 @@ from specbench_cli.measure.quiet import Measurable, QuietMeter, Windows
 from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
 from specbench_cli.measure.together import measurable
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Key
@@ -53,9 +53,9 @@ class _Turn(NamedTuple):
     known: Known
     cells: list[Cell]
 
-    def key(self, arm: Arm, number: int) -> Key:
+    def key(self, method_run: MethodRun, number: int) -> Key:
         """Return the key of a method's record."""
-        return self.prompt.prompt_id, self.prompt.turn, arm.label, number
+        return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 
 
 class Repeat:
@@ -126,10 +126,10 @@ class Repeat:
         visits = [] if self.is_over() else self._missing(number)
         if not visits:
             return
-        memory = {arm.label: Memory() for arm in self._plan.arms}
+        memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         self._delays.clear()
         self._opening.clear()
-        self._view.stage(f"warming up {len(self._plan.arms)} rows")
+        self._view.stage(f"warming up {len(self._plan.method_runs)} rows")
         self._warm_up(visits[0][0], number, memory)
         # What is loaded by now is no garbage: the collection before each output need not go through
         # all of torch, which takes longer than many an output.
@@ -144,9 +144,9 @@ class Repeat:
         every = list(self._plan.visits(number))
         visits = [visit for visit in every if self._answers.lack(*visit, number)]
         again = any(
-            self._whole(arm) and self._answers.lack(question, (arm,), number)
-            for question, arms in visits
-            for arm in arms
+            self._whole(method_run) and self._answers.lack(question, (method_run,), number)
+            for question, method_runs in visits
+            for method_run in method_runs
         )
         return every if again else visits
 
@@ -189,7 +189,7 @@ class Repeat:
         No method may learn from prompt to prompt.
         """
         visits = [visit for visit in self._plan.visits(number) if visit[0].prompt_id in names]
-        memory = {arm.label: Memory() for arm in self._plan.arms}
+        memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         if not self._warm:
             self._warm_up(visits[0][0], number, memory)
             gc.freeze()
@@ -210,14 +210,14 @@ class Repeat:
     def look_back(self) -> None:
         """Decode the first prompt again, untimed, and note the methods whose output changed.
 
-        Only methods with `Arm.is_reproducible` are checked.
+        Only methods with `MethodRun.is_reproducible` are checked.
         """
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():
             before = [cell.measured for cell in cells]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
-            self._measurable(cells[0].arm, cells).measure()
+            self._measurable(cells[0].method_run, cells).measure()
             for cell, was in zip(cells, before, strict=True):
                 assert was is not None
                 if cell.lost is None and not cell.same(was):
@@ -228,7 +228,7 @@ class Repeat:
     def _converse(
         self,
         questions: Sequence[Question],
-        arms: Sequence[Arm],
+        method_runs: Sequence[MethodRun],
         number: int,
         memory: Mapping[str, Memory],
     ) -> None:
@@ -249,8 +249,8 @@ class Repeat:
                 if fault is None:
                     able.append((question, prompt))
                 else:
-                    self._refuse(question, prompt, fault, arms, number)
-            found = self._visit(able, arms, number, memory) if able else []
+                    self._refuse(question, prompt, fault, method_runs, number)
+            found = self._visit(able, method_runs, number, memory) if able else []
             for (question, _), answer in zip(able, found, strict=True):
                 if answer is not None:
                     answers[question.prompt_id].append(answer)
@@ -281,31 +281,33 @@ class Repeat:
 
     def _working_for_it(self) -> set[int]:
         """Processes of other programs that decode for rows of the run."""
-        return {pid for arm in self._plan.arms for pid in arm.method.processes()}
+        return {
+            pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
+        }
 
-    def _whole(self, arm: Arm) -> bool:
+    def _whole(self, method_run: MethodRun) -> bool:
         """Whether a row that lacks some cells is decoded from its beginning: what was decoded
         before an interruption is learnt once more, or meets those that are missing under load."""
-        return arm.learns_from_prompts or bool(self._plan.loads)
+        return method_run.learns_from_prompts or bool(self._plan.loads)
 
     def _refuse(
         self,
         question: Question,
         prompt: Prompt,
         fault: PromptError,
-        arms: Sequence[Arm],
+        method_runs: Sequence[MethodRun],
         number: int,
     ) -> None:
         """Store a failed record for each method that has none yet, for a prompt with an error."""
         group = Group(question, [], None)
-        for arm in arms:
-            key = prompt.prompt_id, prompt.turn, arm.label, number
-            if arm.label in self._dropped or key in self._answers.done:
+        for method_run in method_runs:
+            key = prompt.prompt_id, prompt.turn, method_run.label, number
+            if method_run.label in self._dropped or key in self._answers.done:
                 continue
             stop = self._bench.stop(self._plan.budget(question))
-            replays = self._plan.config.verify == REPLAY and not arm.method.peer
+            replays = self._plan.config.verify == REPLAY and not method_run.method.peer
             cell = Cell(
-                arm,
+                method_run,
                 prompt,
                 Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
                 self._bench.workspace,
@@ -326,7 +328,7 @@ class Repeat:
     def _visit(
         self,
         asked: Sequence[tuple[Question, Prompt]],
-        arms: Sequence[Arm],
+        method_runs: Sequence[MethodRun],
         number: int,
         memory: Mapping[str, Memory],
     ) -> list[list[int] | None]:
@@ -339,9 +341,9 @@ class Repeat:
             _Turn(question, prompt, request, self._prompts.known(request, number), [])
             for (question, prompt), request in zip(asked, requests, strict=True)
         ]
-        for arm in arms:
-            if arm.label not in self._dropped:
-                self._measure_method(arm, turns, number, memory[arm.label])
+        for method_run in method_runs:
+            if method_run.label not in self._dropped:
+                self._measure_method(method_run, turns, number, memory[method_run.label])
         groups = [
             Group(turn.question, turn.cells, self._reference(turn.prompt, number, turn.cells))
             for turn in turns
@@ -351,59 +353,59 @@ class Repeat:
         return [group.reference for group in groups]
 
     def _measure_method(
-        self, arm: Arm, turns: Sequence[_Turn], number: int, memory: Memory
+        self, method_run: MethodRun, turns: Sequence[_Turn], number: int, memory: Memory
     ) -> None:
         """Measure the missing outputs of one method on a batch of prompts."""
-        done = [turn.key(arm, number) in self._answers.done for turn in turns]
-        whole = arm.learns_from_prompts or (self._whole(arm) and not all(done))
+        done = [turn.key(method_run, number) in self._answers.done for turn in turns]
+        whole = method_run.learns_from_prompts or (self._whole(method_run) and not all(done))
         due = [
             (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
         ]
         if not due:
             return
-        cells = [self._cell(arm, turn, number, memory) for turn, _ in due]
-        measurable = self._measurable(arm, cells)
-        with self._progress.spent(arm, [turn.question for turn, _ in due]):
+        cells = [self._cell(method_run, turn, number, memory) for turn, _ in due]
+        measurable = self._measurable(method_run, cells)
+        with self._progress.spent(method_run, [turn.question for turn, _ in due]):
             if any(new for _, new in due):
                 self._windows.run(measurable)
             else:
                 measurable.measure()
         if not self._windows.open:
             self._progress.report_if_due()
-        self._dropped.count_failures(arm, cells)
-        if arm.is_reproducible:
-            self._opening.setdefault(arm.label, cells)
+        self._dropped.count_failures(method_run, cells)
+        if method_run.is_reproducible:
+            self._opening.setdefault(method_run.label, cells)
         lost = next((each.lost for each in cells if each.lost is not None), None)
         if lost is not None:
-            self._dropped.leave_out(arm, number, lost)
+            self._dropped.leave_out(method_run, number, lost)
             return
         for cell, (turn, new) in zip(cells, due, strict=True):
             if new:
                 turn.cells.append(cell)
 
-    def _cell(self, arm: Arm, turn: _Turn, number: int, memory: Memory) -> Cell:
+    def _cell(self, method_run: MethodRun, turn: _Turn, number: int, memory: Memory) -> Cell:
         cell = Cell(
-            arm,
+            method_run,
             turn.prompt,
             turn.request,
             self._bench.workspace,
             self._sampling,
             number,
             memory,
-            None if arm.method.peer else turn.known.recording,
-            turn.known.reference if arm.method.upper_bound else None,
+            None if method_run.method.peer else turn.known.recording,
+            turn.known.reference if method_run.method.upper_bound else None,
             pictured=number == 1 and turn.question.prompt_id in self._pictured,
-            delayed_by=self._delays.get(arm.label),
+            delayed_by=self._delays.get(method_run.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
             energy=self._bench.energy,
         )
-        self._delays[arm.label] = cell.delay
+        self._delays[method_run.label] = cell.delay
         return cell
 
     def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
         for cell in cells:
-            if cell.arm.label == BASELINE and cell.measured and cell.measured.error is None:
+            if cell.method_run.label == BASELINE and cell.measured and cell.measured.error is None:
                 return cell.measured.output
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
@@ -413,7 +415,7 @@ class Repeat:
             group = self._pending.popleft()
             for cell in group.cells:
                 if cell.lost is not None:  # when it was measured once more
-                    self._dropped.leave_out(cell.arm, cell.pass_, cell.lost)
+                    self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
             kept = [cell for cell in group.cells if cell.lost is None]
             with self._progress.judging():
                 records = [self._judging.record(cell, group) for cell in kept]
@@ -427,12 +429,12 @@ class Repeat:
                 self._answers.add(record.key, record.output_ids)
                 self._view.cell(record)
 
-    def _measurable(self, arm: Arm, cells: Sequence[Cell]) -> Measurable:
+    def _measurable(self, method_run: MethodRun, cells: Sequence[Cell]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
         config, load = self._plan.config, self._plan.load(cells[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
-        if arm.label in self._plugins.labels:
+        if method_run.label in self._plugins.labels:
             return PluginCells(self._plugins, cells, size, chunk, arrivals)
         return measurable(cells, size, chunk, arrivals)
 
@@ -454,19 +456,19 @@ class Repeat:
         warm = warm_up.WarmUp(self._plan, self._bench, question)
         failures: dict[str, str | None] = {}
         capacity = self._bench.workspace.capacity
-        for arm in self._plan.arms:
-            if arm.label in self._plugins.labels:
-                failures[arm.label] = self._plugins.warm_up(arm, warm.ids, capacity)
-        for arm in self._plan.arms * warm_up.WARM_UP_ROUNDS:
-            if arm.label in dropped.left_out or arm.label in self._plugins.labels:
+        for method_run in self._plan.method_runs:
+            if method_run.label in self._plugins.labels:
+                failures[method_run.label] = self._plugins.warm_up(method_run, warm.ids, capacity)
+        for method_run in self._plan.method_runs * warm_up.WARM_UP_ROUNDS:
+            if method_run.label in dropped.left_out or method_run.label in self._plugins.labels:
                 continue
             try:
-                warm.run(arm, self._sampling, memory[arm.label])
-                failures[arm.label] = None
+                warm.run(method_run, self._sampling, memory[method_run.label])
+                failures[method_run.label] = None
             except WorkerLost as lost:
-                dropped.leave_out(arm, number, lost)
+                dropped.leave_out(method_run, number, lost)
             except BaseException as fault:
-                failures[arm.label] = one_line(fault)
+                failures[method_run.label] = one_line(fault)
         for label, failure in failures.items():
             if failure is not None:
                 self._view.note(f"{label} failed while warming up: {failure}")

@@ -10,12 +10,12 @@ from specbench_cli.measure.answers import Answers, keys_of
 from specbench_cli.measure.eta import LOADING, Pace, Work, process_seconds
 from specbench_cli.measure.method_costs import Between
 from specbench_cli.measure.view import Progress, RunView
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import PASSES_APART
 from specbench_cli.tasks.schema import Question
 
-Visits = Sequence[tuple[Question, tuple[Arm, ...]]]
+Visits = Sequence[tuple[Question, tuple[MethodRun, ...]]]
 """Questions, each with its rows in their order there."""
 
 REPORT_EVERY_S = 2.0
@@ -41,7 +41,7 @@ class RepeatProgress:
     def __init__(self, plan: Plan, view: RunView, between: Between | None, part: str) -> None:
         self._plan, self._view, self._between = plan, view, between
         self._run_part = self._part = part
-        self._pace = Pace({arm.label: Work(0) for arm in plan.arms})
+        self._pace = Pace({method_run.label: Work(0) for method_run in plan.method_runs})
         self.prompts = self.measured = 0
         self._reported, self._is_last = monotonic(), True
 
@@ -69,8 +69,10 @@ class RepeatProgress:
             self._part = f"{self._run_part}, load {plan.load(number)}".removeprefix(", ")
         self._is_last = later <= 0
         work = {
-            arm.label: Work(self._due(arm, visits, number, answers, back), later * self._whole)
-            for arm in plan.arms
+            method_run.label: Work(
+                self._due(method_run, visits, number, answers, back), later * self._whole
+            )
+            for method_run in plan.method_runs
         }
         if self._between is not None:
             work[PROBE] = Work(self._between.due(1.0), starts * self._between.rounds)
@@ -81,9 +83,11 @@ class RepeatProgress:
         self.prompts = len(plan.questions)
         self.measured = self.prompts - len(visits)
 
-    def spent(self, arm: Arm, questions: Sequence[Question]) -> AbstractContextManager[None]:
+    def spent(
+        self, method_run: MethodRun, questions: Sequence[Question]
+    ) -> AbstractContextManager[None]:
         """Add the time of the `with` block to the method that decodes in it."""
-        return self._pace.spent(arm.label, sum(map(self._plan.budget, questions)))
+        return self._pace.spent(method_run.label, sum(map(self._plan.budget, questions)))
 
     def probing(self) -> AbstractContextManager[None]:
         """Add the time of the `with` block to a round of the probe."""
@@ -116,14 +120,19 @@ class RepeatProgress:
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
     def _due(
-        self, arm: Arm, visits: Visits, number: int, answers: Answers, back: Question | None
+        self,
+        method_run: MethodRun,
+        visits: Visits,
+        number: int,
+        answers: Answers,
+        back: Question | None,
     ) -> int:
         """Return the maximum number of tokens that a method still has to generate here."""
         budget, due = self._plan.budget, 0
         for question, _ in visits:
-            keys = keys_of(question, arm, number)
+            keys = keys_of(question, method_run, number)
             missing = sum(key not in answers.done for key in keys)
-            due += budget(question) * (len(keys) if arm.learns_from_prompts else missing)
-        if back is not None and arm.is_reproducible:
+            due += budget(question) * (len(keys) if method_run.learns_from_prompts else missing)
+        if back is not None and method_run.is_reproducible:
             due += budget(back) * len(back.turns)
         return due

@@ -301,7 +301,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         trial = RunDir.create(path, manifest(rehearsal, {}))
         trial.share_lock_of(run_dir)
     view.note(
-        f"tuning: {len(rehearsal.arms)} candidates of {len(plan.arms)} rows on"
+        f"tuning: {len(rehearsal.method_runs)} candidates of {len(plan.method_runs)} rows on"
         f" {len(tuning.development)} development questions"
     )
     view.started(rehearsal.cells, len(trial.answered()), path)

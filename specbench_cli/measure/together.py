@@ -50,8 +50,8 @@ class Together:
             with limited(first.limit_s and first.limit_s * len(cells)):
                 first.energy.begin()
                 watch.begin(*batch.sessions)
-                made = first.arm.method.generate_batch(batch)
-                for step in steps_of(first.arm.method, "generate_batch", made, len(counted)):
+                made = first.method_run.method.generate_batch(batch)
+                for step in steps_of(first.method_run.method, "generate_batch", made, len(counted)):
                     steps, extra, told = counted[step.seq]
                     count_step(steps, extra, step)
                     told.append(Told.of(step))

@@ -13,7 +13,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.method_code import limited, staffed
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.tasks.schema import Question
 
@@ -51,15 +51,15 @@ class WarmUp:
         limit = plan.config.timeout_per_prompt
         self._limit = limit and limit * (1 + len(self._together))
 
-    def run(self, arm: Arm, sampling: Sampling, memory: Memory) -> None:
+    def run(self, method_run: MethodRun, sampling: Sampling, memory: Memory) -> None:
         """Decode the requests with a method. Errors of the method are not caught."""
         with limited(self._limit):
             how = self._together, self._size
-            warm_up(arm, self._bench.workspace, self._request, sampling, memory, *how)
+            warm_up(method_run, self._bench.workspace, self._request, sampling, memory, *how)
 
 
 def warm_up(
-    arm: Arm,
+    method_run: MethodRun,
     workspace: Workspace,
     request: Request,
     sampling: Sampling,
@@ -72,17 +72,17 @@ def warm_up(
     Args:
         together: requests that are decoded as a batch, too, `size` of them in a step.
     """
-    kind = PeerSession if arm.method.peer else Session
-    own = memory if arm.method.learns else None
-    workspace = workspace.alone(arm.method.decodes)
+    kind = PeerSession if method_run.method.peer else Session
+    own = memory if method_run.method.learns else None
+    workspace = workspace.alone(method_run.method.decodes)
     session = kind(workspace, request, sampling, memory=own)
-    with staffed(session, workspace.transport, arm.method.workers > 1):
-        for _ in arm.method.generate(session):
+    with staffed(session, workspace.transport, method_run.method.workers > 1):
+        for _ in method_run.method.generate(session):
             pass
-    if arm.method.learns:
-        learn(arm.method, session)
-    if together and arm.method.batches:
-        held = arm.method.held(size)
+    if method_run.method.learns:
+        learn(method_run.method, session)
+    if together and method_run.method.batches:
+        held = method_run.method.held(size)
         batch = Batch(workspace, together, sampling, size=size, held=held, memory=own)
-        for _ in arm.method.generate_batch(batch):
+        for _ in method_run.method.generate_batch(batch):
             pass

@@ -9,50 +9,50 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.models.heads import check_head, resolve_head
 from specbench_cli.models.resolve import Checkpoint
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grammar import Grammar
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.scoring.code import check_containment, compiles
 from specbench_cli.store.schema import LOSSLESS
 from specbench_cli.tasks import Question, Task
 
-Arms = Sequence[Arm]
+MethodRuns = Sequence[MethodRun]
 
 
-def check_methods(config: RunConfig, arms: Arms) -> None:
+def check_methods(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check the methods of a run against its options. Raises UsageError, EnvironmentFault."""
     for check in METHOD_CHECKS:
-        check(config, arms)
+        check(config, method_runs)
 
 
-def _containment(config: RunConfig, arms: Arms) -> None:
+def _containment(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that this machine can contain generated code, if the run executes it."""
     if config.run_code and not config.uncontained:
         check_containment()
 
 
-def _declarations(config: RunConfig, arms: Arms) -> None:
+def _declarations(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check what each method declares: its guarantee is known, and hooks return the right types."""
-    for arm in arms:
-        arm.guarantees  # noqa: B018  raises UsageError
-        if not arm.is_built_in:
-            arm.check_hooks()
+    for method_run in method_runs:
+        method_run.guarantees  # noqa: B018  raises UsageError
+        if not method_run.is_built_in:
+            method_run.check_hooks()
 
 
-def _contrast(config: RunConfig, arms: Arms) -> None:
+def _contrast(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can follow the contrasted distribution."""
     if config.contrast is not None:
         why = "lets tokens stand that the contrasted target may not say"
-        _check_held("--contrast", config, arms, why)
+        _check_held("--contrast", config, method_runs, why)
 
 
-def _grammar(config: RunConfig, arms: Arms) -> None:
+def _grammar(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can follow the grammar."""
     if config.grammar is not None:
         option = f"--grammar {config.grammar}"
-        _check_held(option, config, arms, f"lets tokens stand that {option} may forbid")
+        _check_held(option, config, method_runs, f"lets tokens stand that {option} may forbid")
 
 
-def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
+def _check_held(asked: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
     """Check that every method can follow an option that changes the target's distribution.
 
     Args:
@@ -61,14 +61,18 @@ def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
     """
     option = asked.split()[0]
     leave = f"leave it out (-m sps,pld; specbench list methods), or drop {option}"
-    peers = [arm.label for arm in arms if arm.declared.peer]
+    peers = [method_run.label for method_run in method_runs if method_run.declared.peer]
     if peers:
         raise UsageError(
             f"{', '.join(peers)} is another program's, which decides its tokens itself: nothing"
             f" would hold it to {asked}",
             hint=leave,
         )
-    lossy = [arm.label for arm in arms if arm.guarantees[config.rule] not in LOSSLESS]
+    lossy = [
+        method_run.label
+        for method_run in method_runs
+        if method_run.guarantees[config.rule] not in LOSSLESS
+    ]
     if lossy:
         raise UsageError(
             f"{', '.join(lossy)} is lossy, and {why}",
@@ -76,11 +80,11 @@ def _check_held(asked: str, config: RunConfig, arms: Arms, why: str) -> None:
         )
 
 
-def _upper_bounds(config: RunConfig, arms: Arms) -> None:
+def _upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
     """Reject methods that read vanilla's output if their own output can differ from it."""
     if config.verify not in ("rejection", "block"):
         return
-    bounds = [arm.label for arm in arms if arm.declared.upper_bound]
+    bounds = [method_run.label for method_run in method_runs if method_run.declared.upper_bound]
     if bounds:
         raise UsageError(
             f"{', '.join(bounds)} reads vanilla's output, which is its own only where both are the"
@@ -89,13 +93,17 @@ def _upper_bounds(config: RunConfig, arms: Arms) -> None:
         )
 
 
-def _likes(config: RunConfig, arms: Arms) -> None:
+def _likes(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that the run can measure the acceptance rates that random controls use."""
-    if all(arm.like is None for arm in arms):
+    if all(method_run.like is None for method_run in method_runs):
         return
-    ruled = {arm.label: arm for arm in arms if arm.declared.accept is not None}
-    for arm in arms:
-        like = arm.like
+    ruled = {
+        method_run.label: method_run
+        for method_run in method_runs
+        if method_run.declared.accept is not None
+    }
+    for method_run in method_runs:
+        like = method_run.like
         if like is None:
             continue
         why = None
@@ -107,16 +115,20 @@ def _likes(config: RunConfig, arms: Arms) -> None:
             why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
         if why is not None:
             raise UsageError(
-                f"{arm.label} is to let as many pass as {like!r} does: {why}",
-                hint=f"--set {arm.name}.rate=0.3 in place of `like`, or --controls none",
+                f"{method_run.label} is to let as many pass as {like!r} does: {why}",
+                hint=f"--set {method_run.name}.rate=0.3 in place of `like`, or --controls none",
             )
 
 
-def _accept_rules(config: RunConfig, arms: Arms) -> None:
+def _accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that no accept rule of single tokens is combined with another kind of verification."""
     if config.verify not in ("block", "replay"):
         return
-    ruled = [arm.label for arm in arms if arm.declared.accept and not arm.declared.accept.off]
+    ruled = [
+        method_run.label
+        for method_run in method_runs
+        if method_run.declared.accept and not method_run.declared.accept.off
+    ]
     if ruled:
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
         raise UsageError(
@@ -126,21 +138,25 @@ def _accept_rules(config: RunConfig, arms: Arms) -> None:
         )
 
 
-def _devices(config: RunConfig, arms: Arms) -> None:
+def _devices(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that a method drafts while the target computes, if devices are given for both."""
-    if config.devices is not None and all(arm.declared.workers == 1 for arm in arms):
+    if config.devices is not None and all(
+        method_run.declared.workers == 1 for method_run in method_runs
+    ):
         raise UsageError(
             "--devices is for methods that draft while the target computes, and none of them is run"
-            f" ({', '.join(arm.label for arm in arms)})",
+            f" ({', '.join(method_run.label for method_run in method_runs)})",
             hint="add --method pearl, or use --device and --threads, which are for all others",
         )
 
 
-def _cluster(config: RunConfig, arms: Arms) -> None:
+def _cluster(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that no method learns from prompt to prompt, if prompts go to several machines."""
     if config.executor == "local":
         return
-    learning = [arm.label for arm in arms if arm.declared.scope != "prompt"]
+    learning = [
+        method_run.label for method_run in method_runs if method_run.declared.scope != "prompt"
+    ]
     if learning:
         raise UsageError(
             f"{', '.join(learning)} learns from prompt to prompt, and --executor {config.executor}"
@@ -149,11 +165,11 @@ def _cluster(config: RunConfig, arms: Arms) -> None:
         )
 
 
-def _batches(config: RunConfig, arms: Arms) -> None:
+def _batches(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can decode several prompts together, if the run does."""
     if config.batch <= 1 and not config.load:
         return
-    alone = [arm.label for arm in arms if not arm.declared.batches]
+    alone = [method_run.label for method_run in method_runs if not method_run.declared.batches]
     if alone:
         what = "--load" if config.load else f"--batch {config.batch}"
         raise UsageError(
@@ -164,7 +180,7 @@ def _batches(config: RunConfig, arms: Arms) -> None:
         )
 
 
-METHOD_CHECKS: tuple[Callable[[RunConfig, Arms], None], ...] = (
+METHOD_CHECKS: tuple[Callable[[RunConfig, MethodRuns], None], ...] = (
     *(_containment, _declarations, _contrast, _grammar, _upper_bounds, _likes),
     *(_accept_rules, _devices, _cluster, _batches),
 )
@@ -188,7 +204,7 @@ def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
 
 
 def unfit(
-    arm: Arm, target: Checkpoint, draft: str | None, *, fetch: bool = False
+    method_run: MethodRun, target: Checkpoint, draft: str | None, *, fetch: bool = False
 ) -> SpecbenchError | None:
     """Return the reason why a method cannot run on this machine, or None if it can.
 
@@ -197,16 +213,16 @@ def unfit(
     Args:
         fetch: Download heads that are not on this machine.
     """
-    if arm.needs_draft and draft is None:
+    if method_run.needs_draft and draft is None:
         return UsageError(
-            f"{arm.label} needs a draft model, and {target.label} has no customary one",
+            f"{method_run.label} needs a draft model, and {target.label} has no customary one",
             hint="add --draft MODEL with the target's tokenizer: a short name (specbench list"
             " models), a hub id (org/name), a folder or a .gguf file; specbench list methods says"
             " which need none",
         )
     try:
-        arm.declared.check()
-        for wanted in arm.declared.artifacts():
+        method_run.declared.check()
+        for wanted in method_run.declared.artifacts():
             find = resolve_head if fetch else check_head
             kind = wanted.kind
             find(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
@@ -231,7 +247,7 @@ def check_programs(config: RunConfig, questions: Sequence[Question]) -> None:
 
 def check_imposed(
     config: RunConfig,
-    arms: Sequence[Arm],
+    method_runs: Sequence[MethodRun],
     checkpoints: Iterable[Checkpoint],
     grammar: Grammar | None,
 ) -> None:
@@ -247,10 +263,10 @@ def check_imposed(
         )
     if config.temperature > 0:
         raise UsageError(
-            "--acceptance is imposed at temperature 0: an imposed law has one token",
+            "--acceptance is imposed at temperature 0: an imposed distribution has one token",
             hint="leave --temperature out",
         )
-    peers = [arm.label for arm in arms if arm.declared.peer]
+    peers = [method_run.label for method_run in method_runs if method_run.declared.peer]
     if peers or grammar is not None:
         why = f"{', '.join(peers)} decodes by" if peers else "a grammar holds outputs to"
         raise UsageError(

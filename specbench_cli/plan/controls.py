@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
-from specbench_cli.plan.arm import like_of
+from specbench_cli.plan.method_run import like_of
 from specbench_cli.store.schema import BASELINE, LOSSLESS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from specbench_cli.config import sweep
 from specbench_cli.errors import UsageError
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 
 if TYPE_CHECKING:
     from specbench_cli.engine.method import Method
@@ -22,8 +22,8 @@ two steps apart."""
 
 
 def candidates(
-    arm: Arm, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
-) -> tuple[Arm, ...]:
+    method_run: MethodRun, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[MethodRun, ...]:
     """At most `budget` ways to run a row.
 
     With `swept` those are all its combinations. Else: the row as it is, and with one parameter
@@ -36,27 +36,28 @@ def candidates(
     if swept:
         if sweep.size(swept) > budget:
             raise UsageError(
-                f"the sweep gives {arm.label} {sweep.size(swept)} candidates, and --tune {budget}"
+                f"the sweep gives {method_run.label} {sweep.size(swept)} candidates,"
+                f" and --tune {budget}"
                 f" gives every method {budget}",
                 f"--tune {sweep.size(swept)}, or fewer values",
             )
-        return tuple(_changed(arm, point) for point in sweep.points(swept))
-    found = [arm]
-    for name, value in _changes(arm, budget):
+        return tuple(_changed(method_run, point) for point in sweep.points(swept))
+    found = [method_run]
+    for name, value in _changes(method_run, budget):
         if len(found) == budget:
             break
         try:
-            other = _changed(arm, {name: value})
+            other = _changed(method_run, {name: value})
         except UsageError:
             continue  # out of bounds, or not with the row's other parameters
-        if _alike(arm.declared, other.declared, rule):
+        if _alike(method_run.declared, other.declared, rule):
             found.append(other)
     return tuple(found)
 
 
-def _changed(arm: Arm, point: Mapping[str, Any]) -> Arm:
-    label = " ".join([arm.label, *sweep.settings(point)])
-    changed = Arm(arm.name, label, {**arm.passed, **point})
+def _changed(method_run: MethodRun, point: Mapping[str, Any]) -> MethodRun:
+    label = " ".join([method_run.label, *sweep.settings(point)])
+    changed = MethodRun(method_run.name, label, {**method_run.passed, **point})
     changed.declared  # noqa: B018  raises UsageError
     return changed
 
@@ -70,15 +71,15 @@ def _alike(own: Method, other: Method, rule: Rule) -> bool:
     )
 
 
-def _changes(arm: Arm, budget: int) -> Iterator[tuple[str, Any]]:
+def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
     """Parameters with other values than the row's: the first of each, the second of each, ..."""
-    method = type(arm.declared)
+    method = type(method_run.declared)
     columns = [
         [(name, value) for value in islice(_others(field.annotation, now), 2 * budget)]
         for name, field in method.Params.model_fields.items()
-        if name not in arm.passed
+        if name not in method_run.passed
         and (method.tunable is None or name in method.tunable)
-        and (now := getattr(arm.declared.params, name)) is not None
+        and (now := getattr(method_run.declared.params, name)) is not None
     ]
     for line in zip_longest(*columns):
         yield from (change for change in line if change is not None)

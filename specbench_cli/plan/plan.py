@@ -12,7 +12,6 @@ from specbench_cli.config.problems import did_you_mean
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.models.resolve import Checkpoint, resolve
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.checks import (
     check_imposed,
     check_methods,
@@ -21,6 +20,7 @@ from specbench_cli.plan.checks import (
     unfit,
 )
 from specbench_cli.plan.grammar import Grammar
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced
 from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
 from specbench_cli.tasks import Question, Task, load_task, sample, select
@@ -43,7 +43,7 @@ class Plan:
     """A run, planned. Building one reads task files but neither weights nor tokenizers."""
 
     config: RunConfig
-    arms: tuple[Arm, ...]
+    method_runs: tuple[MethodRun, ...]
     tasks: tuple[Task, ...]
     questions: tuple[Question, ...]
     target: Checkpoint
@@ -84,14 +84,16 @@ class Plan:
     @property
     def parallel(self) -> bool:
         """Whether a method has workers that compute at once."""
-        return any(arm.declared.workers > 1 for arm in self.arms)
+        return any(method_run.declared.workers > 1 for method_run in self.method_runs)
 
     @property
     def apart(self) -> frozenset[str]:
         """The rows of plug-ins that are decoded in a process of the plug-in's own."""
         if self.config.isolation != "process":
             return frozenset()
-        return frozenset(arm.label for arm in self.arms if not arm.is_built_in)
+        return frozenset(
+            method_run.label for method_run in self.method_runs if not method_run.is_built_in
+        )
 
     @property
     def turns(self) -> int:
@@ -101,12 +103,12 @@ class Plan:
     @property
     def cells(self) -> int:
         """Outputs to be made: prompts x rows x passes."""
-        return self.turns * len(self.arms) * self.config.repeats * len(self.passes())
+        return self.turns * len(self.method_runs) * self.config.repeats * len(self.passes())
 
     @property
     def most_tokens(self) -> int:
         """The tokens of all outputs, if each were as long as it may be."""
-        rows = len(self.arms) * self.config.repeats * len(self.passes())
+        rows = len(self.method_runs) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
 
     def without(self, labels: Collection[str]) -> Plan:
@@ -114,7 +116,9 @@ class Plan:
         kept = [row for row in self.config.methods if row.label not in labels]
         return replace(
             self,
-            arms=tuple(arm for arm in self.arms if arm.label not in labels),
+            method_runs=tuple(
+                method_run for method_run in self.method_runs if method_run.label not in labels
+            ),
             config=self.config.model_copy(update={"methods": kept}),
         )
 
@@ -126,7 +130,9 @@ class Plan:
         Args:
             given_up: Labels of the methods that are no longer measured.
         """
-        others = {arm.label for arm in self.arms if arm.name != BASELINE}
+        others = {
+            method_run.label for method_run in self.method_runs if method_run.name != BASELINE
+        }
         return bool(others) and others <= {*given_up}
 
     def budget(self, question: Question) -> int:
@@ -135,10 +141,10 @@ class Plan:
         asked = self.config.max_new_tokens or question.max_new_tokens
         return asked or own or DEFAULT_MAX_NEW_TOKENS
 
-    def baseline(self, arm: Arm) -> str:
+    def baseline(self, method_run: MethodRun) -> str:
         """The label of the row that a row's speedups are over, whether that is run or not."""
-        name = arm.declared.baseline
-        return next((other.label for other in self.arms if other.name == name), name)
+        name = method_run.declared.baseline
+        return next((other.label for other in self.method_runs if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
         """The passes that a process makes, which is one, or one under each load."""
@@ -148,9 +154,9 @@ class Plan:
         """How requests arrive in a pass; None where all are there."""
         return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
 
-    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[Arm, ...]]]:
+    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
         """The questions of a pass, each with its rows in that visit's order."""
-        by_label = {arm.label: arm for arm in self.arms}
+        by_label = {method_run.label: method_run for method_run in self.method_runs}
         orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
@@ -161,8 +167,8 @@ class Plan:
             for pass_ in self.passes(process):
                 for question in self.questions:
                     for turn in range(1, len(question.turns) + 1):
-                        for arm in self.arms:
-                            yield question.prompt_id, turn, arm.label, pass_
+                        for method_run in self.method_runs:
+                            yield question.prompt_id, turn, method_run.label, pass_
 
     def missing_from(
         self,
@@ -193,7 +199,9 @@ class Plan:
         if self.is_over(dropped):
             return
         absent = {*(manifest.get("left_out") or {}), *dropped}
-        labels = [arm.label for arm in self.arms if arm.label not in absent]
+        labels = [
+            method_run.label for method_run in self.method_runs if method_run.label not in absent
+        ]
         begun = {(prompt_id, pass_) for prompt_id, _, _, pass_ in answered}
         processes = range(1, self.config.repeats + 1)
         for pass_ in (pass_ for process in processes for pass_ in self.passes(process)):
@@ -214,13 +222,13 @@ class Plan:
             "draft": self.draft.label if self.draft else None,
             "methods": [
                 {
-                    "label": arm.label,
-                    "method": arm.name,
-                    "params": arm.declared.params.model_dump(),
-                    "source": arm.source,
-                    "baseline": self.baseline(arm),
+                    "label": method_run.label,
+                    "method": method_run.name,
+                    "params": method_run.declared.params.model_dump(),
+                    "source": method_run.source,
+                    "baseline": self.baseline(method_run),
                 }
-                for arm in self.arms
+                for method_run in self.method_runs
             ],
             "tasks": [
                 {
@@ -249,10 +257,10 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     target, draft = _pair(config)
     found: dict[str, str] = {}
     for row in config.methods:
-        arm = Arm(row.name, row.label, row.params)
-        if not arm.is_built_in:
-            arm.check_hooks()
-        fault = unfit(arm, target, draft, fetch=fetch)
+        method_run = MethodRun(row.name, row.label, row.params)
+        if not method_run.is_built_in:
+            method_run.check_hooks()
+        fault = unfit(method_run, target, draft, fetch=fetch)
         if fault is not None and row.label != BASELINE:
             found[row.label] = reason(fault)
     kept = [row for row in config.methods if row.label not in found]
@@ -290,8 +298,8 @@ def make_plan(config: RunConfig) -> Plan:
         is to be run and cannot be contained.
     """
     plug_in(config)
-    arms = tuple(Arm(row.name, row.label, row.params) for row in config.methods)
-    check_methods(config, arms)
+    method_runs = tuple(MethodRun(row.name, row.label, row.params) for row in config.methods)
+    check_methods(config, method_runs)
     grammar = None if config.grammar is None else Grammar.read(config.grammar)
     tasks = tuple(load_task(name) for name in config.tasks)
     check_tasks(config, tasks)
@@ -300,10 +308,10 @@ def make_plan(config: RunConfig) -> Plan:
     if config.load:  # a later turn would arrive when it is asked
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
     target, draft = _pair(config)
-    for arm in arms:
-        if (fault := unfit(arm, target, draft)) is not None:
+    for method_run in method_runs:
+        if (fault := unfit(method_run, target, draft)) is not None:
             raise fault
-    needy = any(arm.needs_draft for arm in arms)
+    needy = any(method_run.needs_draft for method_run in method_runs)
     by_task = ([each for each in asked if each.task == task.name] for task in tasks)
     chosen = tuple(
         question for own in by_task for question in sample(own, config.limit, config.seed)
@@ -311,17 +319,21 @@ def make_plan(config: RunConfig) -> Plan:
     check_programs(config, chosen)
     plan = Plan(
         config=config,
-        arms=arms,
+        method_runs=method_runs,
         tasks=tasks,
         questions=chosen,
         missing=_missing(config, tasks, asked, chosen),
         loads=_loads(config, len(chosen)),
         target=target,
         draft=resolve(draft) if needy and draft else None,
-        others={name: resolve(name) for arm in arms for name in arm.declared.models()},
+        others={
+            name: resolve(name)
+            for method_run in method_runs
+            for name in method_run.declared.models()
+        },
         grammar=grammar,
     )
-    check_imposed(config, arms, plan.checkpoints.values(), grammar)
+    check_imposed(config, method_runs, plan.checkpoints.values(), grammar)
     return plan
 
 

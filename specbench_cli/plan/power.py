@@ -31,7 +31,7 @@ def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     spread, origin = _seen(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}
     families = {question.family for question in plan.questions}
-    ranked = [arm for arm in plan.arms if not arm.declared.upper_bound]
+    ranked = [method_run for method_run in plan.method_runs if not method_run.declared.upper_bound]
     ratio = None
     if len(ranked) > 1 and clusters:
         ratio = detectable(len(clusters), len(ranked), spread, families=len(families))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.recorded import without_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
@@ -31,7 +31,7 @@ class Tuning:
     rows: the label of each row, and its candidates.
     """
 
-    rows: Mapping[str, tuple[Arm, ...]]
+    rows: Mapping[str, tuple[MethodRun, ...]]
     development: tuple[Question, ...]
 
 
@@ -57,8 +57,10 @@ def prepare(plan: Plan) -> tuple[Plan, Tuning]:
     config = plan.config
     assert config.tune is not None
     rows = {
-        arm.label: candidates(arm, config.tune, config.rule, config.sweep.get(arm.name))
-        for arm in plan.arms
+        method_run.label: candidates(
+            method_run, config.tune, config.rule, config.sweep.get(method_run.name)
+        )
+        for method_run in plan.method_runs
     }
     development, held_out = split(plan.questions, config.seed)
     return replace(plan, questions=held_out), Tuning(rows, development)
@@ -105,7 +107,9 @@ def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
     return replace(
         plan,
         config=plan.config.model_copy(update={"repeats": 1, "tune": None}),
-        arms=tuple(arm for arms in tuning.rows.values() for arm in arms),
+        method_runs=tuple(
+            method_run for method_runs in tuning.rows.values() for method_run in method_runs
+        ),
         questions=tuning.development,
     )
 
@@ -134,16 +138,16 @@ def choose(
         figure = _time(record) if by == "time" else forwards_cost(record, weights)
         if figure is not None:
             cells.setdefault(record.label, {})[record.prompt_id, record.turn] = figure
-    return {row: _best(row, arms, cells, wrong) for row, arms in tuning.rows.items()}
+    return {row: _best(row, method_runs, cells, wrong) for row, method_runs in tuning.rows.items()}
 
 
 def _best(
     row: str,
-    arms: Sequence[Arm],
+    method_runs: Sequence[MethodRun],
     cells: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
     wrong: set[str],
 ) -> Choice:
-    labels = [arm.label for arm in arms]
+    labels = [method_run.label for method_run in method_runs]
     sound = [label for label in labels if label not in wrong]
     if len(labels) == 1 or not sound:
         return Choice(dict.fromkeys(labels), labels[0], 0)
@@ -203,19 +207,19 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str
         "held_out": _counts(plan.questions),
         "rows": {
             row: {
-                "tried": len(arms),
+                "tried": len(method_runs),
                 "prompts": choices[row].n,
                 "candidates": [
                     {
-                        "params": arm.declared.params.model_dump(mode="json"),
-                        "cost": choices[row].costs[arm.label],
-                        "chosen": arm.label == choices[row].best,
+                        "params": method_run.declared.params.model_dump(mode="json"),
+                        "cost": choices[row].costs[method_run.label],
+                        "chosen": method_run.label == choices[row].best,
                     }
-                    for arm in arms
+                    for method_run in method_runs
                 ],
-                "passed": next(dict(a.passed) for a in arms if a.label == choices[row].best),
+                "passed": next(dict(a.passed) for a in method_runs if a.label == choices[row].best),
             }
-            for row, arms in tuning.rows.items()
+            for row, method_runs in tuning.rows.items()
         },
     }
 
@@ -224,13 +228,13 @@ def tuned(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
     """The plan with the parameters that a run's tuning has chosen; unchanged where it has not."""
     rows = (manifest.get("tuning") or {}).get("rows", {})
 
-    def chosen(arm: Arm) -> Arm:
-        found = rows.get(arm.label, {"tried": 1})
+    def chosen(method_run: MethodRun) -> MethodRun:
+        found = rows.get(method_run.label, {"tried": 1})
         if found["tried"] == 1:
-            return arm
-        return Arm(arm.name, arm.label, found["passed"], found["tried"])
+            return method_run
+        return MethodRun(method_run.name, method_run.label, found["passed"], found["tried"])
 
-    return replace(plan, arms=tuple(map(chosen, plan.arms)))
+    return replace(plan, method_runs=tuple(map(chosen, plan.method_runs)))
 
 
 def _counts(questions: Sequence[Question]) -> dict[str, int]:

@@ -152,7 +152,7 @@ def equivalence(summary: Summary) -> Grid:
 def evidence(summary: Summary) -> list[Grid]:
     """Return sampled outputs compared with vanilla's, if any were."""
     rows = [row for row in summary.rows if row.log_likelihood_difference is not None]
-    note = "Evidence, not proof: the proof of a law is its audit (specbench audit)."
+    note = "Evidence, not proof: the proof of a distribution is its audit (specbench audit)."
     caption = "Sampled outputs, less vanilla's"
     return _some(grid(metrics.EVIDENCE, rows, id="evidence", caption=caption, note=note))
 

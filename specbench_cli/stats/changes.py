@@ -11,8 +11,8 @@ three interquartile ranges beyond the quartiles (J. W. Tukey, "Exploratory Data 
 that one wild run hides no change.
 
 Significance by permutation: if nothing changed, the values could have come in any order. So the
-chance of any false change in a series is at most `level`, whatever the law of the noise, as long as
-the runs are independent of each other; a slow drift is told as a change, which it is.
+chance of any false change in a series is at most `level`, whatever the distribution of the noise,
+as long as the runs are independent of each other; a slow drift is told as a change, which it is.
 
 A few values cannot prove anything: that of n values the last k have changed has p = 2 / C(n, k) at
 the best. At level 0.01 that takes 5 + 5 values, or 3 after 9; at 0.003, 6 + 6, or 3 after 14.

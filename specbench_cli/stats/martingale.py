@@ -2,14 +2,15 @@
 
 The log-probability of each drawn token less its expectation, given the text before it, is a step of
 a martingale, since every token is drawn anew; its variance and all else of it is known, because the
-law of every token is. So for any tilt t
+distribution of every token is. So for any tilt t
 
     M(t) = exp(t * sum of steps - sum of log E exp(t * step))
 
 has mean 1, and so has the mean of M over some tilts. A quantity that is never negative and has mean
 1 exceeds 1/a with a chance of at most a (J. Ville: Etude critique de la notion de collectif, 1939).
-Nothing is assumed of the number of tokens, of their laws, or of when outputs end. For small steps
-the best tilt is z over the standard deviation, and M is exp(z^2 / 2): z is what is shown.
+Nothing is assumed of the number of tokens, of their distributions, or of when outputs end. For
+small steps the best tilt is z over the standard deviation, and M is exp(z^2 / 2): z is what is
+shown.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ TILTS = (
 )
 """From 1/64, for long runs and small faults, to -1 and 4, each twice the one before."""
 LEVEL = 1e-10
-"""The chance, at most, that a row which draws from the target's law is called broken. A row a
-second for a year would meet it with a chance of 0.3%."""
+"""The chance, at most, that a row which draws from the target's distribution is called broken. A
+row a second for a year would meet it with a chance of 0.3%."""
 
 
 def chance(total: float, cumulants: Sequence[float]) -> float:

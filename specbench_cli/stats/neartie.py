@@ -4,10 +4,10 @@ Where the two best tokens score alike up to rounding, two honest programs choose
 an output that chooses otherwise is a near-tie. How often that can happen is known from vanilla's
 own gaps: with errors that are symmetric, unimodal and within a reach, a rival that lacks `gap` of
 the chosen token overtakes it with a chance of at most (1 - gap / reach) / 2, whatever the errors'
-law (they are a mixture of uniform ones: A. Ya. Khinchin, 1938). The reach is twice the tolerance,
-because the gaps themselves are rounded, and in half precision lie on a coarse grid. An output has
-at most one near-tie, so its chance is 1 - prod(1 - chance) over its positions, and the number of
-near-ties is a sum of independent trials of unequal chances (Poisson-binomial).
+distribution (they are a mixture of uniform ones: A. Ya. Khinchin, 1938). The reach is twice the
+tolerance, because the gaps themselves are rounded, and in half precision lie on a coarse grid. An
+output has at most one near-tie, so its chance is 1 - prod(1 - chance) over its positions, and the
+number of near-ties is a sum of independent trials of unequal chances (Poisson-binomial).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def upper_tail(found: int, chances: Sequence[float]) -> float:
         raise ValueError("a chance is a number between 0 and 1")
     if found > len(chances):
         return 0.0
-    law = np.ones(1)  # law[k]: the chance of k successes so far
+    distribution = np.ones(1)  # distribution[k]: the chance of k successes so far
     for chance in chances:
-        law = np.append(law * (1 - chance), 0.0) + np.append(0.0, law * chance)
-    return float(min(1.0, law[found:].sum()))
+        distribution = np.append(distribution * (1 - chance), 0.0) + np.append(
+            0.0, distribution * chance
+        )
+    return float(min(1.0, distribution[found:].sum()))

@@ -1,9 +1,9 @@
-"""Whether paired differences are centred on zero, without assuming anything of their law.
+"""Whether paired differences are centred on zero, without assuming anything of their distribution.
 
-If two ways of making an output have one law, either could have made either output of a pair, and a
-difference is as likely as its negative (R. A. Fisher, "The Design of Experiments", 1935, section
-21). So the observed mean is compared with the means under all changes of sign, or a seeded sample
-of them.
+If two ways of making an output have one distribution, either could have made either output of a
+pair, and a difference is as likely as its negative (R. A. Fisher, "The Design of Experiments",
+1935, section 21). So the observed mean is compared with the means under all changes of sign, or a
+seeded sample of them.
 """
 
 from __future__ import annotations

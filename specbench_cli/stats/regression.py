@@ -52,7 +52,8 @@ ALONE = -1
 
 _LENT = 8.0
 """Degrees of freedom that the mean noise of all figures counts in one figure's, and a figure's in a
-row's: between them standard deviations differ by a factor of two, as under an F law of so many."""
+row's: between them standard deviations differ by a factor of two, as under an F distribution of so
+many."""
 _PRIOR_DF = 10.0
 """Degrees of freedom that the assumed drift counts against what several processes show of it: two
 sides of six processes have as many."""

@@ -16,7 +16,8 @@ from scipy import optimize, sparse
 Floats = NDArray[np.float64]
 
 _HUBER = 1.345
-"""Where weights begin to fall, in standard deviations: 95% efficient at the normal law (Huber)."""
+"""Where weights begin to fall, in standard deviations: 95% efficient at the normal distribution
+(Huber)."""
 _ROUNDS = 10
 """Of the alternating fit, which is exact after one where nothing is missing or outlying."""
 _FLOOR = 0.003

@@ -248,7 +248,7 @@ def _validate_steps(record: Record) -> None:
 
 
 def _refuse_step(steps: Steps, step: int, words: list[str]) -> None:
-    """Say which of its laws a step breaks."""
+    """Say which of its distributions a step breaks."""
     levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
     relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
     stood, where = accepted + relaxed, f"step {step + 1}"

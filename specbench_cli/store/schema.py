@@ -22,6 +22,7 @@ from typing_extensions import TypeAliasType
 
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import LONGEST_TEXT, PromptError, UsageError, on_one_line
+from specbench_cli.former_names import current_params
 
 SCHEMA = 9
 """Version of the record written now; every older one stays readable.
@@ -82,6 +83,9 @@ class Params:
     passed: dict[str, Json] = field(default_factory=dict)
     effective: dict[str, Json] = field(default_factory=dict)
     source: str | None = None
+
+    def __post_init__(self) -> None:
+        self.passed, self.effective = current_params(self.passed), current_params(self.effective)
 
 
 @dataclass(slots=True)

@@ -108,8 +108,8 @@ def facts(run: Source) -> dict[str, str]:
     found["prompts"] = _prompts(run)
     for setting in _SETTINGS:
         found[setting] = str(config[setting]) if setting in config else None
-    for law in ("grammar", "contrast"):  # of older runs: none
-        found[law] = str(config.get(law))
+    for distribution in ("grammar", "contrast"):  # of older runs: none
+        found[distribution] = str(config.get(distribution))
     found["machine"] = _machine(machine)
     found["specbench"] = manifest.get("version")
     found["commit"] = commit and commit[:_DIGITS]

@@ -1,8 +1,9 @@
 """What a run itself says of outputs that no token verdict can be given on.
 
-Under rejection a lossless method draws from vanilla's own law. Then its outputs are as likely under
-the target as vanilla's, token for token, and as long. Both are compared pair by pair, the pairs of
-a cluster together (`stats.permutation`). This is evidence and no proof: the proof is the audit.
+Under rejection a lossless method draws from vanilla's own distribution. Then its outputs are as
+likely under the target as vanilla's, token for token, and as long. Both are compared pair by pair,
+the pairs of a cluster together (`stats.permutation`). This is evidence and no proof: the proof is
+the audit.
 
 A lossy method's outputs are other outputs: what counts is what its answers lose in score.
 """

@@ -116,8 +116,9 @@ class Facts:
         return f"under grammar {self.grammar}"
 
     @property
-    def law(self) -> str:
-        """What is part of the target's law beside temperature and cuts, in words; "" if nothing."""
+    def constraints(self) -> str:
+        """What is part of the target's distribution beside temperature and cuts, in words; "" if
+        nothing."""
         contrast = f"contrast {self.contrast}" if self.contrast else ""
         return ", ".join(filter(None, (contrast, self.under if self.grammar else "")))
 
@@ -150,8 +151,8 @@ class Facts:
         work = ["SYNTHETIC"] if self.synthetic else []
         work += [f"{task} {n} prompts" for task, n in prompts.items()]
         work.append(f"{self.decoding} {self.dtype}".strip())
-        if self.law:
-            work.append(self.law)
+        if self.constraints:
+            work.append(self.constraints)
         if self.device not in ("", "auto", "cpu"):
             work.append(f"{self.device}{' with graphs' * self.graphs}")
         if self.threads:

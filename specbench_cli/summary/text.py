@@ -84,7 +84,7 @@ def proof(summary: Summary) -> str:
     if wrong:
         return "proof: none; what all rows were compared with, vanilla's own output, is wrong"
     if weakest is None:
-        return "proof: no tokens were compared; of the law: specbench audit"
+        return "proof: no tokens were compared; of the distribution: specbench audit"
     row, bound = weakest
     whose = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
@@ -126,7 +126,7 @@ def evidence(summary: Summary) -> list[str]:
         f" {row.log_likelihood_difference:+.3f} (p {row.log_likelihood_p:.2f}),"
         f" length {row.length_difference:+.1f} (p {row.length_p:.2f})"
         + (
-            f"; {row.likelihood_deviations:+.1f} deviations from the target's own law"
+            f"; {row.likelihood_deviations:+.1f} deviations from the target's own distribution"
             if row.likelihood_deviations is not None
             else ""
         )

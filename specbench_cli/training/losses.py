@@ -89,7 +89,7 @@ def target_loss(
     def loss(batch: Batch) -> Tensor:
         with torch.no_grad():
             read = _rows(target, batch) if rows is None else rows(batch)
-            p = law(target, read, says, temperature)
+            p = distribution(target, read, says, temperature)
         q = F.log_softmax(_spoken(model, _rows(model, batch)) / temperature, -1)
         return distance(q, p, batch.weights)
 
@@ -231,7 +231,7 @@ def overlap(
     """Of each token's place [sequences, length], the chance that speculative sampling at
     temperature 1 accepts what the model drafts there, and what it finds likeliest."""
     says, own = says_of(model), _spoken(model, _rows(model, batch))
-    wanted = law(target, _rows(target, batch), says).exp()
+    wanted = distribution(target, _rows(target, batch), says).exp()
     best = own.argmax(-1)
     accepted = torch.minimum(own.softmax(-1), wanted).sum(-1)
     return accepted, best if says is None else says[best]
@@ -242,7 +242,7 @@ def says_of(model: LlamaForCausalLM) -> Tensor | None:
     return model.lm_head.says if isinstance(model.lm_head, CutOutput) else None
 
 
-def law(
+def distribution(
     target: LlamaForCausalLM, rows: Tensor, says: Tensor | None, temperature: float = 1.0
 ) -> Tensor:
     """The target's log-probabilities [..., r] of the ids `says`, from what its output matrix reads,

@@ -20,7 +20,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def written():
     subject = Subject("sps", Sps, (SpsParams(length=2),))
-    wrong = Finding("law", False, {"cases": 1}, Problem("what", "where", "look"), left_out="1 case")
+    wrong = Finding(
+        "distribution", False, {"cases": 1}, Problem("what", "where", "look"), left_out="1 case"
+    )
     return certify(subject, [wrong, Finding("tokens", True, {"outputs": 2})], 1.5)
 
 
@@ -29,9 +31,9 @@ def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
     assert facts["date"].endswith("+00:00")
     assert facts["commit"] == module.commit()
     assert facts["versions"]["specbench-cli"]
-    law, tokens = facts["checks"]
-    assert (law["compares"], law["bound"]) == COMPARISONS["law"]
-    assert (law["left_out"], tokens["left_out"]) == ("1 case", "")
+    distribution, tokens = facts["checks"]
+    assert (distribution["compares"], distribution["bound"]) == COMPARISONS["distribution"]
+    assert (distribution["left_out"], tokens["left_out"]) == ("1 case", "")
 
 
 def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from specbench_cli.audit.cases import (
     wide_case,
 )
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.checks import tokens as checks_tokens
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.checks.conduct import check_conduct
@@ -36,7 +36,7 @@ from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.accept import Threshold
 from specbench_cli.engine.verify.sampling import warp
 from specbench_cli.errors import MethodFault
-from tests.audit.faults.laws import top_p_first
+from tests.audit.faults.distributions import top_p_first
 
 OURS = [name for name, entry in registry.ours().items() if not entry.peer]
 
@@ -72,18 +72,21 @@ def _shared(params):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.usefixtures("short_audit")
 def test_every_registered_method_passes_on_tables(name, monkeypatch):
-    """In short: a case of the law for each variant, and deep ones; of block verification, which
-    judges what the same drafts are drawn from, for few. tests/engine/verify/test_law.py walks three
-    tokens of each method more."""
+    """In short: a case of the distribution for each variant, and deep ones; of block verification,
+    which judges what the same drafts are drawn from, for few.
+    tests/engine/verify/test_distribution.py walks three tokens of each method more."""
     whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
     first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)
     short, choosing = replace(whole, varied=()), tuple(filter(chooses, rest))
     few = replace(short, variants=first[:1] + choosing)
     found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
-    monkeypatch.setattr(checks_law, "BUDGET", {"block": 40})
-    found += run_checks(replace(short, variants=first + choosing), {"law": checks_law.check_law})
+    monkeypatch.setattr(checks_distribution, "BUDGET", {"block": 40})
+    found += run_checks(
+        replace(short, variants=first + choosing),
+        {"distribution": checks_distribution.check_distribution},
+    )
     subject = replace(whole, variants=first + rest, varied=dealt(whole.varied, turn, 3))
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 40})
+    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 40})
     found += run_checks(
         subject, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c not in OF_FEW_VARIANTS}
     )
@@ -91,10 +94,10 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     checks = {finding.check: finding for finding in found}
     assert checks["clock"].figure["steps"] > 100
     if name == "draft-alone":  # of which nothing is lossless, whatever its parameters
-        assert "law" not in checks
+        assert "distribution" not in checks
         return
-    assert checks["law"].figure["total_variation"] < 1e-9
-    assert checks["law"].figure["cases"] >= 3
+    assert checks["distribution"].figure["total_variation"] < 1e-9
+    assert checks["distribution"].figure["cases"] >= 3
     assert checks["tokens"].figure["outputs"] >= 24
 
 
@@ -129,8 +132,10 @@ def test_eos_is_walked_at_every_place_of_a_step():
 
 def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
     tried = []
-    monkeypatch.setattr(checks_law, "_walk", lambda subject, params, case: tried.append(case))
-    checks_law.check_law(Subject.of("sps", Sps))
+    monkeypatch.setattr(
+        checks_distribution, "_walk", lambda subject, params, case: tried.append(case)
+    )
+    checks_distribution.check_distribution(Subject.of("sps", Sps))
     assert {"near", "disjoint"} <= {case.name for case in tried if case.sampling.top_k == 0}
     narrowed = {case.name for case in tried if case.sampling.top_k == 2}
     assert "near" in narrowed
@@ -183,8 +188,8 @@ class TreeParams(AcceptParams, SpsTreeParams):
 def test_a_tree_with_an_accept_rule_leaves_true_states_and_counts(accept):
     tree = type("Relaxed", (SpsTree,), {"Params": TreeParams})
     variants = tuple(
-        TreeParams(widths=(2, 2), law=law, accept=accept, epsilon=0.2, rate=0.5)
-        for law in ("point", "iid", "wor")
+        TreeParams(widths=(2, 2), draw_mode=distribution, accept=accept, epsilon=0.2, rate=0.5)
+        for distribution in ("deterministic", "independent", "without_replacement")
     )
     found = run_checks(Subject("tree", tree, variants), {"states": TABLE_CHECKS["states"]})
     assert [finding.passed for finding in found] == [True] * 3, found
@@ -196,8 +201,13 @@ def test_numbers_are_varied_in_both_directions_and_switched_off():
     assert {"length=confidence threshold=0.0", "accept=typical delta=0.0"} <= varied["sps"]
     assert {f"threshold={n}" for n in (0.15, 0.6, 1.0, 0.0)} <= varied["specdec++"]
     assert {"candidates=0", "candidates=4", "layer=1", "layer=2"} <= varied["mirror"]
-    assert {"stages=('draft',)", "threshold=0.0", "depth=24", "law=wor"} <= varied["staged"]
-    assert {"widths=(2, 2, 1, 1, 1)", "law=iid", "depth=16"} <= varied["sps-tree"]
+    assert {
+        "stages=('draft',)",
+        "threshold=0.0",
+        "depth=24",
+        "draw_mode=without_replacement",
+    } <= varied["staged"]
+    assert {"widths=(2, 2, 1, 1, 1)", "draw_mode=independent", "depth=16"} <= varied["sps-tree"]
 
 
 def words(name):
@@ -228,9 +238,11 @@ def test_prompts_outputs_and_passes_go_beyond_the_numbers_in_a_methods_code():
 def test_wide_cases_tell_the_order_of_the_cuts(case):
     before, last = case.prompt[-2:]
     row, sampling = case.tables[0][before, last], case.sampling
-    laws = [warp(row, sampling), top_p_first(row, sampling).softmax(-1)]
-    assert laws[0].tolist() == pytest.approx(Reference(case.tables[0], sampling).law(before, last))
-    assert (laws[0] - laws[1]).abs().sum() / 2 > 0.1
+    distributions = [warp(row, sampling), top_p_first(row, sampling).softmax(-1)]
+    assert distributions[0].tolist() == pytest.approx(
+        Reference(case.tables[0], sampling).distribution(before, last)
+    )
+    assert (distributions[0] - distributions[1]).abs().sum() / 2 > 0.1
 
 
 def test_all_chance_of_a_deep_case_is_in_the_last_level():
@@ -252,12 +264,12 @@ class DrawsFromMany(Sps):
 
 @pytest.mark.usefixtures("short_audit")
 def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_shown(monkeypatch):
-    monkeypatch.setattr(checks_law, "LATE", {"rejection": 1_000})
+    monkeypatch.setattr(checks_distribution, "LATE", {"rejection": 1_000})
     subject = Subject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
-    (law, _) = checks_law.check_law(subject)
-    assert not law.passed and not law.shown
-    assert "not shown under rejection, level 3 of a draft and " in law.problem.what
-    assert certify(subject, [law], 1.0).verdict == "NOT SHOWN"
+    (distribution, _) = checks_distribution.check_distribution(subject)
+    assert not distribution.passed and not distribution.shown
+    assert "not shown under rejection, level 3 of a draft and " in distribution.problem.what
+    assert certify(subject, [distribution], 1.0).verdict == "NOT SHOWN"
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
@@ -375,7 +387,12 @@ def test_an_off_position_that_is_not_exact_is_misdeclared():
 
 @pytest.mark.parametrize(
     ("check", "verdict"),
-    [("law", "BROKEN"), ("tokens", "BROKEN"), ("states", "FAULTY"), ("twin draft", "FAULTY")],
+    [
+        ("distribution", "BROKEN"),
+        ("tokens", "BROKEN"),
+        ("states", "FAULTY"),
+        ("twin draft", "FAULTY"),
+    ],
 )
 def test_the_verdict_is_broken_where_the_output_is_at_stake(check, verdict):
     subject = Subject.of("sps", registry.load("sps"))

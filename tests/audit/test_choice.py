@@ -13,17 +13,17 @@ from specbench_cli.audit.reference import Reference, cut, warped
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
-LAW = torch.tensor([0.5, 0.0, 0.25, 0.25])
+DISTRIBUTION = torch.tensor([0.5, 0.0, 0.25, 0.25])
 
 
 def test_every_outcome_is_walked_once_with_its_probability():
     def run(random):
-        first = int(random.categorical(LAW))
+        first = int(random.categorical(DISTRIBUTION))
         runs = int(random.bernoulli(torch.tensor([0.5, 0.5])).sum()) if first == 2 else 0
         return first, runs
 
-    law = walk(run)
-    assert law == {
+    distribution = walk(run)
+    assert distribution == {
         (0, 0): 0.5,
         (2, 0): 0.125,
         (2, 1): 0.0625,
@@ -33,7 +33,7 @@ def test_every_outcome_is_walked_once_with_its_probability():
     assert sum(weight for _, weight in outcomes(run)) == pytest.approx(1.0)
 
 
-def test_the_distance_of_two_laws_is_their_total_variation():
+def test_the_distance_of_two_distributions_is_their_total_variation():
     assert distance({"a": 0.5, "b": 0.5}, {"a": 0.25, "c": 0.75}) == pytest.approx(0.75)
 
 
@@ -54,14 +54,16 @@ def test_warping_written_twice_agrees(logits, temperature, top_k, top_p):
         assert ours == pytest.approx(theirs.tolist(), abs=1e-12)
 
 
-def test_the_reference_law_is_the_product_of_its_rows():
+def test_the_reference_distribution_is_the_product_of_its_rows():
     table, sampling = random_table(3, 1), Sampling("rejection", 0.7)
     reference = Reference(table, sampling)
-    law = reference.joint((0, 1), (), 2)
-    assert sum(law.values()) == pytest.approx(1.0)
-    assert law[2, 0] == pytest.approx(reference.law(0, 1)[2] * reference.law(1, 2)[0])
+    distribution = reference.joint((0, 1), (), 2)
+    assert sum(distribution.values()) == pytest.approx(1.0)
+    assert distribution[2, 0] == pytest.approx(
+        reference.distribution(0, 1)[2] * reference.distribution(1, 2)[0]
+    )
     ended = reference.joint((0, 1), (2,), 2)
-    assert ended[(2,)] == pytest.approx(reference.law(0, 1)[2])
+    assert ended[(2,)] == pytest.approx(reference.distribution(0, 1)[2])
 
 
 def test_the_reference_follows_a_table():

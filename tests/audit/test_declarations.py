@@ -196,11 +196,11 @@ def test_a_method_that_raises_is_left_to_the_other_checks():
 
 def test_the_declaration_is_told_before_a_fault_and_after_a_wrong_output():
     problem = Problem("what", "where", "look")
-    declared, count, law = (
-        Finding(name, False, {}, problem) for name in ("declarations", "counters", "law")
+    declared, count, distribution = (
+        Finding(name, False, {}, problem) for name in ("declarations", "counters", "distribution")
     )
     subject = Subject.of("fine", Repeat)
     assert certify(subject, [declared, count], 0.0).verdict == "MISDECLARED"
     assert certify(subject, [count], 0.0).verdict == "FAULTY"
-    assert certify(subject, [declared, law], 0.0).verdict == "BROKEN"
+    assert certify(subject, [declared, distribution], 0.0).verdict == "BROKEN"
     assert next(iter(CHECKS)) == "declarations"

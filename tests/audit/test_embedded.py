@@ -1,4 +1,4 @@
-"""The shipped pair, sampled: places in a law are uniform where tokens follow it."""
+"""The shipped pair, sampled: places in a distribution are uniform where tokens follow it."""
 
 import pytest
 import torch
@@ -8,20 +8,21 @@ from specbench_cli.audit.checks import embedded
 from specbench_cli.audit.checks.embedded import _places, check_embedded, pearson
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import Subject
-from tests.audit.faults.laws import TellsFifty
+from tests.audit.faults.distributions import TellsFifty
 
 
-def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_law_are_not():
+def test_places_of_draws_are_uniform_in_any_order_and_those_of_another_distribution_are_not():
     generator = torch.Generator().manual_seed(0)
-    laws = torch.rand(2_000, 50, generator=generator, dtype=torch.float64) ** 4
-    laws /= laws.sum(-1, keepdim=True)
-    u = torch.rand(len(laws), generator=generator, dtype=torch.float64)
+    distributions = torch.rand(2_000, 50, generator=generator, dtype=torch.float64) ** 4
+    distributions /= distributions.sum(-1, keepdim=True)
+    u = torch.rand(len(distributions), generator=generator, dtype=torch.float64)
     drawn, other = (
-        torch.multinomial(each, 1, generator=generator)[:, 0] for each in (laws, laws.sqrt())
+        torch.multinomial(each, 1, generator=generator)[:, 0]
+        for each in (distributions, distributions.sqrt())
     )
-    for keys in (laws, torch.rand(laws.shape, generator=generator)):
-        assert pearson(_places(laws, keys, drawn, u).tolist()) < 30
-    assert pearson(_places(laws, laws, other, u).tolist()) > 100
+    for keys in (distributions, torch.rand(distributions.shape, generator=generator)):
+        assert pearson(_places(distributions, keys, drawn, u).tolist()) < 30
+    assert pearson(_places(distributions, distributions, other, u).tolist()) > 100
 
 
 class DraftOnly(TellsFifty):

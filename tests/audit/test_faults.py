@@ -8,7 +8,7 @@ import torch
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
 from specbench_cli.audit.certificate import certify
-from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.subject import Subject
 from specbench_cli.testing import few_cases
@@ -16,11 +16,11 @@ from tests.audit.faults.planted import FAULTS, Fault
 from tests.audit.faults.selftest import self_test
 
 RARE = {
-    "bonus from the unwarped law",
+    "bonus from the unwarped distribution",
     "bonus from a residual",
     "drafted rows of a head kept",
     "a prepared window that ends with the likeliest token",
-    "drawn from the whole law, q of the top 50",
+    "drawn from the whole distribution, q of the top 50",
     "q of a tree's last level mixed up",
     "residual of the first 1,024 tokens",
     "q 10% wrong from the third token on, drawn twice",
@@ -32,8 +32,8 @@ RARE = {
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_law, "DEEP", {"rejection": 400})
+    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "DEEP", {"rejection": 400})
     with nullcontext() if fault.name in RARE else few_cases():
         (caught,) = self_test([fault])
     assert caught.caught, caught.finding
@@ -78,10 +78,10 @@ def test_a_fault_that_leaves_nothing_to_walk_is_not_shown_and_counts_as_no_catch
                 session.random.categorical(torch.full((4,), 0.25))
             return super().propose(session, limit)
 
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_law, "MOST", 60)
+    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "MOST", 60)
     subject = Subject("sps", Gambles, (SpsParams(length=2),))
-    (caught,) = self_test([Fault("gambles", "law", subject)])
+    (caught,) = self_test([Fault("gambles", "distribution", subject)])
     assert not caught.caught
     assert not caught.finding.shown and not caught.finding.crashed
     assert caught.facts()["caught by"] == "NOT CAUGHT"

@@ -1,10 +1,10 @@
-"""How many siblings should stand; and complete trees of every law under the checks."""
+"""How many siblings should stand; and complete trees of every distribution under the checks."""
 
 import pytest
 import torch
 
 from methods.sps_tree import SpsTree, SpsTreeParams
-from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.checks.overlap import chances
 from specbench_cli.audit.choice import outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
@@ -14,18 +14,26 @@ from specbench_cli.engine.verify.siblings import multi_round
 from specbench_cli.engine.verify.tree import tree_of
 
 
-@pytest.mark.parametrize(("law", "depth"), [("wor", 1), ("iid", 1), ("point", 2), ("wor", 2)])
+@pytest.mark.parametrize(
+    ("draw_mode", "depth"),
+    [
+        ("without_replacement", 1),
+        ("independent", 1),
+        ("deterministic", 2),
+        ("without_replacement", 2),
+    ],
+)
 @pytest.mark.usefixtures("short_audit")
-def test_a_complete_tree_passes(law, depth, monkeypatch):
-    monkeypatch.setattr(checks_law, "BUDGET", {"rejection": 300})
-    monkeypatch.setattr(checks_law, "MOST", 300)
-    params = SpsTreeParams(law=law, widths=(2,) * depth)
+def test_a_complete_tree_passes(draw_mode, depth, monkeypatch):
+    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 300})
+    monkeypatch.setattr(checks_distribution, "MOST", 300)
+    params = SpsTreeParams(draw_mode=draw_mode, widths=(2,) * depth)
     found = run_checks(Subject("sps-tree", SpsTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []
     assert "acceptance" in {finding.check for finding in found}
 
 
-LAWS = [
+DISTRIBUTIONS = [
     ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
     ([0.9, 0.1, 0.0], [0.1, 0.2, 0.7]),
     ([0.2, 0.3, 0.5], [0.0, 1.0, 0.0]),  # beyond q's support all others are drawn alike
@@ -35,10 +43,10 @@ LAWS = [
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("draws", [1, 2, 3, "until 0 is drawn"])
-@pytest.mark.parametrize(("p", "q"), LAWS)
+@pytest.mark.parametrize(("p", "q"), DISTRIBUTIONS)
 def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replacement):
     """Even where what was drawn decides how many siblings there are, as in sampled trees."""
-    law, drafted = torch.tensor([p] * 4).double(), torch.tensor([q]).double()
+    distribution, drafted = torch.tensor([p] * 4).double(), torch.tensor([q]).double()
 
     def stands(random):
         ids = siblings(drafted, 3, random, replacement=replacement)[0].tolist()
@@ -47,7 +55,7 @@ def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replace
         elif 0 in ids:
             ids = ids[: ids.index(0) + 1]
         rows, tree = drafted.expand(len(ids), -1), tree_of((-1,) * len(ids))
-        path, _ = multi_round(tree, ids, rows, law, random, replacement=replacement)
+        path, _ = multi_round(tree, ids, rows, distribution, random, replacement=replacement)
         tested = ids[: path[0] + 1] if path else ids
         return len(path), sum(chances(p, q, tested, replacement=replacement))
 

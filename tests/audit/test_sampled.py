@@ -37,9 +37,9 @@ def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(met
 
 @given(st.lists(st.integers(1, 60), min_size=3, max_size=3))
 def test_one_row_of_counts_is_pearsons_test(counts):
-    law = [0.2, 0.3, 0.5]
-    expected = chisquare(counts, [sum(counts) * p for p in law]).pvalue
-    assert pearson([counts], [law]) == pytest.approx(expected)
+    distribution = [0.2, 0.3, 0.5]
+    expected = chisquare(counts, [sum(counts) * p for p in distribution]).pvalue
+    assert pearson([counts], [distribution]) == pytest.approx(expected)
 
 
 def test_a_row_without_counts_says_nothing():

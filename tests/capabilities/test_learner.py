@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.checks import law as checks_law
+from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import Subject
 from specbench_cli.config.run import RunConfig
@@ -91,11 +91,13 @@ def test_the_method_imports_the_api_alone():
 
 
 def test_it_passes_the_audit(monkeypatch):
-    monkeypatch.setattr(checks_law, "MOST", 1_000)  # its steps have many outcomes
+    monkeypatch.setattr(checks_distribution, "MOST", 1_000)  # its steps have many outcomes
     registry.load_plugin(str(LEARNER))
     found = run_checks(Subject.of("learner", registry.load("learner")), CHECKS)
     assert [finding for finding in found if not finding.passed] == []
-    assert {"law", "tokens", "order", "states", "model", "caches"} <= {f.check for f in found}
+    assert {"distribution", "tokens", "order", "states", "model", "caches"} <= {
+        f.check for f in found
+    }
 
 
 def test_the_draft_gets_better_while_the_text_stays_vanillas(whole):

@@ -40,7 +40,7 @@ def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
     assert facts["sha256"] == hashlib.sha256(Path(_file("pld")).read_bytes()).hexdigest()
     checks = {check["check"]: check for check in facts["checks"]}
     assert checks.keys() >= {
-        "law",
+        "distribution",
         "tokens",
         "order",
         "states",
@@ -50,8 +50,8 @@ def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
         "caches",
         "embedded",
     }
-    assert checks["law"]["figure"]["total_variation"] < 1e-9
-    assert checks["law"]["figure"]["outcomes"] > 100
+    assert checks["distribution"]["figure"]["total_variation"] < 1e-9
+    assert checks["distribution"]["figure"]["outcomes"] > 100
     assert all(check["passed"] for check in checks.values())
     assert str(tmp_path) not in json.dumps(facts)
     assert str(Path(_file("pld")).parent.parent) not in json.dumps(facts)
@@ -63,12 +63,14 @@ def _file(name):
     return inspect.getfile(registry.load(name))
 
 
-def test_a_plugin_that_misstates_its_law_is_broken_and_mended_passes(audited, tmp_path):
+def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(audited, tmp_path):
     code, out, _ = audited("--plugin", PLUGIN)
     assert code == 1
-    assert "confident: BROKEN by law" in out
-    assert "look   q, which must be the very law that each draft token was drawn from" in out
-    assert "the law of the output is not the target's: total variation" in out
+    assert "confident: BROKEN by distribution" in out
+    assert (
+        "look   q, which must be the very distribution that each draft token was drawn from" in out
+    )
+    assert "the distribution of the output is not the target's: total variation" in out
     # Its certificate breaks the rows of that very file in every report.
     digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
     assert (

@@ -148,7 +148,7 @@ def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
     assert "mismatch" in says(base, new, "sps")
 
 
-def test_another_law_that_no_verdict_can_see_is_a_changed_output(run):
+def test_another_distribution_that_no_verdict_can_see_is_a_changed_output(run):
     base = run(rule="rejection")
     assert outcomes(base, run(rule="rejection")) == dict.fromkeys(ROWS, "same")
     new = run(patch.object(verify, "rejection", likelier_stands), rule="rejection")

@@ -34,19 +34,28 @@ OF_ANOTHER_TARGET = {"space"}
 def test_ci_measures_every_lossless_method_on_a_prompt_of_every_family(tmp_path):
     """A new method whose head is not shipped belongs in `without` of the profiles."""
     plan = make_plan(config_of("ci", tmp_path))
-    labels = [arm.label for arm in plan.arms]
+    labels = [method_run.label for method_run in plan.method_runs]
     assert set(labels) == {*registry.lossless(), "hf:vanilla"} - OF_ANOTHER_TARGET
     assert {"vanilla", "sps", "eagle3", "pearl"} <= set(labels)
     assert len({question.family for question in plan.questions}) == len(plan.questions) == 6
-    for arm in plan.arms:
-        assert {each.kind.kind for each in arm.method.artifacts()} <= plan.target.shipped_heads
-        assert arm.method.timing_free, f"{arm.label}'s counters would depend on the machine"
+    for method_run in plan.method_runs:
+        assert {
+            each.kind.kind for each in method_run.method.artifacts()
+        } <= plan.target.shipped_heads
+        assert method_run.method.timing_free, (
+            f"{method_run.label}'s counters would depend on the machine"
+        )
     assert all(model.embedded for model in plan.checkpoints.values())
 
 
 def test_smoke_is_part_of_ci(tmp_path):
     smoke, ci = (make_plan(config_of(name, tmp_path)) for name in ("smoke", "ci"))
-    assert [arm.label for arm in smoke.arms] == ["vanilla", "sps", "pld", "hf:vanilla"]
+    assert [method_run.label for method_run in smoke.method_runs] == [
+        "vanilla",
+        "sps",
+        "pld",
+        "hf:vanilla",
+    ]
     assert smoke.most_tokens < ci.most_tokens / 4
 
 
@@ -55,13 +64,17 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     config = config_of("paper", tmp_path)
     assert (config.tasks, config.limit, config.repeats) == (["spec_bench"], None, 3)
     plan = make_plan(config_of("paper", tmp_path, tasks=["mini"]))
-    sources = {arm.label: arm.source for arm in plan.arms if type(arm.method).paper}
+    sources = {
+        method_run.label: method_run.source
+        for method_run in plan.method_runs
+        if type(method_run.method).paper
+    }
     assert sources
     assert {label for label, source in sources.items() if source != "paper"} == set()
     wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()}
-    assert wanted - OF_ANOTHER_TARGET <= {arm.label for arm in plan.arms}
+    assert wanted - OF_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
-    assert plan.most_tokens == budget * len(plan.arms) * 3
+    assert plan.most_tokens == budget * len(plan.method_runs) * 3
 
 
 def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 GREEDY, COUPLED = Sampling(), Sampling("coupled", 0.8, seed=3)
 REJECTION = Sampling("rejection", 0.8, seed=3)
 GROWN = {"shape": "dynamic", "width": 3, "depth": 3}
-STAGED = {"lookahead": 3, "law": "wor"}
+STAGED = {"lookahead": 3, "draw_mode": "without_replacement"}
 
 LEFT = {
     "the ids of a draft": (host, "ids", "pld", {"length": 4, "ngram": 1}, GREEDY),

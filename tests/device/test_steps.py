@@ -25,7 +25,7 @@ RULES = (
 
 def verification(told, draws):
     """One wait; where tokens of a tree are drawn, one for each draw and test beside those for its
-    ids, for the last token, and for the inspection of laws that `session.branch` gave."""
+    ids, for the last token, and for the inspection of distributions that `session.branch` gave."""
     draft = told.step.draft
     if not draws or draft.parents is None:
         return 1
@@ -61,8 +61,9 @@ def each_draw(told, draws):
     return told.draws - 1 + 2 * each_forward(told, draws) if draws else each_forward(told, draws)
 
 
-def laws(told, draws):
-    """A level's children, whose laws the host looks up; and the laws of committed tokens."""
+def distributions(told, draws):
+    """A level's children, whose distributions the host looks up; and the distributions of committed
+    tokens."""
     return told.step.draft.levels + 1
 
 
@@ -150,12 +151,12 @@ CASES = {
     "rest": [({"shortest": 1, "nodes": 12}, nothing)],
     "token-recycling": [({"nodes": 24, "depth": 4}, nothing)],
     "lookahead": [({"ngram": 2, "window": 40}, choices)],
-    "stand": [({"nodes": 12, "depth": 3}, laws)],
+    "stand": [({"nodes": 12, "depth": 3}, distributions)],
     "suffix": [({}, nothing), ({"shape": "tree"}, nothing)],
     "sps-tree": [
         ({"widths": (2, 2, 1)}, nothing),
-        ({"widths": (2, 2, 1), "law": "iid"}, nothing),
-        ({"widths": (2, 2, 1), "law": "point"}, nothing),
+        ({"widths": (2, 2, 1), "draw_mode": "independent"}, nothing),
+        ({"widths": (2, 2, 1), "draw_mode": "deterministic"}, nothing),
         (GROWN, once),
     ],
     "rsd-c": [({"depth": 2}, nothing), ({"widths": (3, 1, 1)}, nothing)],
@@ -168,7 +169,10 @@ CASES = {
         ({"nodes": 5}, each_fed),
         ({"nodes": 6, "growth": "threshold", "threshold": 0.1}, each_fed),
     ],
-    "staged": [({"lookahead": 3}, each_forward), ({"lookahead": 3, "law": "wor"}, each_draw)],
+    "staged": [
+        ({"lookahead": 3}, each_forward),
+        ({"lookahead": 3, "draw_mode": "without_replacement"}, each_draw),
+    ],
     "eagle": [({"depth": 3}, nothing), ({"shape": "chain", "depth": 3}, nothing)],
     "eagle2": [({"depth": 4, "width": 3}, once)],
     "eagle3": [({"depth": 4, "width": 3}, once)],

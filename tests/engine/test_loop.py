@@ -176,7 +176,10 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         (Draft([1, 2]), r"draft.tokens: list \[1, 2\], no tensor; must be \[nodes\] of int64"),
         (Draft(torch.tensor([1]), parents=3), "draft.parents: 3; must be a tuple of 1"),
         (Draft(torch.tensor([1]), (-1,), order=("a",)), r"draft.order: \('a',\); must be a tuple"),
-        (Draft(torch.tensor([1]), law="iid", q=[0.5]), r"draft.q: list \[0.5\], no tensor; must"),
+        (
+            Draft(torch.tensor([1]), draw_mode="independent", q=[0.5]),
+            r"draft.q: list \[0.5\], no tensor; must",
+        ),
     ],
 )
 def test_propose_must_return_a_draft(open_session, random_table, returned, says):

@@ -327,8 +327,13 @@ def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_tabl
 
 @pytest.mark.parametrize(
     ("sampling", "how"),
-    [(Sampling(), "wor"), (COUPLED, "wor"), (REJECTION, "point"), (REJECTION, "iid")],
-    ids=["greedy", "coupled", "point", "iid"],
+    [
+        (Sampling(), "without_replacement"),
+        (COUPLED, "without_replacement"),
+        (REJECTION, "deterministic"),
+        (REJECTION, "independent"),
+    ],
+    ids=["greedy", "coupled", "deterministic", "independent"],
 )
 def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampling, how):
     rows = random_table(5, seed=5)[0, :2]
@@ -336,7 +341,7 @@ def test_children_are_chosen_as_the_rule_asks(open_session, random_table, sampli
     session.prefill()
     tokens, q = session.branch(rows, 2, how=how, ahead=1)
     assert tokens.shape == (2, 2)
-    if how == "iid":
+    if how == "independent":
         assert torch.equal(q, warp(rows, sampling))
         return
     assert q is None
@@ -371,25 +376,48 @@ MALFORMED = {
     "a node left out of the order": ({"parents": (-1, -1), "order": (0, 0)}, r"order: \(0, 0\)"),
     "too deep": ({"tokens": [1] * 8, "parents": tuple(range(-1, 7))}, "tokens: 8 levels"),
     "too many nodes": ({"tokens": [1] * 12, "parents": (-1,) * 12}, "tokens: 12 nodes where .* 10"),
-    "no q for its law": ({"law": "iid"}, "law: 'iid' without q"),
-    "q for no law": ({"q": [FINE] * 2}, "law: 'point' with q"),
-    "a chain without replacement": ({"law": "wor", "q": [FINE] * 2}, "law: 'wor' with q"),
-    "too few rows of q": ({"law": "iid", "q": [FINE]}, r"q: \[1, 5\] of float32"),
-    "too many rows of q": ({"law": "iid", "q": [FINE] * 3}, r"q: \[3, 5\] of float32"),
-    "too narrow a q": ({"law": "iid", "q": [[0.25] * 4] * 2}, r"q: \[2, 4\] of float32"),
-    "a q that is no number": ({"law": "iid", "q": [FINE, [NAN] * 5]}, "q: .* node 1 is not finite"),
-    "an infinite q": ({"law": "iid", "q": [[INF] * 5, FINE]}, "q: .* node 0 is not finite"),
-    "a negative q": (
-        {"law": "iid", "q": [FINE, [-0.2, 0.3, 0.3, 0.3, 0.3]]},
-        "q: the law of node 1 has negative entries",
+    "no q for its draw mode": ({"draw_mode": "independent"}, "draw_mode: 'independent' without q"),
+    "q for no draw": ({"q": [FINE] * 2}, "draw_mode: 'deterministic' with q"),
+    "a chain without replacement": (
+        {"draw_mode": "without_replacement", "q": [FINE] * 2},
+        "draw_mode: 'without_replacement' with q",
     ),
-    "a q that is no law": ({"law": "iid", "q": [FINE, [0.3] * 5]}, "q: .* node 1 sums to 1.5, not"),
+    "too few rows of q": ({"draw_mode": "independent", "q": [FINE]}, r"q: \[1, 5\] of float32"),
+    "too many rows of q": (
+        {"draw_mode": "independent", "q": [FINE] * 3},
+        r"q: \[3, 5\] of float32",
+    ),
+    "too narrow a q": (
+        {"draw_mode": "independent", "q": [[0.25] * 4] * 2},
+        r"q: \[2, 4\] of float32",
+    ),
+    "a q that is no number": (
+        {"draw_mode": "independent", "q": [FINE, [NAN] * 5]},
+        "q: .* node 1 is not finite",
+    ),
+    "an infinite q": (
+        {"draw_mode": "independent", "q": [[INF] * 5, FINE]},
+        "q: .* node 0 is not finite",
+    ),
+    "a negative q": (
+        {"draw_mode": "independent", "q": [FINE, [-0.2, 0.3, 0.3, 0.3, 0.3]]},
+        "q: the distribution of node 1 has negative entries",
+    ),
+    "a q that is no distribution": (
+        {"draw_mode": "independent", "q": [FINE, [0.3] * 5]},
+        "q: .* node 1 sums to 1.5, not",
+    ),
     "a token that q rules out": (
-        {"law": "iid", "q": [FINE, [0.5, 0.5, 0.0, 0.0, 0.0]]},
+        {"draw_mode": "independent", "q": [FINE, [0.5, 0.5, 0.0, 0.0, 0.0]]},
         "q: .* node 1 gives its own token probability 0",
     ),
     "siblings drawn twice": (
-        {"tokens": [2, 2], "parents": (-1, -1), "law": "wor", "q": [FINE] * 2},
+        {
+            "tokens": [2, 2],
+            "parents": (-1, -1),
+            "draw_mode": "without_replacement",
+            "q": [FINE] * 2,
+        },
         r"tokens: siblings \(0, 1\) repeat an id",
     ),
 }
@@ -418,7 +446,7 @@ def test_siblings_drawn_with_replacement_may_repeat_an_id(open_session, random_t
     session.reserve(4)
     session.prefill()
     q = torch.tensor([FINE] * 2)
-    draft = Draft(torch.tensor([2, 2]), parents=(-1, -1), law="iid", q=q)
+    draft = Draft(torch.tensor([2, 2]), parents=(-1, -1), draw_mode="independent", q=q)
     assert session.score(draft).shape == (3, 5)
 
 
@@ -429,7 +457,9 @@ def test_a_draft_model_that_gives_no_numbers_is_found_before_anything_is_committ
     session.prefill()
     draft = session.drawn([session.pick(after(torch.full((1, 5), math.nan)))])
     rows = session.score(draft)
-    with pytest.raises(MethodFault, match=r"^step 1, draft.q: the law of node 0 is not finite"):
+    with pytest.raises(
+        MethodFault, match=r"^step 1, draft.q: the distribution of node 0 is not finite"
+    ):
         session.verify(draft, rows)
     assert len(session.output()) == 1
 
@@ -439,7 +469,9 @@ def test_a_chain_of_ids_outside_the_vocabulary_is_a_fault(opened):
         opened().chain((2, 7))
 
 
-def test_a_law_that_a_method_put_in_place_of_its_picks_is_inspected(open_session, random_table):
+def test_a_distribution_that_a_method_put_in_place_of_its_picks_is_inspected(
+    open_session, random_table
+):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     session.prefill()
     token, q = session.pick(after(random_table(5, seed=5)[0, :1]))
@@ -550,18 +582,20 @@ def test_a_draft_token_is_picked_as_the_rule_asks(open_session, random_table):
     assert token.shape == (1,)
 
 
-def test_picks_make_a_chain_with_the_laws_that_they_were_drawn_from(open_session, random_table):
+def test_picks_make_a_chain_with_the_distributions_that_they_were_drawn_from(
+    open_session, random_table
+):
     rows = random_table(5, seed=5)[0, :2]
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     picks = [session.pick(after(rows[i : i + 1]), i) for i in range(2)]
     draft = session.drawn(picks)
-    assert draft.law == "iid"
+    assert draft.draw_mode == "independent"
     assert draft.tokens.tolist() == [int(token) for token, _ in picks]
     assert torch.equal(draft.q, warp(rows, REJECTION))
 
     greedy = open_session(random_table(5, seed=6))
     draft = greedy.drawn([greedy.pick(after(rows[:1]))])
-    assert (draft.law, draft.q, draft.nodes) == ("point", None, 1)
+    assert (draft.draw_mode, draft.q, draft.nodes) == ("deterministic", None, 1)
     assert greedy.drawn([]).nodes == 0
 
 
@@ -571,18 +605,23 @@ def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, 
         one, other = (open_session(random_table(5, seed=6), sampling=sampling) for _ in range(2))
         due = one.drawn([one.pick(after(row[None]), k) for k, row in enumerate(rows)])
         draft = drawn_at_once(other, rows)
-        assert (draft.tokens.tolist(), draft.law) == (due.tokens.tolist(), due.law)
+        assert (draft.tokens.tolist(), draft.draw_mode) == (due.tokens.tolist(), due.draw_mode)
         assert draft.q is due.q is None or torch.equal(draft.q, due.q)
 
 
-def test_a_tree_takes_the_laws_of_nodes_one_by_one_or_level_by_level(open_session, random_table):
+def test_a_tree_takes_the_distributions_of_nodes_one_by_one_or_level_by_level(
+    open_session, random_table
+):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
-    laws = warp(random_table(5, seed=5)[0, :3], REJECTION)
-    single = session.tree((1, 2, 3), (-1, -1, 0), list(laws))
-    levels = session.tree((1, 2, 3), (-1, -1, 0), [laws[:2], laws[2:]])
-    assert torch.equal(single.q, laws)
-    assert torch.equal(levels.q, laws)
-    assert (single.law, session.tree((1,), (-1,), [laws[:1]], "iid").law) == ("wor", "iid")
+    distributions = warp(random_table(5, seed=5)[0, :3], REJECTION)
+    single = session.tree((1, 2, 3), (-1, -1, 0), list(distributions))
+    levels = session.tree((1, 2, 3), (-1, -1, 0), [distributions[:2], distributions[2:]])
+    assert torch.equal(single.q, distributions)
+    assert torch.equal(levels.q, distributions)
+    assert (
+        single.draw_mode,
+        session.tree((1,), (-1,), [distributions[:1]], "independent").draw_mode,
+    ) == ("without_replacement", "independent")
 
 
 @pytest.mark.parametrize("width", [3, 5, 8])

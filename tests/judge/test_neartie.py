@@ -183,10 +183,10 @@ def test_coupled_chances_leave_out_what_the_cuts_do():
     assert min(judge(sampling).chances(request(4), [6] * 4)) > 0.4  # who is cut is rounding's
 
 
-def test_log_likelihood_is_that_of_the_warped_law():
+def test_log_likelihood_is_that_of_the_warped_distribution():
     sampling = Sampling("rejection", 0.5)
-    law = (torch.tensor(ROW) / 0.5).log_softmax(-1)
-    expected = float(law[6] + law[0])
+    distribution = (torch.tensor(ROW) / 0.5).log_softmax(-1)
+    expected = float(distribution[6] + distribution[0])
     assert sum(judge(sampling).read(request(2), [6, 0]).log_probs) == pytest.approx(
         expected, abs=1e-5
     )

@@ -188,7 +188,7 @@ def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
 
 
 def test_a_token_beyond_the_cut_is_a_mismatch_however_lucky(module, judge):
-    """Its noise may be as large as it likes: its law is 0."""
+    """Its noise may be as large as it likes: its distribution is 0."""
     sampling = Sampling(rule="coupled", temperature=1.0, top_k=1, seed=3)
     reference = decode(module, sampling, [])
     open_scores = scores(module, Sampling(rule="coupled", temperature=1.0, seed=3), [])

@@ -14,15 +14,15 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.together import Together
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from tests.audit.faults import clock
 
 
 def cell(kind, place=0):
     models = tiny_models()
-    arm = Arm.of("sps", "sps", kind(SpsParams(length=2)), {})
+    method_run = MethodRun.of("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
-    return Cell(arm, None, request, models.workspace, Sampling(), 1, Memory())
+    return Cell(method_run, None, request, models.workspace, Sampling(), 1, Memory())
 
 
 class Counted(Sps):

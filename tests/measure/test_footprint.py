@@ -42,10 +42,10 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
     sampling = Sampling(rule, temperature)
     with Ledger() as ledger:
         for n in (1, len(requests)):  # warmed up alone
-            for arm in plan.arms:
-                held = arm.method.held(batch)
+            for method_run in plan.method_runs:
+                held = method_run.method.held(batch)
                 deal = Batch(bench.workspace, requests[:n], sampling, size=batch, held=held)
-                for _ in arm.method.generate_batch(deal):
+                for _ in method_run.method.generate_batch(deal):
                     pass
     assert found.weights + found.draft == bench.workspace.weight_bytes
     assert found.rows == bench.workspace.state_bytes

@@ -32,7 +32,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify import ranking
-from specbench_cli.engine.verify import sampling as law
+from specbench_cli.engine.verify import sampling as distribution
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.judge import verdict
 from specbench_cli.judge.broken import broken, surprise
@@ -42,11 +42,11 @@ from specbench_cli.measure import answers, repeat, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.measure.result import exit_code
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import RunDir
 from tests.audit.faults.clock import ForgetsFromTheSixth
-from tests.audit.faults.laws import ColderThanTold, DrawsFromTen
+from tests.audit.faults.distributions import ColderThanTold, DrawsFromTen
 from tests.audit.faults.methods import TellsWhatStood, VerifiesWhatStands
 from tests.views import Silent
 
@@ -104,7 +104,10 @@ def run(tmp_path_factory):
         def made(method=None, planted=None, limit=2, **more) -> Found:
             plan, bench = loaded(limit=limit, **more)
             if method is not None:
-                plan = replace(plan, arms=(plan.arms[0], Arm.of("faulty", "faulty", method, {})))
+                plan = replace(
+                    plan,
+                    method_runs=(plan.method_runs[0], MethodRun.of("faulty", "faulty", method, {})),
+                )
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
                 made_by = repeat.Repeat(plan, bench, run_dir, answers.Answers(), Silent())
@@ -254,7 +257,7 @@ def uncut(right):
 
 
 def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(law, "cut", uncut(law.cut))
+    forgotten = patch.object(distribution, "cut", uncut(distribution.cut))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
@@ -286,7 +289,7 @@ def deviations(found):
 
 
 @pytest.mark.parametrize("method", [DrawsFromTen, ColderThanTold])
-def test_a_draft_drawn_from_another_law_is_found_by_likelihood(run, method):
+def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
     found.told(method.__doc__, f"{at['faulty'][0]:+.1f} deviations, p {at['faulty'][1]:.1g}")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import Law, distance, walk
+from specbench_cli.audit.choice import Distribution, distance, walk
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.random import Random
 
 
-def target_distribution(case: Case) -> Law:
+def target_distribution(case: Case) -> Distribution:
     """Return the distribution of the target's own first `case.length` tokens."""
     return Reference(case.tables[0], case.sampling).joint(case.prompt, case.eos, case.length)
 

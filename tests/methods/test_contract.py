@@ -221,7 +221,7 @@ def test_what_the_registry_says_is_what_the_class_says(name):
 
 
 @METHODS
-def test_a_lossless_method_promises_the_tokens_or_under_rejection_the_law(make):
+def test_a_lossless_method_promises_the_tokens_or_under_rejection_the_distribution(make):
     promised = [make().guarantee(rule) for rule in ("greedy", "coupled", "rejection")]
     assert promised == ["exact_tokens", "exact_tokens", "exact_law"]
 

@@ -112,7 +112,7 @@ def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
 
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
 @pytest.mark.parametrize(("kind", "vocab"), [("flat", 2), ("near", 2), ("near", 3)])
-def test_the_output_has_the_targets_law(growth, kind, vocab):
+def test_the_output_has_the_targets_distribution(growth, kind, vocab):
     params = DySpecParams(nodes=3 if vocab == 2 else 2, growth=growth, threshold=0.2)
     case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
     assert distance_from_target(DySpec(params), case) < 1e-9
@@ -124,8 +124,10 @@ def test_no_more_children_than_the_cuts_leave():
     for step in DySpec(DySpecParams(nodes=40, depth=3)).generate(on_tables(tables, sampling, 30)):
         levels = step.draft.levels
         assert step.draft.nodes == 2 ** (levels + 1) - 2
-        for node, law in zip(nodes_of(step.draft), [] if not levels else step.draft.q, strict=True):
-            assert law[node[-1]] > 0
+        for node, distribution in zip(
+            nodes_of(step.draft), [] if not levels else step.draft.q, strict=True
+        ):
+            assert distribution[node[-1]] > 0
 
 
 def test_an_equal_draft_has_its_first_children_stand():
@@ -143,5 +145,5 @@ def test_the_draft_is_warped_as_the_target_is():
     session = on_tables(tables, REJECTION)
     step = next(DySpec(DySpecParams(nodes=1)).generate(session))
     n = len(session.tokens()) - len(step.outcome.committed)
-    law = warp(tables[1][tuple(session.tokens()[n - 2 : n])], REJECTION)
-    assert torch.allclose(step.draft.q[0].double(), law)
+    distribution = warp(tables[1][tuple(session.tokens()[n - 2 : n])], REJECTION)
+    assert torch.allclose(step.draft.q[0].double(), distribution)

@@ -282,10 +282,10 @@ def test_a_chain_of_eagles_drafts_what_a_tree_of_width_one_does(open_heads, samp
     assert drafts[0] == drafts[1]
 
 
-def test_mtp_hands_over_the_law_that_its_tokens_were_drawn_from(open_heads):
+def test_mtp_hands_over_the_distribution_that_its_tokens_were_drawn_from(open_heads):
     for step in method(Mtp).generate(open_heads(6, REJECTION)):
         if step.draft.nodes:
-            assert step.draft.law == "iid"
+            assert step.draft.draw_mode == "independent"
             drawn = step.draft.q.gather(1, step.draft.tokens[:, None])
             assert (drawn > 0).all()
 

@@ -121,7 +121,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
                 torch.testing.assert_close(said.logits[0, place], due, rtol=1e-4, atol=1e-4)
 
 
-def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
+def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
     """Theirs draws the token behind a draft that stood as a whole without the temperature."""
     case = Case("near", pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
     method = Method(Method.Params(nodes=2, depth=2, width=2))

@@ -356,7 +356,8 @@ NEAR = Case("near", pair("near"), Sampling("rejection", 1.0), budget=4, length=3
 
 
 def typical_as_published(epsilon=0.09, delta=0.3):
-    """The law of `medusa_generate` with sampling="typical", fast=True, and of `hydra_generate`, on
+    """The distribution of `medusa_generate` with sampling="typical", fast=True, and of
+    `hydra_generate`, on
     the table: a step's first token is the likeliest one, a draft token (here the head's best)
     stands iff p(x) > min(epsilon, delta exp(-H)). No token is drawn."""
     target, draft = (table.double() for table in NEAR.tables)
@@ -381,14 +382,17 @@ def typical_as_published(epsilon=0.09, delta=0.3):
         (Clover, {"nodes": 3, "depth": 2}),
     ],
 )
-def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not(kind, params):
+def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not(
+    kind, params
+):
     assert distance_from_target(kind(kind.Params(**params)), NEAR) < 1e-9
     assert distance(typical_as_published(), target_distribution(NEAR)) > 0.4
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])
 def test_typical_acceptance_takes_more_and_says_that_it_is_not_exact(kind):
-    """The control of the test before: with the paper's rule the law is another, and is said so."""
+    """The control of the test before: with the paper's rule the distribution is another, and is
+    said so."""
     method = kind(kind.Params(nodes=1, accept="typical"))
     assert kind(kind.Params()).guarantee("rejection") == "exact_law"
     assert method.guarantee("rejection") == method.guarantee("greedy") == "quality_only"

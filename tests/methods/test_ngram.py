@@ -1,4 +1,5 @@
-"""The back-off model: a law after every context, counted as told, the likeliest tokens first."""
+"""The back-off model: a distribution after every context, counted as told, the likeliest tokens
+first."""
 
 import copy
 
@@ -26,23 +27,23 @@ def counted(text, order=3, discount=0.5, vocab=VOCAB):
 @given(TEXTS, CONTEXTS, ORDERS, DISCOUNTS)
 @settings(max_examples=200, deadline=None)
 def test_probabilities_sum_to_one_and_are_positive_after_every_context(text, context, order, d):
-    law = counted(text, order, d).law(context)
-    assert len(law) == VOCAB
-    assert sum(law) == pytest.approx(1.0, abs=1e-12)
+    distribution = counted(text, order, d).distribution(context)
+    assert len(distribution) == VOCAB
+    assert sum(distribution) == pytest.approx(1.0, abs=1e-12)
     # Discounted or backed off: nothing is impossible, unless all tokens were seen after a shorter
     # context, where counts speak for themselves (and are positive).
-    assert min(law) > 0
+    assert min(distribution) > 0
 
 
 @given(TEXTS, CONTEXTS, ORDERS, DISCOUNTS, st.integers(1, VOCAB))
 @settings(max_examples=200, deadline=None)
-def test_top_is_the_head_of_the_law(text, context, order, d, k):
+def test_top_is_the_head_of_the_distribution(text, context, order, d, k):
     model = counted(text, order, d)
-    law, top = model.law(context), model.top(context, k)
+    distribution, top = model.distribution(context), model.top(context, k)
     assert len({token for token, _ in top}) == k
     for token, p in top:
-        assert p == pytest.approx(law[token], abs=1e-12)
-    assert [p for _, p in top] == pytest.approx(sorted(law, reverse=True)[:k], abs=1e-12)
+        assert p == pytest.approx(distribution[token], abs=1e-12)
+    assert [p for _, p in top] == pytest.approx(sorted(distribution, reverse=True)[:k], abs=1e-12)
 
 
 def paths_of(model, context, depth):
@@ -52,7 +53,7 @@ def paths_of(model, context, depth):
     for _ in range(depth):
         level = [(*path, token) for path in level for token in range(VOCAB)]
         for path in level:
-            found[path] = found[path[:-1]] * model.law([*context, *path[:-1]])[path[-1]]
+            found[path] = found[path[:-1]] * model.distribution([*context, *path[:-1]])[path[-1]]
     del found[()]
     return found
 
@@ -75,26 +76,26 @@ def test_a_tree_is_of_the_likeliest_continuations(text, context, nodes, depth, l
 def test_seen_tokens_are_discounted_and_the_others_share_the_rest_as_the_shorter_context_says():
     model = counted([0, 1, 0, 1, 0, 2], order=2)
     # After 0: 1 twice, 2 once, of three; the rest, 2 x 0.5 / 3, goes to 0, 3, 4 and 5.
-    law = model.law([0])
-    assert law[1] == pytest.approx(1.5 / 3)
-    assert law[2] == pytest.approx(0.5 / 3)
-    plain = model.law([])
+    distribution = model.distribution([0])
+    assert distribution[1] == pytest.approx(1.5 / 3)
+    assert distribution[2] == pytest.approx(0.5 / 3)
+    plain = model.distribution([])
     assert plain[0] == pytest.approx(2.5 / 6)
     others = plain[0] + plain[3] + plain[4] + plain[5]
     for token in (0, 3, 4, 5):
-        assert law[token] == pytest.approx(plain[token] / others / 3)
+        assert distribution[token] == pytest.approx(plain[token] / others / 3)
 
 
 def test_an_unseen_context_counts_as_the_next_shorter_one():
     model = counted([0, 1, 2, 0, 1, 2])
-    assert model.law([5, 1]) == model.law([1])
-    assert model.law([5, 5]) == model.law([])
+    assert model.distribution([5, 1]) == model.distribution([1])
+    assert model.distribution([5, 5]) == model.distribution([])
     assert model.top([5, 1], 2) == model.top([1], 2)
 
 
 def test_without_counts_all_tokens_are_alike():
     model = KatzModel(4)
-    assert model.law([2, 3]) == [0.25] * 4
+    assert model.distribution([2, 3]) == [0.25] * 4
     assert model.top([2, 3], 3) == [(0, 0.25), (1, 0.25), (2, 0.25)]
 
 
@@ -108,7 +109,7 @@ def test_a_frequent_token_of_the_shorter_context_can_beat_a_rare_one_of_the_long
 
 def test_where_every_token_was_seen_nothing_is_discounted():
     model = counted([0, 1, 1, 0, 1], order=1, vocab=2)
-    assert model.law([]) == [0.4, 0.6]
+    assert model.distribution([]) == [0.4, 0.6]
     assert list(model.ranked([])) == [(1, 0.6), (0, 0.4)]
 
 
@@ -117,14 +118,14 @@ def test_counting_is_incremental_and_in_order():
     early = counted(text[:6])
     for at in range(6, len(text)):
         early.add(text[:at], text[at])
-    assert early.law([0, 1]) == counted(text).law([0, 1])
+    assert early.distribution([0, 1]) == counted(text).distribution([0, 1])
     assert early.top([0, 1], 6) == counted(text).top([0, 1], 6)
 
 
 def test_a_copy_goes_its_own_way():
     model = counted([0, 1, 2, 0, 1])
     twin = copy.deepcopy({"model": model})["model"]
-    before = model.law([0, 1])
-    assert twin.law([0, 1]) == before
+    before = model.distribution([0, 1])
+    assert twin.distribution([0, 1]) == before
     twin.add([0, 1], 5)
-    assert model.law([0, 1]) == before != twin.law([0, 1])
+    assert model.distribution([0, 1]) == before != twin.distribution([0, 1])

@@ -55,16 +55,18 @@ def weights(memory):
     return {name: each.clone() for name, each in made.module.state_dict().items()}
 
 
-def test_places_are_where_a_token_was_rejected_and_laws_are_the_targets_there(space, folders):
+def test_places_are_where_a_token_was_rejected_and_distributions_are_the_targets_there(
+    space, folders
+):
     method = Osd(OsdParams(length=3))
     session, rejected = answered(space, method)
     assert rejected and method.places == rejected
     target = AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
     with torch.no_grad():
         logits = target(torch.tensor([session.tokens()])).logits[0]
-    for place, law in zip(method.places, method.laws, strict=True):
-        assert torch.allclose(law, logits[place - 1], atol=1e-4)
-        assert law.argmax().item() == session.tokens()[place]  # greedy: what stands there
+    for place, distribution in zip(method.places, method.distributions, strict=True):
+        assert torch.allclose(distribution, logits[place - 1], atol=1e-4)
+        assert distribution.argmax().item() == session.tokens()[place]  # greedy: what stands there
 
 
 def test_the_draft_changes_after_so_many_requests_and_never_before(space):
@@ -89,7 +91,7 @@ def test_an_update_goes_by_the_divergence_at_rejected_places_alone(space):
         logits = made.module(ids).logits
         logits.retain_grad()
         q = logits[0, [place - 1 for place in rejected]].log_softmax(-1)
-        p = torch.stack(method.laws).float().log_softmax(-1)
+        p = torch.stack(method.distributions).float().log_softmax(-1)
         (kl_div(q, p, reduction="sum", log_target=True) / len(rejected)).backward()
         due = {name: each.grad.clone() for name, each in made.module.named_parameters()}
         made.module.zero_grad()
@@ -119,7 +121,7 @@ def test_a_draft_whose_output_is_cut_learns_what_it_can_say(folders, tmp_path):
     with torch.inference_mode(False), torch.enable_grad():
         rows = made.module(torch.tensor([session.tokens()])).logits[0]
         q = rows[[place - 1 for place in rejected]][:, says].log_softmax(-1)
-        p = torch.stack(method.laws).float().softmax(-1)[:, says]
+        p = torch.stack(method.distributions).float().softmax(-1)[:, says]
         (-(p * q).sum() / len(rejected)).backward()
         due = made.module.lm_head.weight.grad.clone()
         made.module.zero_grad()

@@ -177,7 +177,7 @@ def test_a_twin_draft_is_accepted_whole(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drawing_takes_no_token_that_the_law_rules_out(
+def test_drawing_takes_no_token_that_the_distribution_rules_out(
     tiny_checkpoint: Maker, target: Callable[[str], Decoder], family: str
 ) -> None:
     draft = load_decoder(tiny_checkpoint(family, noise=0.1), name="draft")

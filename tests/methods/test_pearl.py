@@ -37,10 +37,10 @@ def committed(steps: list[Step]) -> list[int]:
     return [len(step.outcome.committed) for step in steps]
 
 
-def constant(law: list[float]) -> Tensor:
+def constant(distribution: list[float]) -> Tensor:
     """A table that says the same after everything."""
-    v = len(law)
-    return torch.tensor(law, dtype=torch.float64).log().expand(v, v, v).clone()
+    v = len(distribution)
+    return torch.tensor(distribution, dtype=torch.float64).log().expand(v, v, v).clone()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)

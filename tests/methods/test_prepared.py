@@ -104,13 +104,13 @@ def test_reused_missed_and_prepared_are_counted(name: str) -> None:
 
 
 @BOTH
-def test_the_output_has_the_targets_law_where_branches_were_drawn(name: str) -> None:
+def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name: str) -> None:
     """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
     doubt behind token 0 alone, so that all outcomes of chance can be walked."""
     target, draft = settled(pair("near"), (1, 0), 0)
     draft[:, 1:] = draft[:, 1:] * 60
-    law = Sampling("rejection", 1.0, top_k=2)
-    case = Case("near", (target, draft), law, prompt=(2, 1, 0), budget=6, length=4)
+    distribution = Sampling("rejection", 1.0, top_k=2)
+    case = Case("near", (target, draft), distribution, prompt=(2, 1, 0), budget=6, length=4)
     assert distance_from_target(method(name, length=2, width=1), case) < 1e-9
 
 

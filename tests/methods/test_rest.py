@@ -102,7 +102,7 @@ def test_a_datastore_of_the_target_s_own_output_is_accepted_as_a_whole(
         assert accepted and all(
             n == step.draft.levels for n, step in zip(accepted, steps[:-1], strict=True)
         )
-    assert all(step.draft.law == "point" for step in steps if step.draft.nodes)
+    assert all(step.draft.draw_mode == "deterministic" for step in steps if step.draft.nodes)
 
 
 def test_a_folder_is_read_back_and_refused_where_the_target_is_another(family, tmp_path):

@@ -11,7 +11,7 @@ from methods.rsd_s import RsdS, RsdSParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes, walk
+from specbench_cli.audit.choice import distance, distribution_of, outcomes, walk
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.tree import tree_of
@@ -38,7 +38,8 @@ def nodes_drawn(method, tables, random):
 
 
 def without_replacement(weights, n):
-    """The law of n draws in order (Plackett-Luce), by definition: [(items, probability)]."""
+    """The distribution of n draws in order (Plackett-Luce), by definition: [(items,
+    probability)]."""
     for order in permutations(weights, n):
         left, chance = 1.0, 1.0
         for item in order:
@@ -47,7 +48,7 @@ def without_replacement(weights, n):
         yield order, chance
 
 
-def path_law(draft, text, length):
+def path_distribution(draft, text, length):
     """The draft's probability of every continuation of so many tokens."""
     found = {(): 1.0}
     for _ in range(length):
@@ -71,21 +72,24 @@ def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
         nodes = nodes_drawn(RsdS(RsdSParams(width=3, depth=depth)), tables, random)
         return tuple(node for node in nodes if len(node) == depth)
 
-    weights = path_law(tables[1], (*PROMPT, 2), depth)
-    assert distance(walk(newest), law_of(without_replacement(weights, 3))) < 1e-6
+    weights = path_distribution(tables[1], (*PROMPT, 2), depth)
+    assert distance(walk(newest), distribution_of(without_replacement(weights, 3))) < 1e-6
 
 
 def test_constant_branching_draws_the_children_of_every_node_without_replacement():
     tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
     text, due = (*PROMPT, 2), []
-    for first, chance in without_replacement(path_law(tables[1], text, 1), 2):
-        below = (without_replacement(path_law(tables[1], (*text, *each), 1), 2) for each in first)
+    for first, chance in without_replacement(path_distribution(tables[1], text, 1), 2):
+        below = (
+            without_replacement(path_distribution(tables[1], (*text, *each), 1), 2)
+            for each in first
+        )
         for (left, p), (right, q) in product(*below):
             nodes = (*first, *(first[0] + x for x in left), *(first[1] + x for x in right))
             due.append((nodes, chance * p * q))
     method = RsdC(RsdCParams(width=2, depth=2))
     drawn = walk(lambda random: nodes_drawn(method, tables, random))
-    assert distance(drawn, law_of(due)) < 1e-6
+    assert distance(drawn, distribution_of(due)) < 1e-6
 
 
 @pytest.mark.parametrize(("vocab", "top_k", "sizes"), [(3, 0, [3, 4, 4]), (5, 2, [2, 4, 4])])
@@ -114,7 +118,8 @@ def test_widths_override_width_and_depth():
     assert tree_of(step.draft.parents).depths == (1,) * 3 + (2,) * 6
 
 
-# ---- the target's law, and what a verified node is worth ----------------------------------------
+# ---- the target's distribution, and what a verified node is worth
+# ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_widths_override_width_and_depth():
     ids=["c-2-2", "s-2-2", "c-2-1", "s-3-1"],
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
-def test_the_output_has_the_targets_law(make, vocab, kind):
+def test_the_output_has_the_targets_distribution(make, vocab, kind):
     case = Case(kind, table_model.pair(kind, vocab), REJECTION, PROMPT, budget=3)
     assert distance_from_target(make(), case) < 1e-9
 
@@ -151,7 +156,7 @@ def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_inde
     trees = [
         tokens_a_step(make, tables)
         for make in (
-            lambda: SpsTree(SpsTreeParams(widths=(2, 1), law="iid")),
+            lambda: SpsTree(SpsTreeParams(widths=(2, 1), draw_mode="independent")),
             lambda: RsdC(RsdCParams(widths=(2, 1))),
             lambda: RsdS(RsdSParams(width=2, depth=2)),
         )

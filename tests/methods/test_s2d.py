@@ -20,7 +20,7 @@ from specbench_cli.engine.workspace import Workspace
 PROMPT = tuple(range(5, 17))
 LAYERS = 4
 SURE = 0.04
-"""A threshold that every exit sometimes reaches; the laws of a random model are flat."""
+"""A threshold that every exit sometimes reaches; the distributions of a random model are flat."""
 GREEDY = Sampling()
 
 
@@ -74,12 +74,12 @@ def test_a_token_is_drawn_from_the_softmax_of_the_exit_that_was_sure(decoders, f
             rows = module(ids, output_hidden_states=True).hidden_states
             normed = [module.model.norm(rows[end]) for end in (2, 3)]
             said = [module.lm_head(each)[0] for each in (*normed, rows[LAYERS])]
-            laws = [each.softmax(-1)[len(text) - 1 : -1] for each in said]
+            distributions = [each.softmax(-1)[len(text) - 1 : -1] for each in said]
         for at, q in enumerate(step.draft.q if step.draft.nodes else ()):
-            sure = [law[at].max() >= SURE for law in laws[:-1]]
+            sure = [distribution[at].max() >= SURE for distribution in distributions[:-1]]
             due = sure.index(True) if any(sure) else 2
             seen.add(due)
-            assert torch.allclose(q.float(), laws[due][at], atol=1e-4)
+            assert torch.allclose(q.float(), distributions[due][at], atol=1e-4)
     assert seen == {0, 1, 2}
 
 

@@ -120,7 +120,7 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
 # ---- above temperature 0: the authors' rule beside ours -----------------------------------------
 
 
-def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_not():
+def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
     """Theirs takes a candidate with probability min(1, p/q), and draws from p where it does not."""
     case = Case("near", pair("near"), Sampling("rejection", 1.0), budget=3, length=2)
     assert distance_from_target(Space(Space.Params(length=1)), case) < 1e-9
@@ -131,7 +131,7 @@ def test_above_temperature_zero_ours_is_the_targets_law_and_the_authors_rule_is_
     for first, p_first in enumerate(target[before, last].tolist()):
         p = target[last, first]
         stands = torch.minimum(p, q)
-        law = stands + (1 - stands.sum()) * p
-        theirs |= {(first, x): p_first * float(each) for x, each in enumerate(law)}
+        distribution = stands + (1 - stands.sum()) * p
+        theirs |= {(first, x): p_first * float(each) for x, each in enumerate(distribution)}
     assert sum(theirs.values()) == pytest.approx(1)
     assert distance(theirs, target_distribution(case)) > 0.02

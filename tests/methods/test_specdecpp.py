@@ -145,7 +145,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.params}")
-def test_the_law_is_the_targets_whatever_a_rule_stops_at(method):
+def test_the_distribution_is_the_targets_whatever_a_rule_stops_at(method):
     sampling = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", pair("near"), sampling, budget=5, length=3)
     workspace, lengths = case.workspace(), set()

@@ -153,16 +153,16 @@ def test_the_draft_model_is_prefilled_once_without_logits(open_session):
     assert {f.n_tokens for f in prefills} == {len(session.requests[0].ids)}
 
 
-def test_a_law_goes_with_the_draft_where_it_was_drawn_from_one(open_session):
+def test_a_distribution_goes_with_the_draft_where_it_was_drawn_from_one(open_session):
     for step in run(open_session(3, REJECTION), 3):
         if step.draft.nodes:
-            assert step.draft.law == "iid"
+            assert step.draft.draw_mode == "independent"
             assert step.draft.q.shape == (step.draft.nodes, 96)
             drawn = step.draft.q.gather(1, step.draft.tokens[:, None])
             assert (drawn > 0).all()
     for sampling in (GREEDY, COUPLED):
         for step in run(open_session(3, sampling), 3):
-            assert (step.draft.law, step.draft.q) == ("point", None)
+            assert (step.draft.draw_mode, step.draft.q) == ("deterministic", None)
 
 
 @RULES

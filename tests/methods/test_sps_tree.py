@@ -51,7 +51,7 @@ def test_widths_that_make_no_tree_are_refused(given):
     with pytest.raises(ValidationError):
         SpsTreeParams(widths=given)
     with pytest.raises(UsageError, match=r"sps-tree\.widths"):
-        registry.parameters("sps-tree", {"widths": given})
+        registry.declare("sps-tree", {"widths": given})
 
 
 def test_without_widths_the_root_alone_branches(open_session):
@@ -115,22 +115,22 @@ def test_a_dynamic_tree_has_its_number_of_nodes(open_session, sampling):
     for step in run(open_session(9, sampling), shape="dynamic", width=4, depth=4, nodes=11):
         if step.draft.levels == 4:
             assert step.draft.nodes == 11
-            assert (step.draft.law, step.draft.q) == ("point", None)
+            assert (step.draft.draw_mode, step.draft.q) == ("deterministic", None)
 
 
-@pytest.mark.parametrize("law", ["wor", "iid", "point"])
-def test_children_follow_the_law_asked_for(open_session, law):
+@pytest.mark.parametrize("draw_mode", ["without_replacement", "independent", "deterministic"])
+def test_children_follow_the_distribution_asked_for(open_session, draw_mode):
     repeated = 0
-    for step in run(open_session(4, REJECTION), widths=(4, 2), law=law):
+    for step in run(open_session(4, REJECTION), widths=(4, 2), draw_mode=draw_mode):
         draft = step.draft
         if not draft.nodes:
             continue
-        assert draft.law == law
-        assert (draft.q is None) == (law == "point")
+        assert draft.draw_mode == draw_mode
+        assert (draft.q is None) == (draw_mode == "deterministic")
         ids = draft.tokens.tolist()
         for children in tree_of(draft.parents).children:
             repeated += len({ids[child] for child in children}) < len(children)
-    assert (repeated > 0) == (law == "iid")
+    assert (repeated > 0) == (draw_mode == "independent")
 
 
 def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
@@ -140,36 +140,39 @@ def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
         assert first.draft.nodes == 6
 
 
-# ---- the target's law ---------------------------------------------------------------------------
+# ---- the target's distribution
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("params", "vocab"),
     [
-        ({"widths": (2, 1), "law": "wor"}, 2),
-        ({"widths": (2, 1), "law": "iid"}, 2),
-        ({"widths": (2, 1), "law": "point"}, 3),
+        ({"widths": (2, 1), "draw_mode": "without_replacement"}, 2),
+        ({"widths": (2, 1), "draw_mode": "independent"}, 2),
+        ({"widths": (2, 1), "draw_mode": "deterministic"}, 3),
         ({"shape": "dynamic", "width": 2, "depth": 2, "nodes": 3}, 3),
-        ({"widths": (3,), "law": "wor"}, 3),
+        ({"widths": (3,), "draw_mode": "without_replacement"}, 3),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["flat", "near"])
-def test_the_output_has_the_targets_law(kind, params, vocab):
+def test_the_output_has_the_targets_distribution(kind, params, vocab):
     case = Case(kind, table_model.pair(kind, vocab), Sampling("rejection", 0.8), PROMPT, budget=3)
     assert distance_from_target(method(**params), case) < 1e-9
 
 
 def crossed():
-    """Every kind of pair with every law, and each of both with every shape."""
+    """Every kind of pair with every draw_mode, and each of both with every shape."""
     shapes = [((2, 2), 2, 4), ((2,), 3, 3), ((3,), 3, 3)]
     for i, kind in enumerate(("peaked", "flat", "near", "equal", "disjoint")):
-        for j, law in enumerate(("point", "iid", "wor")):
-            yield kind, law, *shapes[(i + j) % 3]
+        for j, draw_mode in enumerate(("deterministic", "independent", "without_replacement")):
+            yield kind, draw_mode, *shapes[(i + j) % 3]
 
 
-@pytest.mark.parametrize(("kind", "law", "widths", "vocab", "n"), list(crossed()))
-def test_a_complete_tree_has_the_targets_law_on_every_kind_of_pair(kind, law, widths, vocab, n):
+@pytest.mark.parametrize(("kind", "draw_mode", "widths", "vocab", "n"), list(crossed()))
+def test_a_complete_tree_has_the_targets_distribution_on_every_kind_of_pair(
+    kind, draw_mode, widths, vocab, n
+):
     tables = table_model.pair(kind, vocab)
     case = Case(kind, tables, Sampling("rejection", 0.8), PROMPT, budget=n, length=n)
-    assert distance_from_target(method(widths=widths, law=law), case) < 1e-9
+    assert distance_from_target(method(widths=widths, draw_mode=draw_mode), case) < 1e-9

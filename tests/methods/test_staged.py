@@ -9,7 +9,7 @@ from methods.staged.method import Counts, Guess, Staged, StagedParams
 from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, law_of, outcomes
+from specbench_cli.audit.choice import distance, distribution_of, outcomes
 from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory
@@ -82,7 +82,7 @@ def vanilla(tables, sampling, prompt, budget):
 
 
 def test_stages_are_typed_as_a_list():
-    params = registry.parameters("staged", {"stages": "ngram,small,draft"})
+    params = registry.declare("staged", {"stages": "ngram,small,draft"}).params
     assert params.stages == ("ngram", "small", "draft")
 
 
@@ -91,7 +91,7 @@ def test_stages_that_end_in_no_model_or_repeat_one_are_refused(given):
     with pytest.raises(ValidationError):
         StagedParams(stages=given)
     with pytest.raises(UsageError, match=r"staged\.stages"):
-        registry.parameters("staged", {"stages": given})
+        registry.declare("staged", {"stages": given})
 
 
 def test_a_stage_that_the_run_does_not_have_is_named():
@@ -174,9 +174,9 @@ def test_the_output_is_that_of_plain_decoding_and_the_trees_are_the_drafts_own(s
 
 @RULES
 @pytest.mark.parametrize("stages", STAGES, ids="-".join)
-@pytest.mark.parametrize("law", ["point", "wor"])
-def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stages, law):
-    params = StagedParams(stages=stages, law=law, width=2)
+@pytest.mark.parametrize("draw_mode", ["deterministic", "without_replacement"])
+def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stages, draw_mode):
+    params = StagedParams(stages=stages, draw_mode=draw_mode, width=2)
     for prompt in PROMPTS:
         session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
         for _ in Staged(params).generate(session):
@@ -226,14 +226,16 @@ def test_generation_stops_behind_the_first_token_that_is_too_unlikely(sampling):
     stopped = 0
     for prompt in PROMPTS:
         session = on_tables(models(), sampling, prompt=prompt)
-        method = Staged(StagedParams(threshold=0.4, law="wor", width=1, depth=5))
+        method = Staged(
+            StagedParams(threshold=0.4, draw_mode="without_replacement", width=1, depth=5)
+        )
         for step in method.generate(session):
             text = list(session.tokens()[: -len(step.outcome.committed)])
             room, reach = 30 - (len(text) - len(prompt)) - 1, 1.0
             for level, token in enumerate(step.draft.tokens.tolist(), start=1):
                 row = DRAFT[text[-2], text[-1]][None]
-                law = row.softmax(-1) if sampling is GREEDY else session.warp(row)
-                reach *= float(law[0, token])
+                distribution = row.softmax(-1) if sampling is GREEDY else session.warp(row)
+                reach *= float(distribution[0, token])
                 text.append(token)
                 assert (level == step.draft.levels) == (reach < 0.4 or level == min(5, room))
             stopped += step.draft.levels < min(5, room)
@@ -259,9 +261,9 @@ def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
     run(on_tables(models(), memory=memory))
     model = memory["ngram"]
     seen = [
-        (last, token, law[token])
+        (last, token, distribution[token])
         for last in range(VOCAB)
-        for law in [model.law((last,))]
+        for distribution in [model.distribution((last,))]
         for token in range(VOCAB)
     ]
     assert seen
@@ -270,7 +272,8 @@ def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
             assert list(after.of) == [int(DRAFT[context].argmax())]
 
 
-# ---- laws ---------------------------------------------------------------------------------------
+# ---- distributions
+# ---------------------------------------------------------------------------------------
 
 
 def taught(table):
@@ -286,12 +289,18 @@ def taught(table):
 
 
 @pytest.mark.parametrize("below", ["nothing", "ngram", "small"])
-def test_what_the_last_stage_draws_has_the_drafts_law_whatever_was_guessed(below):
+def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_guessed(below):
     target, draft = pair("near", 3)
     tables = {"target": target, "draft": draft, "small": random_table(3, 8, 2.0)}
     stages = ("draft",) if below == "nothing" else (below, "draft")
     params = StagedParams(
-        stages=stages, law="wor", depth=2, nodes=2, lookahead=1, width=1, threshold=0
+        stages=stages,
+        draw_mode="without_replacement",
+        depth=2,
+        nodes=2,
+        lookahead=1,
+        width=1,
+        threshold=0,
     )
 
     def first_draft(random):
@@ -299,26 +308,26 @@ def test_what_the_last_stage_draws_has_the_drafts_law_whatever_was_guessed(below
         step = next(iter(Staged(params).generate(session)))
         return session.output()[0], tuple(step.draft.tokens.tolist())
 
-    law = law_of((drafted, weight) for drafted, weight in outcomes(first_draft))
+    distribution = distribution_of((drafted, weight) for drafted, weight in outcomes(first_draft))
     truth = {}
     own = Reference(draft, REJECTION)
-    for first, p in enumerate(Reference(target, REJECTION).law(0, 1)):
-        for a, pa in enumerate(own.law(1, first)):
-            for b, pb in enumerate(own.law(first, a)):
+    for first, p in enumerate(Reference(target, REJECTION).distribution(0, 1)):
+        for a, pa in enumerate(own.distribution(1, first)):
+            for b, pb in enumerate(own.distribution(first, a)):
                 truth[first, (a, b)] = p * pa * pb
-    assert distance(law, truth) < 1e-9
+    assert distance(distribution, truth) < 1e-9
 
 
 @pytest.mark.parametrize(
     ("params", "vocab"),
     [
-        ({"law": "point", "depth": 2, "nodes": 4, "width": 2}, 3),
-        ({"law": "wor", "depth": 2, "nodes": 2, "width": 1}, 3),
-        ({"law": "wor", "depth": 2, "nodes": 3, "width": 2}, 2),
+        ({"draw_mode": "deterministic", "depth": 2, "nodes": 4, "width": 2}, 3),
+        ({"draw_mode": "without_replacement", "depth": 2, "nodes": 2, "width": 1}, 3),
+        ({"draw_mode": "without_replacement", "depth": 2, "nodes": 3, "width": 2}, 2),
     ],
     ids=str,
 )
-def test_the_output_has_the_targets_law(params, vocab):
+def test_the_output_has_the_targets_distribution(params, vocab):
     tables = pair("near", vocab)
     case = Case("near", tables, REJECTION, PROMPTS[0], budget=3)
     method = Staged(StagedParams(**params))
@@ -326,11 +335,13 @@ def test_the_output_has_the_targets_law(params, vocab):
 
 
 def test_children_are_drawn_and_branch_by_what_was_known_before():
-    for step in run(on_tables(models(), REJECTION), law="wor", depth=5, nodes=12):
+    for step in run(
+        on_tables(models(), REJECTION), draw_mode="without_replacement", depth=5, nodes=12
+    ):
         draft = step.draft
         if not draft.nodes:
             continue
-        assert (draft.law, draft.nodes <= 12) == ("wor", True)
+        assert (draft.draw_mode, draft.nodes <= 12) == ("without_replacement", True)
         ids = draft.tokens.tolist()
         for children in tree_of(draft.parents).children:
             assert len({ids[child] for child in children}) == len(children) <= 3

@@ -1,4 +1,4 @@
-"""STAND: the table is a mean of the target's laws, and the tree is drawn from it."""
+"""STAND: the table is a mean of the target's distributions, and the tree is drawn from it."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -15,14 +15,14 @@ COUPLED = Sampling("coupled", 0.8, seed=3)
 REJECTION = Sampling("rejection", 0.8, seed=3)
 
 
-def taught(session, *laws, **params):
-    """A method that has seen the target say each law in turn behind the same text, 7 8."""
+def taught(session, *distributions, **params):
+    """A method that has seen the target say each distribution in turn behind the same text, 7 8."""
     method = Stand(StandParams(**params))
     method.start(session)
-    for law in laws:
+    for distribution in distributions:
         seen = SimpleNamespace(
             tokens=lambda: [7, 8, 9],
-            verified=lambda law=law: torch.tensor([law]).log(),
+            verified=lambda distribution=distribution: torch.tensor([distribution]).log(),
             device=session.device,
         )
         method.observe(seen, SimpleNamespace(committed=(9,), path=()))
@@ -33,18 +33,18 @@ def taught(session, *laws, **params):
 def test_the_table_holds_the_mean_of_what_was_said_and_the_best_of_it(open_session):
     method = taught(open_session(0), [0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], kept=2)
     # The first said 0 and 1 (0.5, 0.3), the second 2 and 0 (0.7, 0.1).
-    times, law = method.table[8,]
-    assert times == 2 and method.table[7, 8] == (times, law)
-    assert law == pytest.approx({2: 0.35, 0: 0.3})
+    times, distribution = method.table[8,]
+    assert times == 2 and method.table[7, 8] == (times, distribution)
+    assert distribution == pytest.approx({2: 0.35, 0: 0.3})
     assert set(method.table) == {(8,), (7, 8)}
 
 
-def test_the_longest_n_gram_that_is_known_gives_the_law(open_session):
+def test_the_longest_n_gram_that_is_known_gives_the_distribution(open_session):
     method = taught(open_session(0), [0.1, 0.9])
     method.table[8,] = (1, {5: 1.0})
-    assert method._law((-1, (), (3, 7, 8))) == pytest.approx({1: 0.9, 0: 0.1})
-    assert method._law((-1, (), (3, 6, 8))) == {5: 1.0}
-    assert method._law((-1, (), (3, 6, 4))) is None
+    assert method._distribution((-1, (), (3, 7, 8))) == pytest.approx({1: 0.9, 0: 0.1})
+    assert method._distribution((-1, (), (3, 6, 8))) == {5: 1.0}
+    assert method._distribution((-1, (), (3, 6, 4))) is None
 
 
 def test_memory_is_bounded_and_the_oldest_n_gram_goes_first(open_session):
@@ -56,42 +56,48 @@ def test_memory_is_bounded_and_the_oldest_n_gram_goes_first(open_session):
 
 
 def test_under_rejection_siblings_come_in_the_order_of_draws_without_replacement(open_session):
-    law = {1: 0.5, 2: 0.3, 3: 0.2}
+    distribution = {1: 0.5, 2: 0.3, 3: 0.2}
     orders = Counter()
     for prompt in range(40):
         session = open_session(prompt, Sampling("rejection", 1.0, seed=prompt))
         session.prefill()
         method = Stand(StandParams(nodes=3, depth=1))
         method.start(session)
-        method.table[session.tokens()[-1],] = (1, law)
+        method.table[session.tokens()[-1],] = (1, distribution)
         for _ in range(25):
             draft = method.propose(session, 1)
-            assert draft.law == "wor" and draft.parents == (-1, -1, -1)
+            assert draft.draw_mode == "without_replacement" and draft.parents == (-1, -1, -1)
             assert draft.q[0][[1, 2, 3]].tolist() == pytest.approx([0.5, 0.3, 0.2])
             assert draft.q[0].sum() == pytest.approx(1)
             orders[tuple(draft.tokens.tolist())] += 1
     for first, second, third in orders:  # Plackett-Luce; 1,000 draws
-        due = law[first] * law[second] / (1 - law[first])
+        due = distribution[first] * distribution[second] / (1 - distribution[first])
         assert orders[first, second, third] / 1000 == pytest.approx(due, abs=0.06)
     assert len(orders) == 6
 
 
-def test_nodes_of_one_level_are_told_with_the_law_behind_their_own_parent(open_session):
+def test_nodes_of_one_level_are_told_with_the_distribution_behind_their_own_parent(open_session):
     """No walk of the audit is long enough for a table with two n-grams of one level."""
     session = open_session(0, Sampling("rejection", 1.0, seed=1))
     session.prefill()
     method = Stand(StandParams(nodes=12, depth=2))
     method.start(session)
-    laws = {session.tokens()[-1]: {1: 0.5, 2: 0.5}, 1: {3: 0.9, 4: 0.1}, 2: {3: 0.2, 5: 0.8}}
-    method.table |= {(token,): (1, law) for token, law in laws.items()}
+    distributions = {
+        session.tokens()[-1]: {1: 0.5, 2: 0.5},
+        1: {3: 0.9, 4: 0.1},
+        2: {3: 0.2, 5: 0.8},
+    }
+    method.table |= {(token,): (1, distribution) for token, distribution in distributions.items()}
     draft = method.propose(session, 2)
     ids, seen = draft.tokens.tolist(), set()
     for node, parent in enumerate(draft.parents):
         token = ids[parent] if parent >= 0 else session.tokens()[-1]
         seen.add(token)
-        law = {at: float(draft.q[node, at]) for at in draft.q[node].nonzero().flatten().tolist()}
-        assert law == pytest.approx(laws[token])
-    assert seen == set(laws)
+        distribution = {
+            at: float(draft.q[node, at]) for at in draft.q[node].nonzero().flatten().tolist()
+        }
+        assert distribution == pytest.approx(distributions[token])
+    assert seen == set(distributions)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)

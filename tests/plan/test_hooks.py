@@ -4,7 +4,7 @@ import pytest
 
 from specbench_cli import registry
 from specbench_cli.errors import UsageError
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from specbench_cli.plan.arm import Arm
 def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", hook: lambda self: returned})
     with pytest.raises(UsageError, match=f"^mine: {says}"):
-        Arm.of("mine", "mine", wrong(), {}).check_hooks()
+        MethodRun.of("mine", "mine", wrong(), {}).check_hooks()
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
 def test_a_property_of_a_wrong_type_is_named(attribute, value, says):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", attribute: value})
     with pytest.raises(UsageError, match=f"^mine: {says}"):
-        Arm.of("mine", "mine", wrong(), {}).check_hooks()
+        MethodRun.of("mine", "mine", wrong(), {}).check_hooks()
 
 
 def test_every_method_of_ours_returns_what_it_must():
     for name in registry.ours():
-        Arm(name, name, {}).check_hooks()
+        MethodRun(name, name, {}).check_hooks()

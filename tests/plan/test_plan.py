@@ -16,7 +16,7 @@ from specbench_cli.plan.plan import make_plan
 
 config, _ = load(Given(), None, methods=registry, env={}, folder=Path(sys.argv[1]))
 plan = make_plan(config)
-print(*(arm.label for arm in plan.arms), plan.draft.label)
+print(*(method_run.label for method_run in plan.method_runs), plan.draft.label)
 print(*sorted({"torch", "transformers"} & sys.modules.keys()))
 """
 

@@ -22,9 +22,9 @@ class _Question:
 
 
 def _plan(questions: int = 24, methods: int = 3):
-    arm = SimpleNamespace(declared=SimpleNamespace(upper_bound=False))
+    method_run = SimpleNamespace(declared=SimpleNamespace(upper_bound=False))
     return SimpleNamespace(
-        arms=(arm,) * methods,
+        method_runs=(method_run,) * methods,
         questions=tuple(
             _Question("mini", f"mini/{i}", f"family {i % 6}") for i in range(questions)
         ),

@@ -1,5 +1,5 @@
-"""Log-linear laws: slopes that are known come out, intervals hold what they promise, and what is
-not to be believed says so."""
+"""Log-linear distributions: slopes that are known come out, intervals hold what they promise, and
+what is not to be believed says so."""
 
 import math
 

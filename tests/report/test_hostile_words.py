@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from specbench_cli import app, output
 from specbench_cli.comparison.pages import junit
 from specbench_cli.comparison.pages import markdown as comparison_page
-from specbench_cli.report.export import harmless
+from specbench_cli.output import harmless
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape

@@ -7,9 +7,9 @@ import pytest
 
 from specbench_cli.stats.martingale import LEVEL, TILTS, chance
 
-LAW = np.array([0.7, 0.2, 0.07, 0.02, 0.01])
-STEPS = np.log(LAW) - (LAW * np.log(LAW)).sum()
-CUMULANTS = [math.log((LAW * np.exp(t * STEPS)).sum()) for t in TILTS]
+DISTRIBUTION = np.array([0.7, 0.2, 0.07, 0.02, 0.01])
+STEPS = np.log(DISTRIBUTION) - (DISTRIBUTION * np.log(DISTRIBUTION)).sum()
+CUMULANTS = [math.log((DISTRIBUTION * np.exp(t * STEPS)).sum()) for t in TILTS]
 
 
 def p_of(total, n):
@@ -22,14 +22,14 @@ def test_nothing_is_said_of_what_was_to_be_expected():
 
 @pytest.mark.parametrize("n", [5, 50, 500])
 def test_chance_meets_a_level_no_more_often_than_it_says(n):
-    drawn = np.random.default_rng(n).choice(STEPS, (4000, n), p=LAW).sum(1)
+    drawn = np.random.default_rng(n).choice(STEPS, (4000, n), p=DISTRIBUTION).sum(1)
     ps = np.array([p_of(total, n) for total in drawn])
     for level in (0.5, 0.1, 0.01):
         assert (ps <= level).mean() <= level
 
 
-def test_outputs_of_another_law_are_found_the_sooner_the_more_there_is_of_them():
-    other = LAW**2 / (LAW**2).sum()
+def test_outputs_of_another_distribution_are_found_the_sooner_the_more_there_is_of_them():
+    other = DISTRIBUTION**2 / (DISTRIBUTION**2).sum()
     each = (other * STEPS).sum()
     ps = [p_of(n * each, n) for n in (100, 400)]
     assert ps[1] < LEVEL < ps[0] < 1
@@ -37,6 +37,6 @@ def test_outputs_of_another_law_are_found_the_sooner_the_more_there_is_of_them()
 
 
 def test_the_toll_on_a_normal_tail_is_small_on_a_long_run():
-    n, variance = 10_000, (LAW * STEPS**2).sum()
+    n, variance = 10_000, (DISTRIBUTION * STEPS**2).sum()
     p = p_of(8.0 * math.sqrt(n * variance), n)
     assert math.exp(-32) < p < 1e-10

@@ -42,8 +42,8 @@ def test_one_of_several():
     assert at_least_one([0.5, 0.5]) == 0.75
 
 
-@pytest.mark.parametrize("law", ["uniform", "normal", "spike"])
-def test_honest_programs_are_not_accused(law):
+@pytest.mark.parametrize("distribution", ["uniform", "normal", "spike"])
+def test_honest_programs_are_not_accused(distribution):
     """Two programs that round by symmetric, unimodal errors within the reach."""
     rng = np.random.default_rng(7)
     alarms = 0
@@ -53,7 +53,7 @@ def test_honest_programs_are_not_accused(law):
             "uniform": rng.uniform(-1, 1, 400),
             "normal": rng.normal(0, 0.3, 400).clip(-1, 1),
             "spike": np.where(rng.random(400) < 0.5, 0.0, rng.uniform(-1, 1, 400)),
-        }[law]
+        }[distribution]
         found = int((errors > gaps).sum())
         alarms += upper_tail(found, ((1 - gaps.clip(0, 1)) / 2).tolist()) < LEVEL
     assert alarms <= 2

@@ -55,7 +55,7 @@ app = with_all_options(train)
 ONE = torch.ones(1)
 
 
-def laws(seed: int, rows: int = 1, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
+def distributions(seed: int, rows: int = 1, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
     """Log-probabilities of a draft, whose gradients are kept, and of a target, [rows, 7]."""
     torch.manual_seed(seed)
     q, p = (torch.log_softmax(sharp * torch.randn(rows, 7).double(), -1) for _ in range(2))
@@ -67,7 +67,7 @@ SEEDS = st.integers(0, 10_000)
 
 @given(SEEDS)
 def test_a_distance_is_nothing_between_equals_and_more_between_others(seed: int) -> None:
-    q, p = laws(seed)
+    q, p = distributions(seed)
     for name, distance in DISTANCES.items():
         if name != "tvd++":
             assert distance(p, p, ONE).item() == pytest.approx(0, abs=1e-12)
@@ -80,7 +80,7 @@ def test_a_distance_is_nothing_between_equals_and_more_between_others(seed: int)
 
 @given(SEEDS)
 def test_total_variation_is_what_speculative_sampling_rejects(seed: int) -> None:
-    q, p = laws(seed)
+    q, p = distributions(seed)
     accepted = torch.minimum(q.exp(), p.exp()).sum()
     assert tvd(q, p, ONE).item() == pytest.approx(1 - accepted.item())
     assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker
@@ -109,7 +109,7 @@ def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> Non
 def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    q, p = laws(3)
+    q, p = distributions(3)
     monkeypatch.setattr("specbench_cli.training.losses.LK_RATE", 0.0)
     assert lk(q, p, ONE).item() == pytest.approx(kl(q, p, ONE).item())
     monkeypatch.setattr("specbench_cli.training.losses.LK_RATE", 1e9)
@@ -131,7 +131,7 @@ def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> 
 def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_chance(
     seed: int,
 ) -> None:
-    _, p = laws(seed)
+    _, p = distributions(seed)
     q = torch.log_softmax(torch.randn(1, 4).double(), -1)
     whole = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
     for name in ("jsd", "tvd", "reverse-kl"):

@@ -32,7 +32,7 @@ DEVIATIONS = 6
 """Allowed difference of a sum of acceptance tests, in standard deviations. The seeds are fixed."""
 
 SURE = 2
-"""As many tables again whose laws leave little doubt."""
+"""As many tables again whose distributions leave little doubt."""
 
 
 def check_bounds(subject: Subject) -> list[Finding]:
@@ -52,10 +52,10 @@ def _twin(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     If the method draws from a q that differs from the target's distribution, the expected number
     of accepted tokens is sum min(p, q).
 
-    Of a tree that grows the likeliest path need not be the deepest, unless the laws leave little
-    doubt; it ends at a leaf, since a node's best child comes before all its others. A head without
-    a state foresees what follows the target's own choice, and a parallel draft what follows its own
-    first one, so that they are no twins where tokens are drawn or noise decides.
+    Of a tree that grows the likeliest path need not be the deepest, unless the distributions leave
+    little doubt; it ends at a leaf, since a node's best child comes before all its others. A head
+    without a state foresees what follows the target's own choice, and a parallel draft what follows
+    its own first one, so that they are no twins where tokens are drawn or noise decides.
     """
     return _full(
         subject,
@@ -158,7 +158,8 @@ class CaseRun:
         return any(
             step.draft is not None
             and step.draft.q is not None
-            and sum(map(min, reference.law(*text[-2:]), step.draft.q[0].tolist())) < 1 - SLACK
+            and sum(map(min, reference.distribution(*text[-2:]), step.draft.q[0].tolist()))
+            < 1 - SLACK
             for _, step, text in self.drafting()
         )
 

@@ -243,7 +243,8 @@ class Judged:
         return None
 
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
-        """Whether a rule, this one unless given, lets a token pass by the target's own law."""
+        """Whether a rule, this one unless given, lets a token pass by the target's own
+        distribution."""
         p = torch.tensor([self.reference.seen(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
 

@@ -1,12 +1,13 @@
 """The shipped pair under rejection: do tokens come as often as the target says?
 
 Tables are walked, which leaves nothing to chance, and have few tokens that may follow. Here are
-laws of thousands of tokens, a trained draft, and hundreds of steps of one pass. Given the text
-before it, a token's place in its own law, measured in probability, is uniform, whatever the law is
-(Rosenblatt 1952, the probability integral transform; a token takes up a stretch, in which a place
-is drawn). So Pearson's statistic over ten equal bins has nine degrees of freedom. Tokens lie once
-in the order of their probability, and once by how much likelier the draft finds them than the
-target: whatever of the draft's law leaks into the output piles up at that end.
+distributions of thousands of tokens, a trained draft, and hundreds of steps of one pass. Given the
+text before it, a token's place in its own distribution, measured in probability, is uniform,
+whatever the distribution is (Rosenblatt 1952, the probability integral transform; a token takes up
+a stretch, in which a place is drawn). So Pearson's statistic over ten equal bins has nine degrees
+of freedom. Tokens lie once in the order of their probability, and once by how much likelier the
+draft finds them than the
+target: whatever of the draft's distribution leaks into the output piles up at that end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ ORDERS = ("by probability", "by draft over target")
 
 
 def check_embedded(subject: Subject) -> list[Finding]:
-    """One pass over the prompts, with the parameters of the defaults that promise the law."""
+    """One pass over the prompts, with the parameters of the defaults that promise the
+    distribution."""
     params = next(iter(subject.promising("rejection")), None)
     if params is None:
         return []
@@ -46,11 +48,13 @@ def check_embedded(subject: Subject) -> list[Finding]:
     wrong = None
     for prompt, output, said in _outputs(subject, params, pair):
         wrong = wrong or said
-        laws = _laws(pair, "target", prompt, output)
-        drafts = _laws(pair, "draft", prompt, output, cut=False)
+        distributions = _distributions(pair, "target", prompt, output)
+        drafts = _distributions(pair, "draft", prompt, output, cut=False)
         u = torch.rand(len(output), generator=chance, dtype=torch.float64)
-        for order, keys in zip(ORDERS, (laws, drafts / laws.clamp_min(1e-12)), strict=True):
-            places[order] += _places(laws, keys, torch.tensor(output), u).tolist()
+        for order, keys in zip(
+            ORDERS, (distributions, drafts / distributions.clamp_min(1e-12)), strict=True
+        ):
+            places[order] += _places(distributions, keys, torch.tensor(output), u).tolist()
     measured = {order: pearson(found) for order, found in places.items()}
     worst = max(measured, key=measured.__getitem__)
     p = float(chi2.sf(measured[worst], BINS - 1))
@@ -65,11 +69,12 @@ def check_embedded(subject: Subject) -> list[Finding]:
     bound = float(chi2.isf(ALARM, BINS - 1))
     seen, allowed = format_distinct(measured[worst], bound)
     what = (
-        f"{tokens} sampled tokens do not follow the target's law: in the order {worst},"
+        f"{tokens} sampled tokens do not follow the target's distribution: in the order {worst},"
         f" chi-square {seen} on {BINS - 1} degrees of freedom, allowed {allowed}"
     )
     look = (
-        "the check of the law, on tables; if that passes, what only large vocabularies, long"
+        "the check of the distribution, on tables; if that passes, what only large"
+        " vocabularies, long"
         " outputs or later prompts reach"
     )
     return [Finding("embedded", False, figure, Problem(what, where, look))]
@@ -99,10 +104,11 @@ def _outputs(
         yield prompt, list(session.output()), wrong
 
 
-def _laws(
+def _distributions(
     pair: EmbeddedPair, role: str, prompt: tuple[int, ...], output: list[int], cut: bool = True
 ) -> Tensor:
-    """The laws [n, V], float64, of each token of an output, by transformers' module and warpers."""
+    """The distributions [n, V], float64, of each token of an output, by transformers' module and
+    warpers."""
     oracle = Oracle(pair.module(role))
     scores = oracle.logits([*prompt, *output[:-1]], None, len(output)).double()
     for warper in warpers(SAMPLING) if cut else ():
@@ -110,12 +116,12 @@ def _laws(
     return scores.softmax(-1)
 
 
-def _places(laws: Tensor, keys: Tensor, ids: Tensor, u: Tensor) -> Tensor:
-    """Where in its law [n, V] each token [n] lies, the tokens ordered by `keys`, largest first; at
-    `u` [n] of the stretch that is its own."""
+def _places(distributions: Tensor, keys: Tensor, ids: Tensor, u: Tensor) -> Tensor:
+    """Where in its distribution [n, V] each token [n] lies, the tokens ordered by `keys`, largest
+    first; at `u` [n] of the stretch that is its own."""
     order = keys.argsort(-1, descending=True)
-    ends = laws.gather(-1, order).cumsum(-1)
+    ends = distributions.gather(-1, order).cumsum(-1)
     at = order.argsort(-1).gather(-1, ids[:, None])
-    own = laws.gather(-1, ids[:, None])[:, 0]
+    own = distributions.gather(-1, ids[:, None])[:, 0]
     found: Tensor = ends.gather(-1, at)[:, 0] - own * u
     return found.clamp(0.0, 1.0 - 1e-12)

@@ -92,8 +92,11 @@ def due_tokens(case: Case) -> list[int]:
         row: list[float] = case.tables[0][before, last].tolist()
         row[forbidden(output, vocab)] = -math.inf
         if sampling.rule == "coupled":
-            law = warped(row, sampling)
-            row = [math.log(p) + g if p else -math.inf for p, g in zip(law, gumbel, strict=True)]
+            distribution = warped(row, sampling)
+            row = [
+                math.log(p) + g if p else -math.inf
+                for p, g in zip(distribution, gumbel, strict=True)
+            ]
         output.append(max(range(vocab), key=row.__getitem__))
     return cut(output, case.eos, case.budget)
 

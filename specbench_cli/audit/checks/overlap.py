@@ -1,9 +1,9 @@
-"""How many draft tokens should stand, by the two laws alone, worked out in plain Python.
+"""How many draft tokens should stand, by the two distributions alone, worked out in plain Python.
 
-At a node a child drawn from d stands in mass sum min(r, d), r being the target's law or what
-earlier siblings left of it (Leviathan et al. 2023, arXiv:2211.17192; siblings: Miao et al. 2024,
-arXiv:2305.09781; without replacement: Jeon et al. 2024, arXiv:2402.14160). Children that were not
-drawn stand with the target's own probability of them.
+At a node a child drawn from d stands in mass sum min(r, d), r being the target's distribution or
+what earlier siblings left of it (Leviathan et al. 2023, arXiv:2211.17192; siblings: Miao et al.
+2024, arXiv:2305.09781; without replacement: Jeon et al. 2024, arXiv:2402.14160). Children that were
+not drawn stand with the target's own probability of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -
     expected = 0.0
     for level in range(step.outcome.tested):
         children = siblings[path[level - 1] if level else ROOT]
-        p = reference.law(*[*before, *(ids[above] for above in path[:level])][-2:])
+        p = reference.distribution(*[*before, *(ids[above] for above in path[:level])][-2:])
         if draft.q is None:
             expected += sum(p[token] for token in {ids[child] for child in children})
             continue
         stood = children.index(path[level]) if level < len(path) else len(children)
         tested = [ids[child] for child in children[: stood + 1]]
         q = draft.q[children[0]].tolist()
-        expected += sum(chances(p, q, tested, replacement=draft.law == "iid"))
+        expected += sum(chances(p, q, tested, replacement=draft.draw_mode == "independent"))
     return expected
 
 
@@ -63,7 +63,8 @@ def chances(
 
 
 def _remaining(q: Probabilities, drawn: Sequence[int]) -> list[float]:
-    """The law of the next draw without replacement; any other token where nothing of q is left."""
+    """The distribution of the next draw without replacement; any other token where nothing of q is
+    left."""
     left = [0.0 if token in drawn else p for token, p in enumerate(q)]
     if sum(left) <= 0.0:
         left = [float(token not in drawn) for token in range(len(q))]

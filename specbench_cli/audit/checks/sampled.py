@@ -1,9 +1,9 @@
-"""The real generator: transitions of long sampled outputs against the target's law.
+"""The real generator: transitions of long sampled outputs against the target's distribution.
 
 Walking all outcomes proves the code, with an oracle in the generator's place. Here the generator
 itself is at work. The target is a Markov chain, so that the tokens that followed each token are
-independent draws from one row of its law, whatever blocks they came in: Pearson's statistic over
-all rows, whose degrees of freedom add up.
+independent draws from one row of its distribution, whatever blocks they came in: Pearson's
+statistic over all rows, whose degrees of freedom add up.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ def _drawn(
     prompt_id: str = "table/0",
 ) -> Sequence[int]:
     """An output of `ANEW` tokens, by the chance of a pass, a seed and a prompt."""
-    law = replace(case.sampling, seed=seed, temperature=FLAT)
-    session = replace(case, sampling=law, budget=ANEW, prompt_id=prompt_id).open(pass_=pass_)
+    distribution = replace(case.sampling, seed=seed, temperature=FLAT)
+    session = replace(case, sampling=distribution, budget=ANEW, prompt_id=prompt_id).open(
+        pass_=pass_
+    )
     for _ in subject.method(params).generate(session):
         pass
     return session.output()
@@ -92,8 +94,8 @@ def sample(
     vocab = 3
     tables = [random_table(vocab, 41 + which, 1.2) for which in range(2)]
     target, draft = (table[:1].expand(vocab, -1, -1) for table in tables)
-    law = Sampling("rejection", 0.9, seed=seed)
-    case = Case("Markov", (target, draft), law, prompt=(1, 0), budget=tokens)
+    distribution = Sampling("rejection", 0.9, seed=seed)
+    case = Case("Markov", (target, draft), distribution, prompt=(1, 0), budget=tokens)
     session = case.open()
     for _ in subject.method(params).generate(session):
         pass
@@ -101,19 +103,21 @@ def sample(
     text = (case.prompt[-1], *session.output())
     for last, token in pairwise(text):
         counts[last][token] += 1
-    reference = Reference(target, law)
-    return pearson(counts, [reference.law(0, last) for last in range(vocab)]), counts, case
+    reference = Reference(target, distribution)
+    return pearson(counts, [reference.distribution(0, last) for last in range(vocab)]), counts, case
 
 
-def pearson(counts: Sequence[Sequence[int]], laws: Sequence[Sequence[float]]) -> float:
-    """The p-value of counts of independent draws, each row from its own law."""
+def pearson(counts: Sequence[Sequence[int]], distributions: Sequence[Sequence[float]]) -> float:
+    """The p-value of counts of independent draws, each row from its own distribution."""
     statistic, freedom = 0.0, 0
-    for row, law in zip(counts, laws, strict=True):
+    for row, distribution in zip(counts, distributions, strict=True):
         n = sum(row)
         if n == 0:
             continue
-        statistic += sum((seen - n * p) ** 2 / (n * p) for seen, p in zip(row, law, strict=True))
-        freedom += len(law) - 1
+        statistic += sum(
+            (seen - n * p) ** 2 / (n * p) for seen, p in zip(row, distribution, strict=True)
+        )
+        freedom += len(distribution) - 1
     return float(chi2.sf(statistic, freedom))
 
 
@@ -124,18 +128,18 @@ def _alarm(
     shares = [
         (seen / sum(row) - p, last, token, seen / sum(row), p)
         for last, row in enumerate(counts)
-        for token, (seen, p) in enumerate(zip(row, reference.law(0, last), strict=True))
+        for token, (seen, p) in enumerate(zip(row, reference.distribution(0, last), strict=True))
         if sum(row)
     ]
     _, last, token, share, p = max(shares, key=lambda found: abs(found[0]))
     seen, due = format_distinct(share, p)
     what = (
-        f"{figure['tokens']:g} sampled tokens do not follow the target's law"
+        f"{figure['tokens']:g} sampled tokens do not follow the target's distribution"
         f" (p = {figure['p_value']:.2g}): after {last}, {token} has frequency {seen}, but"
         f" probability {due} under the target"
     )
     look = (
         "the random numbers: each decision needs one of its own (`session.random`, `session.pick`);"
-        " if the check of the law fails too, look there first"
+        " if the check of the distribution fails too, look there first"
     )
     return Finding("generator", False, figure, Problem(what, f"{passed(params)}; {case}", look))

@@ -1,4 +1,5 @@
-"""The shipped pair and its heads, for audits: laws of 4,096 tokens as training left them."""
+"""The shipped pair and its heads, for audits: distributions of 4,096 tokens as training left
+them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models that are tables: small enough for every outcome of a decoding to be walked.
 
 The logits of a row are an entry of a table: by the token before it and by its own. A vocabulary of
-3 to 5 tokens makes the law of a few tokens a list of a few hundred numbers.
+3 to 5 tokens makes the distribution of a few tokens a list of a few hundred numbers.
 """
 
 from __future__ import annotations
@@ -459,11 +459,12 @@ Pair = tuple[Tensor, Tensor]
 """The tables of a target and of its draft."""
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint", "mixed", "tied")
-"""How a pair's laws lie to each other."""
+"""How a pair's distributions lie to each other."""
 
 
 def random_table(vocab: int, seed: int, scale: float = 1.0) -> Tensor:
-    """A table [V, V, V] of float64 logits; the larger `scale`, the more peaked the laws."""
+    """A table [V, V, V] of float64 logits; the larger `scale`, the more peaked the
+    distributions."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(vocab, vocab, vocab, generator=generator, dtype=torch.float64)
 

@@ -78,7 +78,11 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
         probe = Probe(
             bench.workspace,
             Windows(QuietMeter(), allow_noise=asked.allow_noise),
-            {name: each for arm in plan.arms for name, each in sessions(arm).items()},
+            {
+                name: each
+                for method_run in plan.method_runs
+                for name, each in sessions(method_run).items()
+            },
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions],
             batches=sizes(options.batch),

@@ -34,6 +34,7 @@ from specbench_cli.comparison.cell import Cell, Counters, Key, Times
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
+from specbench_cli.former_names import current_params
 from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
 
 ROOT = Path("results/baselines")
@@ -382,7 +383,7 @@ def _row_facts(row: Mapping[str, Any]) -> RowFacts:
     return RowFacts(
         label=row["label"],
         method=row["method"],
-        params=dict(row["params"]),
+        params=current_params(row["params"]),
         timing_free=row["timing_free"],
         models=None if models is None else tuple(models),
     )

@@ -1,8 +1,8 @@
 """How long a chain of draft tokens gets: a fixed length, or a rule that decides on the way.
 
 A rule is asked once a drafted token is kept, or before anything is drafted. It sees what the draft
-model said up to there and what became of earlier drafts, so each token's law stays the q that
-verification is given. To take a token back for its looks would censor q, and no rule can.
+model said up to there and what became of earlier drafts, so each token's distribution stays the q
+that verification is given. To take a token back for its looks would censor q, and no rule can.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class Stopping(Length):
     def accepts(self, signal: float) -> bool:
         """Whether the signal says to go on."""
 
-    def law(self, out: Out, pick: Pick) -> Tensor:
-        """The law [V] of the newest token: what it was drawn from, or the draft's if not drawn."""
+    def distribution(self, out: Out, pick: Pick) -> Tensor:
+        """The distribution [V] of the newest token: what it was drawn from, or the draft's if not
+        drawn."""
         if pick[1] is not None:
             return pick[1][0]
         assert out.logits is not None
@@ -156,7 +157,7 @@ class Confidence(Stopping):
 
     def signal(self, out: Out, pick: Pick) -> Tensor:
         """The draft's probability of the token."""
-        return self.law(out, pick)[pick[0]]
+        return self.distribution(out, pick)[pick[0]]
 
     def accepts(self, signal: float) -> bool:
         """See `Stopping`."""
@@ -198,15 +199,15 @@ def learnt(tested: Sequence[tuple[float, bool]]) -> float | None:
 
 
 class Entropy(Stopping):
-    """Stops after a token whose law had an entropy above a threshold, in nats."""
+    """Stops after a token whose distribution had an entropy above a threshold, in nats."""
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)
         self._threshold = ENTROPY if threshold is None else threshold
 
     def signal(self, out: Out, pick: Pick) -> Tensor:
-        """The entropy of the law that the token stands for."""
-        entropy: Tensor = torch.special.entr(self.law(out, pick)).sum()
+        """The entropy of the distribution that the token stands for."""
+        entropy: Tensor = torch.special.entr(self.distribution(out, pick)).sum()
         return entropy
 
     def accepts(self, signal: float) -> bool:

@@ -22,7 +22,7 @@ from specbench_cli.engine.drafting.growth import Grown
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Law, Out
+from specbench_cli.engine.types import Draft, DrawMode, Out
 from specbench_cli.engine.verify.tree import ROOT
 
 Ranks = tuple[int, ...]
@@ -155,7 +155,7 @@ def fill(
     first: Out,
     session: Session,
     *,
-    how: Law = "point",
+    how: DrawMode = "deterministic",
 ) -> Grown:
     """A draft of a template's shape after the last committed token.
 
@@ -170,15 +170,17 @@ def fill(
     """
     out = first
     tokens: list[Ids] = []
-    laws: list[Tensor] = []
+    distributions: list[Tensor] = []
     for ahead, level in enumerate(template.levels()):
         children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
         tokens.append(level.take(children))
         if q is not None:
-            laws.append(q.index_select(0, host.ids(level.rows, q.device)))
+            distributions.append(q.index_select(0, host.ids(level.rows, q.device)))
         if level.fed:
             out = levels.feed(level.inner(tokens[-1]), level.above)
-    return Grown(session.tree(host.joined(tokens), template.parents, laws, how), template.fed)
+    return Grown(
+        session.tree(host.joined(tokens), template.parents, distributions, how), template.fed
+    )
 
 
 def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:

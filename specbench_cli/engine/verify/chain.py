@@ -6,7 +6,7 @@ Two rules serve all decoding modes (`accept` has those that are not exact):
   noise); the draft stands as far as it names the chosen tokens, and the choice after that is
   committed.
 * `rejection`: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A draft token that
-  was not drawn from a known law is a draw from the point mass on it.
+  was not drawn from a known distribution is a draw from the point mass on it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ def match(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm(max(p - q, 0)), the law of the token in place of a rejected one; p where that is empty.
+    """norm(max(p - q, 0)), the distribution of the token in place of a rejected one; p where that
+    is empty.
 
     Args:
-        p, q: [..., V] laws; a row of zeros in q gives p back.
+        p, q: [..., V] distributions; a row of zeros in q gives p back.
     """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
-    # p == q up to rounding: a rejection has probability 0 there, and p is the right law in the
-    # limit.
+    # p == q up to rounding: a rejection has probability 0 there, and p is the right distribution in
+    # the limit.
     empty = mass <= 1e-12
     return torch.where(empty, p, excess / mass.masked_fill(empty, 1.0))
 
@@ -87,9 +88,10 @@ def relaxed_rejection(
 
 
 def sure(tokens: Tensor, p: Tensor) -> Tensor:
-    """The laws [m, V] of tokens [m] that nothing was drawn for, of the kind of p [..., V]."""
-    laws = p.new_zeros(tokens.shape[0], p.shape[-1])
-    return laws.scatter_(1, tokens[:, None], 1.0)
+    """The distributions [m, V] of tokens [m] that nothing was drawn for, of the kind of p [...,
+    V]."""
+    distributions = p.new_zeros(tokens.shape[0], p.shape[-1])
+    return distributions.scatter_(1, tokens[:, None], 1.0)
 
 
 def _acceptance(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,8 +107,8 @@ def _following(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
     """Return the token after the accepted ones: a replacement or the bonus token."""
     # A row of zeros behind q makes the bonus a residual like the others.
     row = stand[None]
-    law = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
-    return random.categorical(law)[0]
+    distribution = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
+    return random.categorical(distribution)[0]
 
 
 # ---- block verification -------------------------------------------------------------------------
@@ -118,12 +120,13 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     With c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)), the chance that at least i tokens
     stand is c_i. The longest prefix to pass its own test stands: the whole block passes with
     probability c_m, the first i < m tokens with s_i / (s_i + 1 - c_i), where s_i is the mass of
-    max(c_i p_{i+1} - q_{i+1}, 0), the law (up to its norm) of the token that then follows.
+    max(c_i p_{i+1} - q_{i+1}, 0), the distribution (up to its norm) of the token that then follows.
 
     Args:
         tokens: [m] int64, the draft.
-        q: [m, V], the law that each token was drawn from; None for tokens chosen without a draw.
-        p: [m + 1, V], the target's warped law at each position.
+        q: [m, V], the distribution that each token was drawn from; None for tokens chosen without a
+            draw.
+        p: [m + 1, V], the target's warped distribution at each position.
     Returns:
         (accepted, next): two int64 scalars, as of `rejection`.
     """
@@ -138,11 +141,12 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     c = torch.stack(chances)
     left = (c[:m, None] * p[:m] - q).clamp_min(0).sum(-1)
     lost = 1.0 - c[:m]
-    # 0 / 0: the laws agree and nothing was lost so far, so that a longer prefix stands for sure.
+    # 0 / 0: the distributions agree and nothing was lost so far, so that a longer prefix stands for
+    # sure.
     passes = torch.cat((torch.where(lost > 0, left / (left + lost), 1.0), c[m:]))
     # From the longest prefix down to the empty one, which stands if no other does.
     accepted = m - random.bernoulli(1.0 - passes[1:].flip(0)).sum()
     row = accepted[None]
     # norm(max(c p - q, 0)); whatever is reached has c > 0.
-    law = residual(p[row], F.pad(q, (0, 0, 0, 1))[row] / c[row, None])
-    return accepted, random.categorical(law)[0]
+    distribution = residual(p[row], F.pad(q, (0, 0, 0, 1))[row] / c[row, None])
+    return accepted, random.categorical(distribution)[0]

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.types import Law
+from specbench_cli.engine.types import DrawMode
 from specbench_cli.engine.verify import ranking
-from specbench_cli.engine.verify import sampling as law
+from specbench_cli.engine.verify import sampling as distribution
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.siblings import remaining
 
 Pick = tuple[Tensor, Tensor | None]
-"""Draft tokens [n] int64, and the laws [n, V] that they were drawn from where they are needed."""
+"""Draft tokens [n] int64, and the distributions [n, V] that they were drawn from where they are
+needed."""
 
 
 class Chooser:
@@ -38,8 +39,9 @@ class Chooser:
         self._noise = noise
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The laws that logits [..., V'] stand for under the rule's temperature and cuts."""
-        return law.warp(self.align(rows), self.sampling)
+        """The distributions that logits [..., V'] stand for under the rule's temperature and
+        cuts."""
+        return distribution.warp(self.align(rows), self.sampling)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
         """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
@@ -58,10 +60,11 @@ class Chooser:
         else:
             places = host.places(tuple(depths), rows.device)
             noise = self.noise(first, max(depths) + 1).index_select(0, places)
-        return law.log_warp(rows, self.sampling) + noise
+        return distribution.log_warp(rows, self.sampling) + noise
 
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:
-        """A draft token from each row of logits, [n, V'], and their laws if they were drawn.
+        """A draft token from each row of logits, [n, V'], and their distributions if they were
+        drawn.
 
         Args:
             at: position of the first row's token; default: the others' come behind it.
@@ -74,17 +77,17 @@ class Chooser:
         return ranking.argmax(self.scores(rows, at, depths)), None
 
     def branch(
-        self, rows: Tensor, width: int, at: int, how: Law = "iid"
+        self, rows: Tensor, width: int, at: int, how: DrawMode = "independent"
     ) -> tuple[Tensor, Tensor | None]:
         """Children of the draft nodes of one level; see `Session.branch`."""
         rows = self.align(rows)
         if not self.sampling.draws:
             scores = self.scores(rows, at, [0] * rows.shape[0])
             return ranking.top_indices(scores, width), None
-        if how == "point":
+        if how == "deterministic":
             return ranking.top_indices(rows, width), None
         q = self.warp(rows)
-        return siblings(q, width, self.random, replacement=how == "iid"), q
+        return siblings(q, width, self.random, replacement=how == "independent"), q
 
     def candidates(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
@@ -119,10 +122,10 @@ class Chooser:
 
 
 def siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -> Tensor:
-    """Draw `width` tokens from each law, in the order in which verification tests them.
+    """Draw `width` tokens from each distribution, in the order in which verification tests them.
 
     Args:
-        q: [r, V], a law for each of r nodes.
+        q: [r, V], a distribution for each of r nodes.
         width: at most V without replacement.
     Returns:
         [r, width] int64.

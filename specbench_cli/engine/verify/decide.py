@@ -87,7 +87,8 @@ def drawn(
     passes: Tensor | None = None,
     drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
-    """Decide by draws from the target's laws p [m + 1, V] at the root and at each node; of a chain,
+    """Decide by draws from the target's distributions p [m + 1, V] at the root and at each node; of
+    a chain,
     from m of them: then no bonus follows.
 
     Raises:
@@ -136,7 +137,7 @@ def _drawn_tree(
     if not told[draft.nodes]:
         raise ArithmeticError(NOT_FINITE)
     _check(drafters, told[draft.nodes + 1 :])
-    q, replacement = draft.q, draft.law == "iid"
+    q, replacement = draft.q, draft.draw_mode == "independent"
     passed: Collection[int] = ()
     if passes is None:
         if q is None:

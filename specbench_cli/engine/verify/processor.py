@@ -5,7 +5,8 @@ against: vanilla is processed likewise, and so are the rows that verdicts go by.
 one place, where a draft is decided, so that no method knows of it: a node's row is processed by the
 text that leads to the node. Drafts need none of it to be exact: a token that the processed target
 cannot say has probability 0 there, and is rejected. Chains that are picked token by token
-(`Session.pick`) leave such tokens out all the same where that is cheap; q is then the law of that.
+(`Session.pick`) leave such tokens out all the same where that is cheap; q is then the distribution
+of that.
 """
 
 from __future__ import annotations

@@ -65,6 +65,6 @@ class SeededRandom:
 def tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
     """Toss a coin for each parent. Return the result for each of its children, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
-    law = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
+    distribution = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
     own = host.ids([places[parent] for parent in parents], p.device)
-    return random.categorical(law.expand(len(places), 2))[own].bool()
+    return random.categorical(distribution.expand(len(places), 2))[own].bool()

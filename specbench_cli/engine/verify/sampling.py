@@ -1,4 +1,5 @@
-"""From logits to the law that a token is drawn from, and the keyed noise of coupled decoding.
+"""From logits to the distribution that a token is drawn from, and the keyed noise of coupled
+decoding.
 
 Warping order: temperature, top-k, top-p, softmax, as in transformers' generation, behind what a
 contrast and a processor make of the logits (`contrast`, `processor`). The greedy rule never divides
@@ -44,7 +45,8 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn, so that the output's law is right and not its very tokens."""
+        """Whether tokens are drawn, so that the output's distribution is right and not its very
+        tokens."""
         return self.rule in ("rejection", "block")
 
 
@@ -72,12 +74,12 @@ def cut(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The warped law, [..., V]; sums to 1."""
+    """The warped distribution, [..., V]; sums to 1."""
     return cut(logits, sampling).softmax(-1)
 
 
 def log_warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logarithm of the warped law, [..., V]; -inf outside the cuts."""
+    """Logarithm of the warped distribution, [..., V]; -inf outside the cuts."""
     return cut(logits, sampling).log_softmax(-1)
 
 

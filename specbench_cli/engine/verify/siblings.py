@@ -8,7 +8,7 @@ token of the target's own and stop. What tells them apart is how the children we
 * `point_mass`: children chosen without a draw. The target draws its token; a child stands iff it
   holds it. Each child then stands with the target's probability of it, which is what rejection of
   a point mass comes to, whatever the order.
-* `multi_round`: children drawn from a law of the draft, with or without replacement.
+* `multi_round`: children drawn from a distribution of the draft, with or without replacement.
 
 Every rule draws once at a node, or once for each child in a fixed order, never once for each path:
 several draws at one node, the longest match kept, would favour drafted tokens.
@@ -31,14 +31,14 @@ from specbench_cli.engine.verify.tree import ROOT, Tree, child_of
 
 
 def remaining(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
-    """The law of the next draw without replacement, in float64.
+    """The distribution of the next draw without replacement, in float64.
 
     Where nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et
     al. 2024, arXiv:2402.12374), so that up to V children can be drawn.
 
     Args:
-        q: [..., V], the law of the first draw.
-        drawn: the ids of the earlier draws, [..., k] for many laws.
+        q: [..., V], the distribution of the first draw.
+        drawn: the ids of the earlier draws, [..., k] for many distributions.
     """
     at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
@@ -65,7 +65,7 @@ def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> 
 
     Args:
         tokens: m ids.
-        p: [m + 1, V], the target's warped law at the root and at each node.
+        p: [m + 1, V], the target's warped distribution at the root and at each node.
     Returns:
         (path, next): the nodes that stand and, as int64 scalar, the token after them.
     """
@@ -91,9 +91,9 @@ def multi_round(
 ) -> tuple[Path, Tensor]:
     """Recursive rejection sampling: siblings are tested one after another, the first to stand wins.
 
-    A child x drawn from d stands with probability min(1, r(x) / d(x)), r being the target's law at
-    its parent; if it does not, r becomes norm(max(r - d, 0)) for the next child, and the law of the
-    token committed where no child stands.
+    A child x drawn from d stands with probability min(1, r(x) / d(x)), r being the target's
+    distribution at its parent; if it does not, r becomes norm(max(r - d, 0)) for the next child,
+    and the distribution of the token committed where no child stands.
 
     * With replacement, d = q for all: multi-step speculative sampling of SpecInfer (Miao et al.,
       ASPLOS 2024, arXiv:2305.09781); each child may have a q of its own.
@@ -102,8 +102,9 @@ def multi_round(
 
     Args:
         tokens: m ids, siblings in `tree.children` in the order of their draws.
-        q: [m, V], the law of each node's first sibling; equal for siblings without replacement.
-        p: [m + 1, V], the target's warped law at the root and at each node.
+        q: [m, V], the distribution of each node's first sibling; equal for siblings without
+            replacement.
+        p: [m + 1, V], the target's warped distribution at the root and at each node.
     Returns:
         (path, next): the nodes that stand and, as int64 scalar, the token after them.
     """
@@ -126,7 +127,7 @@ def _rounds(
     *,
     replacement: bool,
 ) -> tuple[int | None, Tensor]:
-    """The child of a node that stands; None, and the law of the token in place of all."""
+    """The child of a node that stands; None, and the distribution of the token in place of all."""
     r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
     tested: list[int] = []
     for child in tree.children[node]:

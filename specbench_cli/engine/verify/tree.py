@@ -113,7 +113,7 @@ def merge(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> Merged
     """One tree that holds every path of several; nodes with equal paths become one.
 
     Nodes come in the order of the parts. The tokens of none may have been drawn: what a path's
-    law is cannot be said of it if others led to it too.
+    distribution is cannot be said of it if others led to it too.
 
     Args:
         parts: (ids, parents) of each; None for a chain.

@@ -1,4 +1,5 @@
-"""What workers tell each other: a few whole numbers and, where laws matter, rows of them."""
+"""What workers tell each other: a few whole numbers and, where distributions matter, rows of
+them."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ class Message:
     """An order to a drafter, or its answer.
 
     ints: what it is about, as the two sides agree on it: tokens, lengths.
-    rows: [k, V] float32, the laws that tokens were drawn from, or log-probabilities; None where no
-        law is needed. On the sender's device; the receiver gets a copy of its own, on its device.
+    rows: [k, V] float32, the distributions that tokens were drawn from, or log-probabilities; None
+        where no distribution is needed. On the sender's device; the receiver gets a copy of its
+        own, on its device.
     """
 
     ints: tuple[int, ...]

@@ -2,7 +2,8 @@
 
 The process is a fresh interpreter, loads the draft itself, serves one request after another, and is
 gone when its transport is closed, when it does not answer in time, or with the process that started
-it. Numbers and laws go through shared memory; nothing is pickled while a request is decoded.
+it. Numbers and distributions go through shared memory; nothing is pickled while a request is
+decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from specbench_cli.engine.workers.transport import Hiring, Transport, Worker
 from specbench_cli.errors import EnvironmentFault, MethodFault, WorkerLost
 
 ROWS = 128
-"""Laws that a message has room for."""
+"""Distributions that a message has room for."""
 
 LOADING_S = 600.0
 """The longest that a draft may take to load."""

@@ -53,7 +53,8 @@ def guesses(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> li
 class Window:
     """Draft tokens in a row, and where they come from.
 
-    q: [m, V], the laws that they were drawn from; None where they were chosen without a draw.
+    q: [m, V], the distributions that they were drawn from; None where they were chosen without a
+        draw.
     reused: whether they were prepared before their outcome was known.
     prepared: for how many outcomes windows were.
     """
@@ -87,7 +88,7 @@ class Rollouts:
 
     The last token of a prepared window is drawn when it is taken, so that chance is spent only on
     what is fed. Under a rule that draws, branches are drawn independently of each other and of what
-    decides among them: the one taken is a draw from the draft's law behind its outcome.
+    decides among them: the one taken is a draw from the draft's distribution behind its outcome.
 
     Args:
         length: tokens of a window.
@@ -128,10 +129,13 @@ class Rollouts:
         self._branches, self._levels = {}, []
         picked = [token for token, _ in self._picks]
         tokens = host.numbers(torch.cat(picked)) if picked else []
-        laws = [q for _, q in self._picks if q is not None]
+        distributions = [q for _, q in self._picks if q is not None]
         self._desk.text += tokens
         return Window(
-            tuple(tokens), torch.cat(laws) if laws else None, branch is not None, prepared
+            tuple(tokens),
+            torch.cat(distributions) if distributions else None,
+            branch is not None,
+            prepared,
         )
 
     def complete(self) -> None:

@@ -177,8 +177,8 @@ class Scheduler:
         """Deal until nothing is missing."""
         visits = [
             question.prompt_id
-            for question, arms in self._plan.visits(self._number)
-            if self._answers.lack(question, arms, self._number)
+            for question, method_runs in self._plan.visits(self._number)
+            if self._answers.lack(question, method_runs, self._number)
         ]
         size = wave(self._plan.config.batch)
         todo = deque(tuple(visits[at : at + size]) for at in range(0, len(visits), size))

@@ -201,7 +201,9 @@ def words(plan: Plan) -> dict[str, str]:
     """What driver and workers must have in common: `program`, and the weights."""
     models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
     heads = {}
-    for wanted in (wanted for arm in plan.arms for wanted in arm.method.artifacts()):
+    for wanted in (
+        wanted for method_run in plan.method_runs for wanted in method_run.method.artifacts()
+    ):
         kind = wanted.kind
         files = resolve_head(
             wanted.source, kind.kind, plan.target, inside=kind.inside, hint=kind.hint

@@ -32,8 +32,8 @@ from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.measure.together import measurable
 from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grammar import Grammar
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
@@ -79,7 +79,7 @@ class PluginOrders:
 
     bench: Bench = field(init=False)
     sampling: Sampling = field(init=False)
-    arms: dict[str, Arm] = field(default_factory=dict)
+    method_runs: dict[str, MethodRun] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
     cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
     code: state.Seen = field(default_factory=dict)
@@ -101,23 +101,31 @@ class PluginOrders:
         """Make the rows' methods, and ask them all that a run asks; what that changed here."""
         before = state.seen()
         for row in rows:
-            arm = Arm(row.name, row.label, row.params)
+            method_run = MethodRun(row.name, row.label, row.params)
             for name in ("guarantees", "source", "file_sha256"):
-                getattr(arm, name)
+                getattr(method_run, name)
             for name in _PROPERTIES:
-                getattr(arm.method, name)
-            arm.method.check()
-            must_return(arm.method, "processes", arm.method.processes(), Sequence, "a list of ids")
-            arm.check_hooks()
+                getattr(method_run.method, name)
+            method_run.method.check()
+            must_return(
+                method_run.method,
+                "processes",
+                method_run.method.processes(),
+                Sequence,
+                "a list of ids",
+            )
+            method_run.check_hooks()
         return state.changed(before)
 
     def open(self, opening: LoadOrder) -> dict[str, Any]:
         """Load what is decoded with; what the manifest keeps of trained modules."""
         config = opening.config.model_copy(update={"isolation": "none"})  # it is here
-        self.arms = {label: Arm(name, label, passed) for name, label, passed in opening.rows}
+        self.method_runs = {
+            label: MethodRun(name, label, passed) for name, label, passed in opening.rows
+        }
         models = opening.target, opening.draft, opening.others
-        arms = tuple(self.arms.values())
-        plan = Plan(config, arms, (), (), *models, grammar=opening.grammar)
+        method_runs = tuple(self.method_runs.values())
+        plan = Plan(config, method_runs, (), (), *models, grammar=opening.grammar)
         self.bench = Bench(plan)
         if opening.costs is not None:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
@@ -134,7 +142,9 @@ class PluginOrders:
         request = self.bench.request("warm-up", 1, ids, self.bench.stop(WARM_UP_TOKENS))
         try:
             for _ in range(WARM_UP_ROUNDS):
-                warm_up(self.arms[label], self.bench.workspace, request, self.sampling, memory)
+                warm_up(
+                    self.method_runs[label], self.bench.workspace, request, self.sampling, memory
+                )
         except BaseException as failure:  # it will fail, and be recorded, on the prompts
             return one_line(failure)
         finally:
@@ -172,7 +182,7 @@ class PluginOrders:
         key = (label, *asked.key)
         if key not in self.cells:
             self.cells[key] = Cell(
-                self.arms[label],
+                self.method_runs[label],
                 asked.prompt,
                 self.bench.request_for(asked.prompt, asked.budget),
                 self.bench.workspace,

@@ -18,7 +18,7 @@ from specbench_cli.measure.isolation.answers import MeasureAnswer
 from specbench_cli.measure.isolation.orders import LoadOrder, MeasureOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
 from specbench_cli.measure.together import Together
-from specbench_cli.plan.arm import Arm
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.store.run_dir import RunDir
@@ -41,12 +41,14 @@ class PluginMethods:
         self.labels = plan.apart
         self._plan, self._run_dir, self._threads = plan, run_dir, threads
         files = {
-            arm.name: file_of(arm.name, plan.config.plugins)
-            for arm in plan.arms
-            if arm.label in self.labels
+            method_run.name: file_of(method_run.name, plan.config.plugins)
+            for method_run in plan.method_runs
+            if method_run.label in self.labels
         }
         self._processes = {
-            arm.label: process_of(files[arm.name]) for arm in plan.arms if arm.name in files
+            method_run.label: process_of(files[method_run.name])
+            for method_run in plan.method_runs
+            if method_run.name in files
         }
         self._opened: set[PluginProcess] = set()
         self._warm: dict[str, tuple[list[int], int]] = {}
@@ -61,35 +63,40 @@ class PluginMethods:
                 own = (label for label, each in self._processes.items() if each is process)
                 self.unfit |= dict.fromkeys(own, fault)
 
-    def warm_up(self, arm: Arm, ids: Sequence[int], capacity: int) -> str | None:
+    def warm_up(self, method_run: MethodRun, ids: Sequence[int], capacity: int) -> str | None:
         """Run a row a little, at the beginning of a pass; why that failed."""
-        self._warm[arm.label] = [*ids], capacity
+        self._warm[method_run.label] = [*ids], capacity
         try:
-            return self._warmed(arm.label)
+            return self._warmed(method_run.label)
         except MethodFault as fault:
             return fault.message
 
     def measure(
-        self, arm: Arm, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float]
+        self,
+        method_run: MethodRun,
+        cells: Sequence[Cell],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float],
     ) -> list[MeasureAnswer]:
         """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
         came to no answer."""
-        process, limit = self._processes[arm.label], self._plan.config.timeout_per_prompt
-        if not process.alive and arm.method.state_scope != "prompt":
+        process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
+        if not process.alive and method_run.method.state_scope != "prompt":
             raise MethodFault("its process ended before, and with it what it had learnt")
         if not process.alive:
             self._opened.discard(process)
             self._cold |= {label for label, each in self._processes.items() if each is process}
         self._open(process)
-        if arm.label in self._cold and arm.label in self._warm:
-            self._warmed(arm.label)
+        if method_run.label in self._cold and method_run.label in self._warm:
+            self._warmed(method_run.label)
         asked = [_asked(cell) for cell in cells]
         settled, self._settled = self._settled, []
         began = time.perf_counter_ns()
-        with self._run_dir.guarded(arm.label):
+        with self._run_dir.guarded(method_run.label):
             how = size, chunk, [*arrivals]
             found: list[MeasureAnswer] = process.ask(
-                "measure", arm.label, asked, settled, *how, within=limit * len(cells)
+                "measure", method_run.label, asked, settled, *how, within=limit * len(cells)
             )
         took = time.perf_counter_ns() - began
         if len(found) != len(cells) or any(
@@ -98,18 +105,18 @@ class PluginMethods:
             raise MethodFault("its process tells of more time than there was")
         return found
 
-    def settle(self, arm: Arm, cells: Sequence[Cell]) -> None:
+    def settle(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
         """Cells will not be measured again."""
-        self._settled += [(arm.label, *_asked(cell).key) for cell in cells]
+        self._settled += [(method_run.label, *_asked(cell).key) for cell in cells]
 
     def _open(self, process: PluginProcess) -> dict[str, Any]:
         if process in self._opened:
             return {}
         plan = self._plan
         rows = tuple(
-            (arm.name, arm.label, dict(arm.passed))
-            for arm in plan.arms
-            if self._processes.get(arm.label) is process
+            (method_run.name, method_run.label, dict(method_run.passed))
+            for method_run in plan.method_runs
+            if self._processes.get(method_run.label) is process
         )
         names = [name for name, _, _ in rows]
         config = plan.config.model_copy(
@@ -156,10 +163,10 @@ class PluginCells(Together):
         cells = self._cells
         try:
             how = self._size, self._chunk, self._arrivals
-            found = self._methods.measure(cells[0].arm, cells, *how)
+            found = self._methods.measure(cells[0].method_run, cells, *how)
         except MethodFault as fault:
             for cell in cells:
-                cell.measured = Measured.failed(f"{cell.arm.label}: {fault.message}")
+                cell.measured = Measured.failed(f"{cell.method_run.label}: {fault.message}")
             return
         for cell, each in zip(cells, found, strict=True):
             cell.measured, cell.delay.ns = each.measured, each.delay_ns
@@ -169,7 +176,7 @@ class PluginCells(Together):
     def settle(self, other_cpu: float | None, void: bool) -> None:
         """See `quiet.Measurable`."""
         super().settle(other_cpu, void)
-        self._methods.settle(self._cells[0].arm, self._cells)
+        self._methods.settle(self._cells[0].method_run, self._cells)
 
 
 def _asked(cell: Cell) -> MeasureOrder:

@@ -21,8 +21,8 @@ from specbench_cli.measure.manifest import now
 from specbench_cli.measure.result import Result, result_of
 from specbench_cli.measure.view import Progress, RunView
 from specbench_cli.plan import tune
-from specbench_cli.plan.arm import Arm
 from specbench_cli.plan.grid import candidates
+from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import fitting, make_plan, plug_in
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
@@ -68,17 +68,19 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
     config, unfit = fitting(config, fetch=True)
     left_out |= unfit
     plan = make_plan(config)
-    if all(arm.label == BASELINE for arm in plan.arms):
+    if all(method_run.label == BASELINE for method_run in plan.method_runs):
         raise UsageError(
             "there is nothing to choose from: no method can run here beside vanilla",
             "; ".join(left_out.values()) or "name some: -m sps,pld (specbench list methods)",
         )
-    waves = _waves([arm for arm in plan.arms if arm.label != BASELINE], config)
-    by_label = {arm.label: arm for wave in waves for arm in wave}
+    waves = _waves(
+        [method_run for method_run in plan.method_runs if method_run.label != BASELINE], config
+    )
+    by_label = {method_run.label: method_run for wave in waves for method_run in wave}
     named = [MethodChoice(name=BASELINE, label=BASELINE)]
     named += [
-        MethodChoice(name=arm.name, label=label, params=dict(arm.passed))
-        for label, arm in by_label.items()
+        MethodChoice(name=method_run.name, label=label, params=dict(method_run.passed))
+        for label, method_run in by_label.items()
     ]
     search, held_out = tune.split(plan.questions, config.seed, 1 / 2, "recommend")
     return Journal(
@@ -88,7 +90,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
         minutes=minutes,
         config=config.model_copy(update={"methods": named, "limit": None, "category": []}),
         sources=dict(sources),
-        waves=[[arm.label for arm in wave] for wave in waves],
+        waves=[[method_run.label for method_run in wave] for wave in waves],
         left_out=left_out,
         search=_in_order(search, config.seed),
         held_out=_in_order(held_out, config.seed),
@@ -120,14 +122,14 @@ def _choosable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     return config.model_copy(update={"methods": kept}), found
 
 
-def _waves(arms: Sequence[Arm], config: RunConfig) -> list[list[Arm]]:
+def _waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
     """The candidates in their order: each method as it is, then each with one setting changed, and
     so on. Who stands where in a wave is drawn with the seed."""
-    columns = [candidates(arm, SETTINGS, config.rule) for arm in arms]
-    waves: list[list[Arm]] = []
+    columns = [candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
+    waves: list[list[MethodRun]] = []
     left = MOST
     for number, line in enumerate(zip_longest(*columns)):
-        wave = [arm for arm in line if arm is not None]
+        wave = [method_run for method_run in line if method_run is not None]
         random.Random(f"recommend {config.seed} {number}").shuffle(wave)
         waves.append(wave[:left])
         left -= len(waves[-1])

@@ -171,8 +171,8 @@ def _setting(facts: Facts, effective: Mapping[str, Any]) -> str:
         words.append(", ".join(f"{role} on {place}" for role, place in devices.items()))
     if facts.threads:
         words.append(f"{facts.threads} threads")
-    if facts.law:
-        words.append(facts.law)
+    if facts.constraints:
+        words.append(facts.constraints)
     if facts.batch > 1:
         words.append(f"batch {facts.batch}")
     if facts.load:

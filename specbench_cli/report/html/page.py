@@ -240,8 +240,8 @@ def lead(reading: Reading) -> str:
     parts += [_counted(reading.summary.passes, "process", "processes")]
     if facts.runs > 1:
         parts.append(f"{facts.runs} runs")
-    if facts.law:
-        parts.append(facts.law)
+    if facts.constraints:
+        parts.append(facts.constraints)
     if facts.seed is not None:
         parts.append(f"seed {facts.seed}")
     if facts.tuned:

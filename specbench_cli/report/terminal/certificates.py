@@ -38,8 +38,8 @@ def _row(certificate: Certificate) -> dict[str, Any]:
     return {
         "method": certificate.method,
         "verdict": certificate.verdict,
-        "law off by": _small(figure("law", "total_variation")),
-        "outcomes": figure("law", "outcomes"),
+        "distribution off by": _small(figure("distribution", "total_variation")),
+        "outcomes": figure("distribution", "outcomes"),
         "outputs": sum(int(f.figure.get("outputs", 0)) for f in certificate.findings if f.is_claim),
         "steps": figure("counters", "steps"),
         "failed": failed,

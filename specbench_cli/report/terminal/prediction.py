@@ -76,7 +76,7 @@ _SETTINGS: tuple[Column[Setting], ...] = (
     Column("error", shown=lambda each: _error(each.error)),
 )
 _DIFFERENCES: tuple[Column[Difference], ...] = (
-    Column("point", align="l", shown=lambda each: each.name),
+    Column("deterministic", align="l", shown=lambda each: each.name),
     Column("first", shown=lambda each: f"{_milli(each.first_ns)} ms"),
     Column("second", shown=lambda each: f"{_milli(each.second_ns)} ms"),
     Column("difference", shown=lambda each: percent(each.relative, 1)),

@@ -43,7 +43,7 @@ def _outputs(row: Mapping[str, Any]) -> str:
     counts = [
         (row["identical"], "identical"),
         (row["near_tie"], "near-tie"),
-        (row["unchecked"], "unchecked (drawn: audits prove their law)"),
+        (row["unchecked"], "unchecked (drawn: audits prove their distribution)"),
     ]
     said = ", ".join(f"{n} {word}" for n, word in counts if n)
     bound = row["mismatch_bound"]

@@ -24,7 +24,7 @@ from specbench_cli.engine.verify.random import SeededRandom
 
 
 def residual_from_p(p, q):
-    """The token in place of a rejected one from the target's whole law."""
+    """The token in place of a rejected one from the target's whole distribution."""
     return p
 
 
@@ -50,8 +50,8 @@ def one_uniform(tokens, q, p, random):
     least = F.pad(ratio.cummin(0).values, (1, 1), value=1.0)
     least[-1] = 0.0
     accepted = random.categorical(least[:-1] - least[1:])
-    law = verify.residual(p[accepted], F.pad(q, (0, 0, 0, 1))[accepted])
-    return accepted, random.categorical(law)
+    distribution = verify.residual(p[accepted], F.pad(q, (0, 0, 0, 1))[accepted])
+    return accepted, random.categorical(distribution)
 
 
 def likelier_stands(tokens, q, p, random):
@@ -78,7 +78,7 @@ def residual_bonus(tokens, q, p, random):
 
 
 def ignores_q(tokens, q, p, random):
-    """Drawn tokens as if they had been chosen: the law is right, fewer stand."""
+    """Drawn tokens as if they had been chosen: the distribution is right, fewer stand."""
     return _rejection(tokens, None, p, random)
 
 

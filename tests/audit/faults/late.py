@@ -18,7 +18,7 @@ from methods.sps_tree import SpsTree
 from methods.stand import Stand
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
-from tests.audit.faults.laws import OtherLaw
+from tests.audit.faults.distributions import OtherLaw
 from tests.audit.faults.verifies import Verifies
 
 LATE = 40
@@ -49,7 +49,7 @@ def third_with_the_first_number(tokens, q, p, random):
 class DrawsOnceMore(OtherLaw):
     """Method that draws twice from the third token on, and reports a q that is wrong by 10%."""
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         q = session.warp(logits)
         if ahead < 2:
             return q, q
@@ -60,7 +60,7 @@ class DrawsOnceMore(OtherLaw):
 class WrongAtTheFourth(OtherLaw):
     """Method that reports a q that is wrong by 10% for the fourth draft token only."""
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         q = session.warp(logits)
         return q, tilted(q) if ahead == 3 else q
 
@@ -68,7 +68,7 @@ class WrongAtTheFourth(OtherLaw):
 class WrongWhenLong(OtherLaw):
     """Method that reports a q that is wrong by 10% once the output is long."""
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         q = session.warp(logits)
         return q, tilted(q) if len(session.output()) > LATE else q
 
@@ -86,7 +86,7 @@ class WrongAfterMixedSteps(OtherLaw):
         super().observe(session, outcome)
         self.accepted = (*self.accepted[-1:], len(outcome.path))
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         q = session.warp(logits)
         mixed = len(self.accepted) == 2 and self.accepted[0] > 0 and self.accepted[1] == 0
         return q, tilted(q) if mixed else q

@@ -30,7 +30,8 @@ class Learning(Sps):
 
 
 class LearnsInTheMiddle(Learning):
-    """A new version arrives while it drafts: its tokens are of that, its laws of the one before."""
+    """A new version arrives while it drafts: its tokens are of that, its distributions of the one
+    before."""
 
     def propose(self, session, limit):
         rows = self.state.length()

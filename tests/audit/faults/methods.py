@@ -17,7 +17,7 @@ from tests.audit.faults.verifies import Verifies
 
 
 class GreedyDraft(Sps):
-    """Drafts the likeliest token and hands over the law it did not draw it from."""
+    """Drafts the likeliest token and hands over the distribution it did not draw it from."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -25,7 +25,7 @@ class GreedyDraft(Sps):
 
 
 class UnwarpedLaw(Sps):
-    """Draws under the temperature and hands over the law without it."""
+    """Draws under the temperature and hands over the distribution without it."""
 
     def propose(self, session, limit):
         x, picks = session.since(self.state.length()), []

@@ -40,9 +40,9 @@ from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
 from tests.audit.faults import (
     clock,
+    distributions,
     engine,
     late,
-    laws,
     learning,
     methods,
     parallel,
@@ -115,15 +115,27 @@ def _engine_fault(
 
 
 FAULTS: tuple[Fault, ...] = (
-    _engine_fault("residual from p", "law", verify, "residual", engine.residual_from_p),
-    Fault("softmax q with a greedy draft", "law", _sps(methods.GreedyDraft)),
-    Fault("q without the temperature", "law", _sps(methods.UnwarpedLaw)),
-    Fault("unlikely draft tokens taken back", "law", _sps(methods.DropsTheUnlikely)),
-    _engine_fault("bonus from the unwarped law", "law", Chooser, "warp", engine.unwarped_bonus),
-    _engine_fault("bonus from a residual", "law", verify, "rejection", engine.residual_bonus),
-    _engine_fault("one uniform for two tests", "law", verify, "rejection", engine.one_uniform),
-    _engine_fault("accepted where p exceeds q", "law", verify, "rejection", engine.likelier_stands),
-    _engine_fault("rows off by one", "law", verify, "rejection", engine.next_rows),
+    _engine_fault("residual from p", "distribution", verify, "residual", engine.residual_from_p),
+    Fault("softmax q with a greedy draft", "distribution", _sps(methods.GreedyDraft)),
+    Fault("q without the temperature", "distribution", _sps(methods.UnwarpedLaw)),
+    Fault("unlikely draft tokens taken back", "distribution", _sps(methods.DropsTheUnlikely)),
+    _engine_fault(
+        "bonus from the unwarped distribution",
+        "distribution",
+        Chooser,
+        "warp",
+        engine.unwarped_bonus,
+    ),
+    _engine_fault(
+        "bonus from a residual", "distribution", verify, "rejection", engine.residual_bonus
+    ),
+    _engine_fault(
+        "one uniform for two tests", "distribution", verify, "rejection", engine.one_uniform
+    ),
+    _engine_fault(
+        "accepted where p exceeds q", "distribution", verify, "rejection", engine.likelier_stands
+    ),
+    _engine_fault("rows off by one", "distribution", verify, "rejection", engine.next_rows),
     _engine_fault(
         "one random number for all trials",
         "generator",
@@ -174,10 +186,14 @@ FAULTS: tuple[Fault, ...] = (
     _engine_fault("q ignored", "acceptance", verify, "rejection", engine.ignores_q),
     Fault("untested levels counted as tested", "counters", _sps(methods.CountsAllAsTested)),
     Fault("draft not clipped to the budget", "tokens", _sps(methods.ExceedsTheBudget)),
-    Fault("p/q on the likeliest children", "law", _tree(trees.RatioOfTopK, 1, law="iid")),
+    Fault(
+        "p/q on the likeliest children",
+        "distribution",
+        _tree(trees.RatioOfTopK, 1, draw_mode="independent"),
+    ),
     _engine_fault(
         "without replacement and no renormalising",
-        "law",
+        "distribution",
         verify_tree,
         "remaining",
         trees.unnormalised,
@@ -185,21 +201,23 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _engine_fault(
         "several draws at one tree node",
-        "law",
+        "distribution",
         verify_tree,
         "point_mass",
         trees.several_draws,
-        _tree(depth=1, law="point"),
+        _tree(depth=1, draw_mode="deterministic"),
     ),
     _engine_fault(
-        "siblings tested against one law",
-        "law",
+        "siblings tested against one distribution",
+        "distribution",
         verify_tree,
         "multi_round",
-        trees.against_one_law,
-        _tree(depth=1, law="iid"),
+        trees.against_one_distribution,
+        _tree(depth=1, draw_mode="independent"),
     ),
-    Fault("wrong child order without replacement", "law", _tree(trees.OrderedBackwards, 1)),
+    Fault(
+        "wrong child order without replacement", "distribution", _tree(trees.OrderedBackwards, 1)
+    ),
     _engine_fault(
         "tree positions by number, not by depth",
         "tokens",
@@ -233,7 +251,11 @@ FAULTS: tuple[Fault, ...] = (
         Subject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
     ),
     Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsPending, 4)),
-    Fault("one number for a window's first two", "law", _pearl(parallel.TestsTwoWithOneNumber)),
+    Fault(
+        "one number for a window's first two",
+        "distribution",
+        _pearl(parallel.TestsTwoWithOneNumber),
+    ),
     Fault("rows of rejected tokens in the drafter", "states", _pearl(parallel.DraftsFromStaleRows)),
     Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
     Fault("a grammar passed over", "grammar", _sps(methods.DecidesForItself)),
@@ -293,7 +315,9 @@ FAULTS: tuple[Fault, ...] = (
         windows.likeliest_last,
         _mirror(length=1),
     ),
-    Fault("laws of the version before", "law", _sps(learning.LearnsInTheMiddle, 1)),
+    Fault(
+        "distributions of the version before", "distribution", _sps(learning.LearnsInTheMiddle, 1)
+    ),
     Fault("learning while decoding", "order", _sps(learning.LearnsWhileDecoding)),
     Fault("learning writes to the target", "tokens", _sps(learning.TeachesTheTarget)),
     Fault("learning writes to the draft of all rows", "order", _sps(learning.TeachesAll)),
@@ -316,26 +340,57 @@ FAULTS: tuple[Fault, ...] = (
     Fault("two drafts at once in two threads", "clock", _sps(clock.DraftsInAThread)),
     Fault("work in a background process", "clock", _sps(clock.WorksInAProcess)),
     # What is right in small vocabularies, short drafts, first prompts and short texts.
-    Fault("drawn from the top 10, q reported whole", "law", _sps(laws.DrawsFromTen, 5)),
-    Fault("drawn from the whole law, q of the top 50", "law", _sps(laws.TellsFifty, 5)),
-    Fault("draft temperature 0.5, q at 1", "law", _sps(laws.ColderThanTold, 5)),
-    _engine_fault("top-p before top-k", "law", sampling, "cut", laws.top_p_first, _sps(length=1)),
-    _engine_fault("top-p before top-k, coupled", "tokens", sampling, "cut", laws.top_p_first),
-    Fault("q 10% wrong from the fifth level on", "law", _sps(laws.WrongFromTheFifth, 5)),
-    Fault("q in half precision", "law", _sps(laws.TellsHalfPrecision, 5)),
-    Fault("q cut and the draw not", "law", _sps(laws.CutsOnlyWhatItTells)),
     Fault(
-        "q of a tree's last level mixed up",
-        "law",
-        Subject("sps-tree", laws.MixesUpTheLast, (SpsTreeParams(width=2, depth=5, law="iid"),)),
+        "drawn from the top 10, q reported whole",
+        "distribution",
+        _sps(distributions.DrawsFromTen, 5),
+    ),
+    Fault(
+        "drawn from the whole distribution, q of the top 50",
+        "distribution",
+        _sps(distributions.TellsFifty, 5),
+    ),
+    Fault("draft temperature 0.5, q at 1", "distribution", _sps(distributions.ColderThanTold, 5)),
+    _engine_fault(
+        "top-p before top-k",
+        "distribution",
+        sampling,
+        "cut",
+        distributions.top_p_first,
+        _sps(length=1),
     ),
     _engine_fault(
-        "residual of the first 1,024 tokens", "law", verify, "residual", laws.residual_of_the_first
+        "top-p before top-k, coupled", "tokens", sampling, "cut", distributions.top_p_first
+    ),
+    Fault(
+        "q 10% wrong from the fifth level on",
+        "distribution",
+        _sps(distributions.WrongFromTheFifth, 5),
+    ),
+    Fault("q in half precision", "distribution", _sps(distributions.TellsHalfPrecision, 5)),
+    Fault("q cut and the draw not", "distribution", _sps(distributions.CutsOnlyWhatItTells)),
+    Fault(
+        "q of a tree's last level mixed up",
+        "distribution",
+        Subject(
+            "sps-tree",
+            distributions.MixesUpTheLast,
+            (SpsTreeParams(width=2, depth=5, draw_mode="independent"),),
+        ),
+    ),
+    _engine_fault(
+        "residual of the first 1,024 tokens",
+        "distribution",
+        verify,
+        "residual",
+        distributions.residual_of_the_first,
     ),
     Fault(
         "no tail in the draws where the threshold is off",
-        "law",
-        Subject("sps", laws.SureIfUnlimited, (SpsParams(length="confidence", threshold=0.0),)),
+        "distribution",
+        Subject(
+            "sps", distributions.SureIfUnlimited, (SpsParams(length="confidence", threshold=0.0),)
+        ),
     ),
     Fault("bonus of the draft after 60 tokens", "tokens", _sps(clock.BonusOfTheDraft)),
     Fault("unverified in long texts", "tokens", _sps(clock.UnverifiedWhenLong)),
@@ -345,27 +400,33 @@ FAULTS: tuple[Fault, ...] = (
     # Faults that act late, after a rejection, on ties, or on several nodes of one level.
     _engine_fault(
         "the third token tested with the first random number",
-        "law",
+        "distribution",
         verify,
         "rejection",
         late.third_with_the_first_number,
         _sps(length=5),
     ),
-    Fault("q 10% wrong from the third token on, drawn twice", "law", _sps(late.DrawsOnceMore, 5)),
-    Fault("q 10% wrong for the fourth token alone", "law", _sps(late.WrongAtTheFourth, 5)),
-    Fault("q 10% wrong after 40 tokens", "law", _sps(late.WrongWhenLong)),
     Fault(
-        "q 10% wrong after an accepted and a rejected draft", "law", _sps(late.WrongAfterMixedSteps)
+        "q 10% wrong from the third token on, drawn twice",
+        "distribution",
+        _sps(late.DrawsOnceMore, 5),
     ),
-    Fault("q of another node of the level", "law", _tree(late.ReportsAnotherNodesQ)),
+    Fault("q 10% wrong for the fourth token alone", "distribution", _sps(late.WrongAtTheFourth, 5)),
+    Fault("q 10% wrong after 40 tokens", "distribution", _sps(late.WrongWhenLong)),
+    Fault(
+        "q 10% wrong after an accepted and a rejected draft",
+        "distribution",
+        _sps(late.WrongAfterMixedSteps),
+    ),
+    Fault("q of another node of the level", "distribution", _tree(late.ReportsAnotherNodesQ)),
     Fault(
         "q of another node of the level, from n-grams",
-        "law",
+        "distribution",
         Subject("stand", late.StandReportsAnotherNodesQ, (StandParams(),)),
     ),
     Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
-    _engine_fault("ties cut off by top-k", "law", sampling, "cut", late.no_ties),
+    _engine_fault("ties cut off by top-k", "distribution", sampling, "cut", late.no_ties),
     Fault(
         "features of the step before after a rejection",
         "mixed draft",

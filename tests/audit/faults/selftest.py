@@ -10,7 +10,7 @@ from specbench_cli.audit.runner import CHECKS, run_checks
 from tests.audit.faults.planted import FAULTS, Fault
 
 GIVEN_BY = {
-    "acceptance": "law",
+    "acceptance": "distribution",
     "clock": "states",
     "counters": "states",
     "repeating text": "twin draft",

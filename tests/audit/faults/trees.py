@@ -18,7 +18,8 @@ from specbench_cli.engine.verify.tree import ROOT, rows_of
 
 
 class RatioOfTopK(SpsTree):
-    """Takes the likeliest children and hands over the law that they were not drawn from."""
+    """Takes the likeliest children and hands over the distribution that they were not drawn
+    from."""
 
     def start(self, session):
         super().start(session)
@@ -118,7 +119,7 @@ def one_too_high(self):
 
 
 def unnormalised(q, tested):
-    """The law of the next draw without renormalising what is left of it."""
+    """The distribution of the next draw without renormalising what is left of it."""
     left = q.double().clone()
     left[torch.as_tensor(tested, dtype=torch.int64)] = 0.0
     return left
@@ -138,8 +139,9 @@ def several_draws(tree, tokens, p, random):
             return tuple(path), random.categorical(p[node + 1])
 
 
-def against_one_law(tree, tokens, q, p, random, *, replacement):
-    """Siblings against the target's law at their parent, never against what rejections left."""
+def against_one_distribution(tree, tokens, q, p, random, *, replacement):
+    """Siblings against the target's distribution at their parent, never against what rejections
+    left."""
     path: list[int] = []
     node = ROOT
     while True:

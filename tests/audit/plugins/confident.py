@@ -1,4 +1,4 @@
-"""A plug-in with a fault: its draft tokens are not drawn from the law it hands over."""
+"""A plug-in with a fault: its draft tokens are not drawn from the distribution it hands over."""
 
 from specbench_cli.api import Draft, Field, Method, MethodParams, Outcome, Session, Tokens
 

@@ -14,7 +14,8 @@ class SelfDraftParams(MethodParams):
 class SelfDraft(Method):
     """Self-drafting: the target's first layers draft a chain on its own state, all verify it.
 
-    Exact because each token stands by the target's law and the law that it was drawn from.
+    Exact because each token stands by the target's distribution and the distribution that it was
+    drawn from.
     """
 
     name = "self-draft"

@@ -44,7 +44,7 @@ class Tree(Method):
         if limit:
             root = self.levels.begin(session.since(self.levels.state.length()))
             shape = self.shape.within(limit, session.target.vocab_size)
-            self.grown = fill(shape, self.levels, root, session, how="wor")
+            self.grown = fill(shape, self.levels, root, session, how="without_replacement")
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:

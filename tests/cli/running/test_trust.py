@@ -449,7 +449,9 @@ def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreig
     plan, run_dir = execute.reopen(foreign_run, RunProgress())
     run_dir.release()
     assert ran(foreign_run) == "x"
-    assert run_dir.manifest["method_files"]["own"] in {arm.file_sha256 for arm in plan.arms}
+    assert run_dir.manifest["method_files"]["own"] in {
+        method_run.file_sha256 for method_run in plan.method_runs
+    }
 
 
 def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, monkeypatch):

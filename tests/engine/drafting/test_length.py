@@ -21,8 +21,12 @@ from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
 GREEDY = Sampling()
-LAWS = [GREEDY, Sampling("coupled", 0.8, seed=3), Sampling("rejection", 0.8, top_k=2, seed=3)]
-RULED = pytest.mark.parametrize("sampling", LAWS, ids=lambda s: s.rule)
+DISTRIBUTIONS = [
+    GREEDY,
+    Sampling("coupled", 0.8, seed=3),
+    Sampling("rejection", 0.8, top_k=2, seed=3),
+]
+RULED = pytest.mark.parametrize("sampling", DISTRIBUTIONS, ids=lambda s: s.rule)
 
 
 @pytest.fixture
@@ -121,20 +125,20 @@ def test_a_threshold_of_zero_never_stops(session):
     assert rule.threshold == 0.0
 
 
-def test_the_law_of_a_drawn_token_is_the_one_it_was_drawn_from(session):
-    rule = Confidence(session(LAWS[2]), 20, 0.4)
+def test_the_distribution_of_a_drawn_token_is_the_one_it_was_drawn_from(session):
+    rule = Confidence(session(DISTRIBUTIONS[2]), 20, 0.4)
     q = torch.tensor([[0.3, 0.7, 0.0, 0.0, 0.0]])
     rule.begin()
     assert not rule.more(sure(0.9)[0], (torch.tensor([0]), q))
     assert rule.more(sure(0.9)[0], (torch.tensor([1]), q))
 
 
-def test_under_the_coupled_rule_the_law_is_warped(session):
+def test_under_the_coupled_rule_the_distribution_is_warped(session):
     sampling = Sampling("coupled", 0.5, top_k=3, seed=1)
     rule = Confidence(session(sampling), 20, 0.4)
     out, _ = sure(0.5)
     expected = warp(out.logits[0, -1], sampling)
-    torch.testing.assert_close(rule.law(out, (torch.tensor([0]), None)), expected)
+    torch.testing.assert_close(rule.distribution(out, (torch.tensor([0]), None)), expected)
 
 
 def test_padding_of_the_drafts_vocabulary_has_no_confidence(session):
@@ -204,7 +208,7 @@ def test_drafting_stops_behind_a_token_of_too_much_entropy(session):
     assert drafted(Entropy(session(), 20, 1.7), *[EVEN] * 30) == 20
 
 
-def test_an_entropy_of_a_law_with_zeros_is_finite(session):
+def test_an_entropy_of_a_distribution_with_zeros_is_finite(session):
     rule = Entropy(session(), 20, 1.0)
     assert drafted(rule, (said([0.0, 0.0, *[-torch.inf] * 3]), 0), EVEN) == 2
 

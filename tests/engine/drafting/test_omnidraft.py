@@ -72,7 +72,7 @@ def filled(translation):
     return memory
 
 
-def translated(law, beginning, runs, walk, words):
+def translated(distribution, beginning, runs, walk, words):
     """The chances of what a translator makes of the draft's own draws: the longest of the runs that
     go on from the walk, else the first token itself. Of all sequences of draws, one by one."""
     found = defaultdict(float)
@@ -81,7 +81,7 @@ def translated(law, beginning, runs, walk, words):
 
     def draw(drawn, chance):
         if len(drawn) < longest and list(drawn) == walk[: len(drawn)]:
-            for token, q in enumerate(law([*beginning, *drawn])):
+            for token, q in enumerate(distribution([*beginning, *drawn])):
                 draw((*drawn, token), chance * q)
             return
         heads = [drawn[:n] for n in range(len(drawn), 1, -1) if drawn[:n] in known]
@@ -89,13 +89,13 @@ def translated(law, beginning, runs, walk, words):
         if token is not None:
             found[token] += chance
 
-    for token, q in enumerate(law(beginning)):
+    for token, q in enumerate(distribution(beginning)):
         draw((token,), q)
     whole = sum(found.values())
     return {token: chance / whole for token, chance in found.items()}
 
 
-def test_q_is_the_law_of_what_a_translator_makes_of_the_drafts_own_draws(
+def test_q_is_the_distribution_of_what_a_translator_makes_of_the_drafts_own_draws(
     open_session, random_table
 ):
     """At every place of a text, by all sequences of draws. Runs begin with shared tokens, with each
@@ -109,28 +109,32 @@ def test_q_is_the_law_of_what_a_translator_makes_of_the_drafts_own_draws(
             translation=words, memory=memory,
         )  # fmt: skip
         method = omnidraft(length=3)
-        law_of = method._law
+        distribution_of = method._distribution
 
-        def checked(walk, outs, method=method, law_of=law_of, words=words, table=table):
-            def law(tokens):
+        def checked(
+            walk, outs, method=method, distribution_of=distribution_of, words=words, table=table
+        ):
+            def distribution(tokens):
                 return table[tokens[-2], tokens[-1]].double().softmax(-1).tolist()
 
             read = [*method.text.ids, *method.drafted]
-            due = translated(law, read, method.runs._of, walk, words)
-            out = law_of(walk, outs)
+            due = translated(distribution, read, method.runs._of, walk, words)
+            out = distribution_of(walk, outs)
             q = out.rows[0].softmax(-1).tolist()
             assert {at for at, chance in enumerate(q) if chance > 0} == {*due}
             assert all(abs(q[token] - chance) < 1e-9 for token, chance in due.items())
             walked[len(walk)] += 1
             return out
 
-        method._law = checked
+        method._distribution = checked
         list(method.generate(session))
     assert walked[0] and walked[1] and walked[2], walked
 
 
 @pytest.mark.parametrize("words", PAIRS[:2])
-def test_overlapping_runs_leave_the_targets_law(words, open_session, exact_law, random_table):
+def test_overlapping_runs_leave_the_targets_distribution(
+    words, open_session, exact_law, random_table
+):
     tables = random_table(5, 21, 1.5), random_table(3, 22, 1.5)
     prompt = tuple(words.target.encode(b"abab"))
     prompt = prompt if len(prompt) > 1 else (*prompt, *prompt)

@@ -170,23 +170,23 @@ def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
         assert ids[node] == best[ranks[-1]]
 
 
-@pytest.mark.parametrize("how", ["point", "iid", "wor"])
+@pytest.mark.parametrize("how", ["deterministic", "independent", "without_replacement"])
 def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
     session, levels, first, table = ready(REJECTION)
     template = best_tree(8, (0.5, 0.3, 0.2))
     draft = fill(template, levels, first, session, how=how).draft
-    assert draft.law == how
-    assert (draft.q is None) == (how == "point")
+    assert draft.draw_mode == how
+    assert (draft.q is None) == (how == "deterministic")
     if draft.q is not None:
         ids, tree = draft.tokens.tolist(), tree_of(template.parents)
         for node in range(draft.nodes):
             text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
-            law = session.warp(table[text[-2], text[-1]])
-            torch.testing.assert_close(draft.q[node], law)
+            distribution = session.warp(table[text[-2], text[-1]])
+            torch.testing.assert_close(draft.q[node], distribution)
     session.verify(draft, session.score(draft))
 
 
-@pytest.mark.parametrize("how", ["point", "iid", "wor"])
+@pytest.mark.parametrize("how", ["deterministic", "independent", "without_replacement"])
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda sampling: sampling.rule)
 @pytest.mark.parametrize("template", [SPARSE_25, tree_of_widths((2, 2)), tree_of_widths((1, 1, 1))])
 def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sampling, how):
@@ -199,7 +199,7 @@ def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sa
         session.commit(session.verify(drafts[-1], session.score(drafts[-1])))
     here, there = drafts
     assert here.tokens.tolist() == there.tokens.tolist()
-    assert (here.parents, here.law) == (there.parents, there.law)
+    assert (here.parents, here.draw_mode) == (there.parents, there.draw_mode)
     assert here.q is there.q is None or torch.equal(here.q, there.q)
     assert fed[0] == fed[1]
 

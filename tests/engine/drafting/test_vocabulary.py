@@ -1,4 +1,5 @@
-"""Drafts with a tokenizer of their own: texts keep their bytes, and outputs keep their law."""
+"""Drafts with a tokenizer of their own: texts keep their bytes, and outputs keep their
+distribution."""
 
 import math
 from types import SimpleNamespace
@@ -221,7 +222,7 @@ def _longest(text, pieces, ids):
 
 @METHODS
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_a_draft_of_other_words_leaves_the_targets_law(
+def test_a_draft_of_other_words_leaves_the_targets_distribution(
     make, temperature, open_session, exact_law, random_table
 ):
     sampling = Sampling("rejection", temperature)
@@ -258,7 +259,7 @@ def test_a_draft_of_other_words_leaves_every_token(make, sampling, open_session,
         assert session.output() == plain.output()
 
 
-def test_q_is_the_drafts_law_given_that_both_have_the_token(open_session, random_table):
+def test_q_is_the_drafts_distribution_given_that_both_have_the_token(open_session, random_table):
     tables = random_table(3, 21, 1.5), random_table(3, 22, 1.5)
     session = open_session(
         *tables, prompt=(0, 1), sampling=Sampling("rejection", 1.0), budget=6, translation=WORDS

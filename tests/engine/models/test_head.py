@@ -130,9 +130,9 @@ def test_candidates_are_the_likeliest_by_what_the_session_decides_by(
     scores = rows / (sampling.temperature or 1.0)
     if sampling.rule == "coupled":
         scores = scores.log_softmax(-1) + session.noise(2)
-    law = scores.log_softmax(-1).sort(-1, descending=True)
-    assert tokens.equal(law.indices[:, :2])
-    torch.testing.assert_close(values, law.values[:, :2], check_dtype=False)
+    distribution = scores.log_softmax(-1).sort(-1, descending=True)
+    assert tokens.equal(distribution.indices[:, :2])
+    torch.testing.assert_close(values, distribution.values[:, :2], check_dtype=False)
 
 
 def test_a_run_without_the_module_says_which_kind_is_missing() -> None:

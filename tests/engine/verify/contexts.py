@@ -14,7 +14,7 @@ from specbench_cli.engine.verify.sampling import Sampling, warp
 PLAIN = Sampling("rejection", 1.0)
 
 
-def laws(
+def distributions(
     kind: str, vocab: int = 3, sampling: Sampling = PLAIN, seed: int = 41
 ) -> tuple[Tensor, Tensor]:
     """Return q and p [V + 1, V] by context; row V, index -1, is for the root."""
@@ -31,14 +31,14 @@ def laws(
     return warp(draft, sampling), warp(target, sampling)
 
 
-def law_of_target(p: Tensor, n: int) -> dict[tuple[int, ...], float]:
+def distribution_of_target(p: Tensor, n: int) -> dict[tuple[int, ...], float]:
     """Return the distribution of n tokens by the chain rule."""
-    law = {}
+    distribution = {}
     for ids in itertools.product(range(p.shape[-1]), repeat=n):
         weight = float(p[[-1, *ids[:-1]], ids].prod())
         if weight > 0:
-            law[ids] = weight
-    return law
+            distribution[ids] = weight
+    return distribution
 
 
 class Matcher:

@@ -38,7 +38,7 @@ SHAPES = [(-1, 0, 1), (-1, -1, 0), (-1, -1, 0, 0, 1), (-1, -1, -1, 2, 2)]
 NAMED = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule)
 
 
-def laws(n, vocab=4, seed=0):
+def distributions(n, vocab=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return (1.5 * torch.randn(n, vocab, generator=generator, dtype=torch.float64)).softmax(-1)
 
@@ -53,7 +53,7 @@ def chance(seed=0):
 @given(st.integers(0, 1000), st.floats(0, 1.1), st.floats(0, 2))
 @settings(max_examples=60)
 def test_rules_are_their_inequalities(seed, epsilon, delta):
-    p = laws(5, seed=seed)
+    p = distributions(5, seed=seed)
     tokens = torch.tensor([seed % 4, 1, 2, 3, 0])
     rows = [list(map(float, row)) for row in p]
     entropies = [-math.fsum(x * math.log(x) for x in row) for row in rows]
@@ -67,7 +67,7 @@ def test_rules_are_their_inequalities(seed, epsilon, delta):
 
 
 def test_typical_takes_all_above_epsilon_and_asks_epsilon_of_what_is_sure():
-    p = laws(50, seed=3)
+    p = distributions(50, seed=3)
     tokens = torch.arange(50) % 4
     above, typical = (rule.lets_pass(p, tokens) for rule in (Threshold(0.3001), Typical(0.3, 9.0)))
     assert not (above & ~typical).any()
@@ -96,7 +96,7 @@ def test_a_toss_decides_for_siblings_together():
     tree, seen = tree_of((-1, -1, 0, 0, 1)), set()
     for seed in range(40):
         rule, tokens = RandomAccept(0.5), torch.tensor([0, 1, 2, 3, 0])
-        passes = passing(rule, laws(6), Draft(tokens), tree, chance(seed)).tolist()
+        passes = passing(rule, distributions(6), Draft(tokens), tree, chance(seed)).tolist()
         assert passes[0] == passes[1] and passes[2] == passes[3]
         seen.add(tuple(passes))
     assert len(seen) == 8
@@ -112,7 +112,7 @@ def test_a_rule_that_does_not_answer_for_every_token_is_at_fault(wrong):
             return wrong
 
     with pytest.raises(MethodFault, match=r"accept rule 'wrong': .* for 2 tokens"):
-        passing(Wrong(), laws(3), Draft(torch.tensor([0, 1])), None, chance())
+        passing(Wrong(), distributions(3), Draft(torch.tensor([0, 1])), None, chance())
 
 
 class Told:
@@ -127,8 +127,8 @@ class Told:
 @settings(max_examples=60)
 def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, factor, drawn):
     p, q, tokens, told = (
-        laws(5, seed=seed),
-        laws(5, seed=seed + 1),
+        distributions(5, seed=seed),
+        distributions(5, seed=seed + 1),
         torch.tensor([0, 1, 2, 3, 0]),
         Told(),
     )
@@ -145,7 +145,7 @@ def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, 
 @given(st.integers(0, 1000), st.floats(0, 1))
 @settings(max_examples=40)
 def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_best(seed, factor):
-    p, tokens = laws(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
+    p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
     own = p.gather(1, tokens[:, None])[:, 0]
     places = Places(tokens, range(-1, 4), p, scores=p.log())
     passes = Lenient(factor).passing(places, chance())
@@ -156,8 +156,8 @@ def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_b
 @given(st.integers(0, 1000), st.floats(0.01, 0.99), st.floats(0.01, 2))
 @settings(max_examples=60)
 def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
-    p, tokens = laws(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
-    places = Places(tokens, range(-1, 4), p, laws(5, seed=seed + 1), p.log())
+    p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
+    places = Places(tokens, range(-1, 4), p, distributions(5, seed=seed + 1), p.log())
     for rule in (Threshold(a), Typical(a, b), Lenient(a)):
         for _ in range(4):
             strict = rule.stricter
@@ -275,17 +275,18 @@ def test_a_chosen_chain_is_walked_as_the_contract_says(drafted, data):
         assert short.origin == (origin[:-1] if whole else origin)
 
 
-# ---- drawn tokens: the law by hand --------------------------------------------------------------
+# ---- drawn tokens: the distribution by hand
+# --------------------------------------------------------------
 
 
-def add(law, key, weight):
+def add(distribution, key, weight):
     if weight > 1e-15:
-        law[key] += weight
+        distribution[key] += weight
 
 
-def chain_law(ids, q, p, passes):
+def chain_distribution(ids, q, p, passes):
     """(origins, token behind) -> probability, level by level."""
-    law, weight = defaultdict(float), {(): 1.0}
+    distribution, weight = defaultdict(float), {(): 1.0}
     for level, token in enumerate(ids):
         taken = min(1.0, float(p[level, token] / q[level, token]))
         rest = [max(0.0, float(a - b)) for a, b in zip(p[level], q[level], strict=True)]
@@ -297,39 +298,39 @@ def chain_law(ids, q, p, passes):
             else:
                 for other, mass in enumerate(rest):
                     share = mass / sum(rest) if sum(rest) else 0.0
-                    add(law, (*origin, "recovered", other), had * (1 - taken) * share)
+                    add(distribution, (*origin, "recovered", other), had * (1 - taken) * share)
         weight = following
     for origin, had in weight.items():
         for other, mass in enumerate(p[len(ids)].tolist()):
-            add(law, (*origin, "bonus", other), had * mass)
-    return law
+            add(distribution, (*origin, "bonus", other), had * mass)
+    return distribution
 
 
 @given(st.integers(0, 200), st.integers(1, 3), st.lists(st.booleans(), min_size=3, max_size=3))
 @settings(max_examples=25)
-def test_a_drawn_chain_has_the_law_of_the_contract(exact_law, seed, m, passes):
-    p, q = laws(m + 1, seed=2 * seed), laws(m, seed=2 * seed + 1)
+def test_a_drawn_chain_has_the_distribution_of_the_contract(exact_law, seed, m, passes):
+    p, q = distributions(m + 1, seed=2 * seed), distributions(m, seed=2 * seed + 1)
     ids = [(seed + level) % 4 for level in range(m)]
     may = torch.tensor(passes[:m])
 
     def run(random):
-        draft = Draft(torch.tensor(ids), law="iid", q=q)
+        draft = Draft(torch.tensor(ids), draw_mode="independent", q=q)
         outcome, root = decide.drawn(draft, None, p, random, "rejection", may)
         assert outcome.committed[:-1] == tuple(ids[: len(outcome.path)])
         assert root.tolist() == [outcome.committed[-1]]
         return (*outcome.origin, outcome.committed[-1])
 
-    found, due = exact_law(run), chain_law(ids, q, p, passes)
+    found, due = exact_law(run), chain_distribution(ids, q, p, passes)
     assert found.keys() == due.keys()
     for key, weight in due.items():
         assert found[key] == pytest.approx(weight, abs=1e-9)
 
 
-def node_law(r, children, ids, law_of_child):
+def node_distribution(r, children, ids, distribution_of_child):
     """Of one node: child -> probability, and what is left of r where none stands."""
     stands, open_ = {}, 1.0
     for child in children:
-        d = law_of_child(child)
+        d = distribution_of_child(child)
         taken = min(1.0, r[ids[child]] / d[ids[child]]) if d[ids[child]] else 0.0
         stands[child] = open_ * taken
         open_ *= 1 - taken
@@ -338,20 +339,20 @@ def node_law(r, children, ids, law_of_child):
     return stands, open_, r
 
 
-@pytest.mark.parametrize("how", ["point", "iid"])
+@pytest.mark.parametrize("how", ["deterministic", "independent"])
 @pytest.mark.parametrize("parents", SHAPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_drawn_tree_has_the_law_of_the_contract(exact_law, how, parents, seed):
+def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, parents, seed):
     m = len(parents)
-    p, rows = laws(m + 1, seed=seed), laws(m + 1, seed=seed + 50)
-    q = torch.stack([rows[parent] for parent in parents])  # siblings share their law
+    p, rows = distributions(m + 1, seed=seed), distributions(m + 1, seed=seed + 50)
+    q = torch.stack([rows[parent] for parent in parents])  # siblings share their distribution
     ids = [(node + seed) % 3 for node in range(m)]
     passes = [(node + seed) % 2 == 0 for node in range(m)]
     tree, due = tree_of(parents), defaultdict(float)
 
     def walk(node, path, origin, weight):
         children, r = tree.children[node], p[node + 1].tolist()
-        if how == "point":
+        if how == "deterministic":
             stands = {}
             for child in children:
                 if ids[child] not in [ids[other] for other in stands]:
@@ -360,7 +361,9 @@ def test_a_drawn_tree_has_the_law_of_the_contract(exact_law, how, parents, seed)
             left = 1 - sum(stands.values())
             rest = [0.0 if x in taken else mass / left for x, mass in enumerate(r)]
         else:
-            stands, left, rest = node_law(r, children, ids, lambda child: q[child].tolist())
+            stands, left, rest = node_distribution(
+                r, children, ids, lambda child: q[child].tolist()
+            )
         for child, chance_ in stands.items():
             if weight * chance_ > 0:
                 walk(child, (*path, child), (*origin, "accepted"), weight * chance_)
@@ -376,8 +379,8 @@ def test_a_drawn_tree_has_the_law_of_the_contract(exact_law, how, parents, seed)
     walk(ROOT, (), (), 1.0)
 
     def run(random):
-        law = {"law": "iid", "q": q} if how == "iid" else {}
-        draft = Draft(torch.tensor(ids), parents, **law)
+        distribution = {"draw_mode": "independent", "q": q} if how == "independent" else {}
+        draft = Draft(torch.tensor(ids), parents, **distribution)
         outcome, _ = decide.drawn(draft, tree, p, random, "rejection", torch.tensor(passes))
         return outcome.path, outcome.origin, outcome.committed[-1]
 
@@ -412,13 +415,13 @@ def test_at_its_off_position_a_rule_changes_no_token_and_no_draw(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rule_that_never_has_its_way_leaves_a_chain_draw_for_draw(seed):
-    p, q = laws(6, seed=seed).float(), laws(5, seed=seed + 30).float()
-    draft = Draft(chance(seed).categorical(q), law="iid", q=q)
+    p, q = distributions(6, seed=seed).float(), distributions(5, seed=seed + 30).float()
+    draft = Draft(chance(seed).categorical(q), draw_mode="independent", q=q)
 
     def decided(passes):
         random = chance(seed)
         outcome, _ = decide.drawn(draft, None, p, random, "rejection", passes)
-        return outcome, float(random.categorical(laws(1)))
+        return outcome, float(random.categorical(distributions(1)))
 
     assert decided(torch.zeros(5, dtype=torch.bool)) == decided(None)
 
@@ -493,8 +496,8 @@ def test_a_chain_is_decided_with_one_wait(open_session, random_table, monkeypatc
     session.prefill()
     draft = session.chain((1, 2, 3, 0))
     if sampling.draws:
-        q = laws(4, vocab=5).float()
-        draft = replace(draft, law="iid", q=q)
+        q = distributions(4, vocab=5).float()
+        draft = replace(draft, draw_mode="independent", q=q)
     rows = session.score(draft)
     waits = []
 

@@ -1,4 +1,4 @@
-"""The two primitives of chance: their laws, and what they are keyed by."""
+"""The two primitives of chance: their distributions, and what they are keyed by."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ def make(seed=0, prompt="gsm8k/1", turn=0, pass_=1):
     return SeededRandom(seed, prompt, turn, pass_, CPU)
 
 
-def test_categorical_draws_from_its_law():
+def test_categorical_draws_from_its_distribution():
     p = torch.tensor([0.5, 0.25, 0.15, 0.1])
     drawn = make().categorical(p.expand(20_000, 4))
     counts = torch.bincount(drawn, minlength=4)
@@ -42,9 +42,9 @@ def test_bernoulli_counts_the_successes_before_the_first_failure():
         run = int(made.sum())
         assert made.tolist() == [True] * run + [False] * (3 - run)
         runs[run] += 1
-    law = [0.4, 0.6 * 0.7, 0.6 * 0.3 * 0.1, 0.6 * 0.3 * 0.9]
+    distribution = [0.4, 0.6 * 0.7, 0.6 * 0.3 * 0.1, 0.6 * 0.3 * 0.9]
     counts = [runs[k] for k in range(4)]
-    assert stats.chisquare(counts, [4_000 * x for x in law]).pvalue > 1e-3
+    assert stats.chisquare(counts, [4_000 * x for x in distribution]).pvalue > 1e-3
 
 
 def test_bernoulli_is_sure_at_zero_and_at_one():

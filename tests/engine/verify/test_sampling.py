@@ -1,4 +1,5 @@
-"""Warping against transformers' own, Philox against its published vectors, the noise's law."""
+"""Warping against transformers' own, Philox against its published vectors, the noise's
+distribution."""
 
 import math
 
@@ -54,7 +55,9 @@ def test_half_precision_logits_are_warped_in_float32(dtype):
     st.floats(0.01, 1),
 )
 @settings(deadline=None)
-def test_a_warped_law_sums_to_one_and_keeps_the_likeliest_token(logits, temperature, top_k, top_p):
+def test_a_warped_distribution_sums_to_one_and_keeps_the_likeliest_token(
+    logits, temperature, top_k, top_p
+):
     rows = torch.tensor(logits, dtype=torch.float64)
     p = warp(rows, sampled(temperature, top_k=top_k, top_p=top_p))
     assert p.sum().item() == pytest.approx(1.0, abs=1e-12)
@@ -223,7 +226,7 @@ def test_positions_have_noise_of_their_own():
     assert len({tuple(row) for row in rows.tolist()}) == 64
 
 
-def test_noise_follows_the_gumbel_law_and_is_independent_along_tokens_and_positions():
+def test_noise_follows_the_gumbel_distribution_and_is_independent_along_tokens_and_positions():
     rows = noise(seed=9, vocab=200).rows(0, 250).double()
     assert stats.kstest(rows.flatten().numpy(), "gumbel_r").pvalue > 1e-3
     uniform = (-(-rows).exp()).exp()
@@ -232,7 +235,7 @@ def test_noise_follows_the_gumbel_law_and_is_independent_along_tokens_and_positi
         assert stats.pearsonr(shifted.flatten().numpy(), kept.flatten().numpy()).pvalue > 1e-3
 
 
-def test_the_largest_of_log_probability_and_noise_is_a_draw_from_the_law():
+def test_the_largest_of_log_probability_and_noise_is_a_draw_from_the_distribution():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     drawn = (p.log() + noise(seed=3, vocab=4).rows(0, 20_000)).argmax(-1)
     assert stats.chisquare(torch.bincount(drawn, minlength=4), 20_000 * p).pvalue > 1e-3

@@ -11,31 +11,33 @@ from specbench_cli.engine.verify.siblings import remaining
 Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
 
-def test_draws_without_replacement_have_the_law_of_successive_renormalised_draws(exact_law):
-    law = exact_law(
+def test_draws_without_replacement_have_the_distribution_of_successive_renormalised_draws(
+    exact_law,
+):
+    distribution = exact_law(
         lambda random: tuple(siblings(Q[None], 2, random, replacement=False)[0].tolist())
     )
     q = Q.tolist()
     expected = {(i, j): q[i] * q[j] / (1 - q[i]) for i, j in itertools.permutations(range(3), 2)}
-    assert law == pytest.approx(expected)
+    assert distribution == pytest.approx(expected)
 
 
 def test_independent_draws_may_repeat(exact_law):
-    law = exact_law(
+    distribution = exact_law(
         lambda random: tuple(siblings(Q[None], 2, random, replacement=True)[0].tolist())
     )
     q = Q.tolist()
-    assert law == pytest.approx({(i, j): q[i] * q[j] for i in range(3) for j in range(3)})
+    assert distribution == pytest.approx({(i, j): q[i] * q[j] for i in range(3) for j in range(3)})
 
 
-def test_beyond_its_support_a_law_gives_the_other_tokens_alike():
+def test_beyond_its_support_a_distribution_gives_the_other_tokens_alike():
     q = torch.tensor([1.0, 0.0, 0.0])
     assert remaining(q, []).tolist() == [1.0, 0.0, 0.0]
     assert remaining(q, [0]).tolist() == [0.0, 0.5, 0.5]
     assert remaining(q, [0, 2]).tolist() == [0.0, 1.0, 0.0]
 
 
-def test_many_laws_are_drawn_from_row_by_row():
+def test_many_distributions_are_drawn_from_row_by_row():
     q = torch.stack((Q, Q.flip(0)))
     drawn = torch.tensor([[0], [0]])
     together = remaining(q, drawn)

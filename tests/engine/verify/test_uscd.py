@@ -1,4 +1,5 @@
-"""A contrasted target: its law by another program, and every method's output held to it."""
+"""A contrasted target: its distribution by another program, and every method's output held to
+it."""
 
 from __future__ import annotations
 
@@ -98,18 +99,18 @@ def due_row(table, output, contrast=CONTRAST):
     ]
 
 
-def due_law(table, sampling, length=3):
-    law, due = defaultdict(float), [((), 1.0)]
+def due_distribution(table, sampling, length=3):
+    distribution, due = defaultdict(float), [((), 1.0)]
     while due:
         output, weight = due.pop()
         if len(output) == length:
-            law[output] += weight
+            distribution[output] += weight
             continue
         row = torch.tensor(due_row(table, output), dtype=torch.float64)
         for token, p in enumerate(warp(row, sampling).tolist()):
             if p > 0:
                 due.append(((*output, token), weight * p))
-    return law
+    return distribution
 
 
 def due_tokens(table, sampling, noise, n):
@@ -123,7 +124,7 @@ def due_tokens(table, sampling, noise, n):
 
 
 @pytest.fixture
-def law_of(open_session, exact_law):
+def distribution_of(open_session, exact_law):
     def walk(method, tables, sampling, budget=4, length=3):
         shared = workspace_of(tables, len(PROMPT) + budget + 16)
 
@@ -158,11 +159,14 @@ def opened(open_session, sampling, budget=20, kind=Placed, seed=21):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "pearl"])
 @pytest.mark.parametrize("heat", [1.0, 0.6])
-def test_under_a_contrast_the_law_is_the_contrasted_targets(law_of, name, heat):
+def test_under_a_contrast_the_distribution_is_the_contrasted_targets(distribution_of, name, heat):
     tables, sampling = pair("near"), Sampling("rejection", heat, contrast=CONTRAST)
-    law, due = law_of(build(name), tables, sampling), due_law(tables[0], sampling)
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(law, due) < 1e-9
+    distribution, due = (
+        distribution_of(build(name), tables, sampling),
+        due_distribution(tables[0], sampling),
+    )
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
+    assert distance(distribution, due) < 1e-9
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -284,14 +288,14 @@ def test_a_draft_that_is_decided_once_more_is_read_afresh(open_session):
     assert session.verify(draft, rows) == session.verify(draft, rows)
 
 
-def test_a_second_reading_that_forgets_the_draft_is_found(law_of, monkeypatch):
+def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monkeypatch):
     """The planted fault: all nodes are contrasted with what follows the root."""
     whole = Weakened._read
     forgets = lambda self, draft, n: whole(self, draft, n)[:1].expand(n, -1)  # noqa: E731
     tables, sampling = pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
     monkeypatch.setattr(Weakened, "_read", forgets)
-    law = law_of(Sps(SpsParams(length=2)), tables, sampling)
-    assert distance(law, due_law(tables[0], sampling)) > 1e-3
+    distribution = distribution_of(Sps(SpsParams(length=2)), tables, sampling)
+    assert distance(distribution, due_distribution(tables[0], sampling)) > 1e-3
 
 
 # ---- the contrast itself ------------------------------------------------------------------------
@@ -307,9 +311,9 @@ def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_others(n, keep):
     assert len(weak) > 1 or n == 1
 
 
-def test_the_spread_of_a_sure_law_is_one_and_of_an_even_one_nothing():
-    laws = torch.tensor([[1.0, 0, 0, 0], [0.25] * 4, [0.5, 0.5, 0, 0]])
-    assert spread(laws).tolist() == pytest.approx([1.0, 0.0, math.sqrt(1 / 3)])
+def test_the_spread_of_a_sure_distribution_is_one_and_of_an_even_one_nothing():
+    distributions = torch.tensor([[1.0, 0, 0, 0], [0.25] * 4, [0.5, 0.5, 0, 0]])
+    assert spread(distributions).tolist() == pytest.approx([1.0, 0.0, math.sqrt(1 / 3)])
 
 
 def test_a_token_that_one_of_the_two_cannot_say_is_not_contrasted():

@@ -30,7 +30,7 @@ def test_an_empty_draft_matches_nothing():
 
 
 @st.composite
-def law_pairs(draw):
+def distribution_pairs(draw):
     vocab = draw(st.integers(2, 6))
     weights = st.sampled_from([0.0, 1e-9, 0.01, 0.2, 1.0, 5.0])
     pair = torch.tensor(draw(arrays(float, (2, vocab), elements=weights)))
@@ -38,9 +38,9 @@ def law_pairs(draw):
     return pair / pair.sum(-1, keepdim=True)
 
 
-@given(law_pairs())
+@given(distribution_pairs())
 @settings(deadline=None)
-def test_the_residual_is_a_law_on_the_tokens_that_the_draft_proposes_too_rarely(pair):
+def test_the_residual_is_a_distribution_on_the_tokens_that_the_draft_proposes_too_rarely(pair):
     p, q = pair
     r = residual(p, q)
     assert r.sum().item() == pytest.approx(1.0)
@@ -49,7 +49,7 @@ def test_the_residual_is_a_law_on_the_tokens_that_the_draft_proposes_too_rarely(
         assert (r[p <= q] == 0).all()
 
 
-@given(law_pairs())
+@given(distribution_pairs())
 @settings(deadline=None)
 def test_accepting_and_the_residual_together_draw_from_the_target(pair):
     p, q = pair
@@ -58,22 +58,22 @@ def test_accepting_and_the_residual_together_draw_from_the_target(pair):
     torch.testing.assert_close(whole, p, rtol=0, atol=1e-11)
 
 
-def test_the_residual_of_equal_laws_is_the_law():
+def test_the_residual_of_equal_distributions_is_the_distribution():
     p = torch.tensor([0.2, 0.5, 0.3])
     assert torch.equal(residual(p, p), p)
 
 
-def test_the_residual_behind_a_row_of_zeros_is_the_law():
+def test_the_residual_behind_a_row_of_zeros_is_the_distribution():
     p = torch.tensor([0.25, 0.5, 0.25])
     assert torch.equal(residual(p, torch.zeros(3)), p)
 
 
-def test_the_residual_of_disjoint_laws_is_the_law():
+def test_the_residual_of_disjoint_distributions_is_the_distribution():
     p, q = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]])
     assert torch.equal(residual(p, q), p)
 
 
-def test_the_residual_of_a_point_mass_is_the_law_without_that_point():
+def test_the_residual_of_a_point_mass_is_the_distribution_without_that_point():
     p, q = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]])
     torch.testing.assert_close(residual(p, q), torch.tensor([0.4, 0.0, 0.6]))
 
@@ -88,16 +88,17 @@ def test_residuals_are_taken_row_by_row():
 # ---- rejection ----------------------------------------------------------------------------------
 
 
-def laws(m, vocab, seed, scale=2.0):
+def distributions(m, vocab, seed, scale=2.0):
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(2 * m + 1, vocab, generator=generator, dtype=torch.float64)
     return logits[:m], logits[m:]
 
 
-def law_of_transformers(monkeypatch, tokens, q_logits, p_logits):
-    """Exact law of (accepted, next) in transformers' verifier, by each outcome of its draws."""
+def distribution_of_transformers(monkeypatch, tokens, q_logits, p_logits):
+    """Exact distribution of (accepted, next) in transformers' verifier, by each outcome of its
+    draws."""
     m = len(tokens)
-    law = {}
+    distribution = {}
     for accepted in range(m + 1):
         seen = {}
 
@@ -116,25 +117,31 @@ def law_of_transformers(monkeypatch, tokens, q_logits, p_logits):
         if accepted < m:
             chance = chance * (1 - seen["ratio"][accepted])
         if chance > 0:
-            law |= {(accepted, i): float(chance * x) for i, x in enumerate(seen["next"]) if x > 0}
-    return law
+            distribution |= {
+                (accepted, i): float(chance * x) for i, x in enumerate(seen["next"]) if x > 0
+            }
+    return distribution
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rejection_has_the_law_of_transformers_speculative_sampling(monkeypatch, exact_law, seed):
+def test_rejection_has_the_distribution_of_transformers_speculative_sampling(
+    monkeypatch, exact_law, seed
+):
     vocab, m = 4, 3
-    q_logits, p_logits = laws(m, vocab, seed)
+    q_logits, p_logits = distributions(m, vocab, seed)
     p, q = p_logits.softmax(-1), q_logits.softmax(-1)
     for ids in itertools.islice(itertools.product(range(vocab), repeat=m), seed, None, 7):
         tokens = torch.tensor(ids)
-        expected = law_of_transformers(monkeypatch, tokens, q_logits, p_logits)
-        law = exact_law(lambda random, t=tokens: tuple(map(int, rejection(t, q, p, random))))
-        assert law == pytest.approx(expected, abs=1e-12)
+        expected = distribution_of_transformers(monkeypatch, tokens, q_logits, p_logits)
+        distribution = exact_law(
+            lambda random, t=tokens: tuple(map(int, rejection(t, q, p, random)))
+        )
+        assert distribution == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_token_after_a_draft_drawn_from_q_follows_the_target(exact_law, seed):
-    q_logits, p_logits = laws(2, 4, seed)
+    q_logits, p_logits = distributions(2, 4, seed)
     p, q = p_logits.softmax(-1), q_logits.softmax(-1)
 
     def first_two(random):
@@ -142,43 +149,53 @@ def test_the_token_after_a_draft_drawn_from_q_follows_the_target(exact_law, seed
         accepted, following = rejection(tokens, q, p, random)
         return (*tokens[:accepted].tolist(), following.item(), None)[:2]
 
-    law = exact_law(first_two)
-    firsts = [sum(x for ids, x in law.items() if ids[0] == i) for i in range(4)]
+    distribution = exact_law(first_two)
+    firsts = [sum(x for ids, x in distribution.items() if ids[0] == i) for i in range(4)]
     assert firsts == pytest.approx(p[0].tolist(), abs=1e-12)
     # Given that the first draft token stood, the second place follows the target as well.
-    stood = {i: sum(law.get((i, j), 0.0) for j in range(4)) for i in range(4)}
+    stood = {i: sum(distribution.get((i, j), 0.0) for j in range(4)) for i in range(4)}
     for i in range(4):
         assert stood[i] == pytest.approx(float(torch.minimum(p[0], q[0])[i]), abs=1e-12)
         expected = [stood[i] * x for x in p[1].tolist()]
-        assert [law.get((i, j), 0.0) for j in range(4)] == pytest.approx(expected, abs=1e-12)
+        assert [distribution.get((i, j), 0.0) for j in range(4)] == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 def test_a_token_chosen_without_a_draw_stands_with_the_targets_probability_of_it(exact_law):
     p = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]], dtype=torch.float64)
-    law = exact_law(lambda random: tuple(map(int, rejection(torch.tensor([1]), None, p, random))))
+    distribution = exact_law(
+        lambda random: tuple(map(int, rejection(torch.tensor([1]), None, p, random)))
+    )
     expected = {(0, 0): 0.2, (0, 2): 0.3, (1, 0): 0.30, (1, 1): 0.15, (1, 2): 0.05}
-    assert law == pytest.approx(expected)
+    assert distribution == pytest.approx(expected)
 
 
-def test_a_draft_from_the_targets_own_law_always_stands(exact_law):
-    p = laws(3, 4, seed=1)[1].softmax(-1)
-    law = exact_law(lambda random: int(rejection(random.categorical(p[:3]), p[:3], p, random)[0]))
-    assert law == pytest.approx({3: 1.0})
+def test_a_draft_from_the_targets_own_distribution_always_stands(exact_law):
+    p = distributions(3, 4, seed=1)[1].softmax(-1)
+    distribution = exact_law(
+        lambda random: int(rejection(random.categorical(p[:3]), p[:3], p, random)[0])
+    )
+    assert distribution == pytest.approx({3: 1.0})
 
 
 def test_a_draft_that_the_target_rules_out_never_stands(exact_law):
     p = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.1, 0.8]], dtype=torch.float64)
     q = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
-    law = exact_law(lambda random: tuple(map(int, rejection(torch.tensor([2]), q, p, random))))
-    assert law == pytest.approx({(0, 0): 0.5, (0, 1): 0.5})
+    distribution = exact_law(
+        lambda random: tuple(map(int, rejection(torch.tensor([2]), q, p, random)))
+    )
+    assert distribution == pytest.approx({(0, 0): 0.5, (0, 1): 0.5})
 
 
 def test_without_a_draft_the_next_token_is_drawn_from_the_target(exact_law):
     p = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
     empty = torch.empty(0, dtype=torch.int64)
     for q in (None, torch.empty(0, 3, dtype=torch.float64)):
-        law = exact_law(lambda random, q=q: tuple(map(int, rejection(empty, q, p, random))))
-        assert law == pytest.approx({(0, 0): 0.2, (0, 1): 0.5, (0, 2): 0.3})
+        distribution = exact_law(
+            lambda random, q=q: tuple(map(int, rejection(empty, q, p, random)))
+        )
+        assert distribution == pytest.approx({(0, 0): 0.2, (0, 1): 0.5, (0, 2): 0.3})
 
 
 def test_rejection_returns_two_int64_scalars():

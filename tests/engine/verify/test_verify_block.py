@@ -1,4 +1,5 @@
-"""Block verification: the target's law exactly, and as many accepted tokens as any rule has."""
+"""Block verification: the target's distribution exactly, and as many accepted tokens as any rule
+has."""
 
 import itertools
 
@@ -7,7 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from specbench_cli.engine.verify.chain import block, rejection
-from tests.engine.verify.contexts import law_of_target, laws
+from tests.engine.verify.contexts import distribution_of_target, distributions
 
 KINDS = ("peaked", "flat", "near", "equal", "disjoint", "cut")
 
@@ -18,8 +19,9 @@ def rows(q, p, ids):
     return q[contexts[:-1]], p[contexts]
 
 
-def law_of_output(exact_law, rule, q, p, m, drawn=True):
-    """Exact law of m + 1 tokens: a draft, its verification, and target draws behind them."""
+def distribution_of_output(exact_law, rule, q, p, m, drawn=True):
+    """Exact distribution of m + 1 tokens: a draft, its verification, and target draws behind
+    them."""
     vocab = p.shape[-1]
 
     def run(random):
@@ -54,21 +56,21 @@ def mean_accepted(exact_law, rule, q, p, m):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("vocab", "m"), [(2, 3), (3, 2), (4, 1)])
-def test_the_output_has_the_targets_law(exact_law, kind, vocab, m):
-    q, p = laws(kind, vocab)
-    law = law_of_output(exact_law, block, q, p, m)
-    assert law == pytest.approx(law_of_target(p, m + 1), abs=1e-9)
+def test_the_output_has_the_targets_distribution(exact_law, kind, vocab, m):
+    q, p = distributions(kind, vocab)
+    distribution = distribution_of_output(exact_law, block, q, p, m)
+    assert distribution == pytest.approx(distribution_of_target(p, m + 1), abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_chosen_without_a_draw_bends_nothing(exact_law, kind):
-    q, p = laws(kind, 4)  # more tokens than there are rows of p
-    law = law_of_output(exact_law, block, q, p, 2, drawn=False)
-    assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
+    q, p = distributions(kind, 4)  # more tokens than there are rows of p
+    distribution = distribution_of_output(exact_law, block, q, p, 2, drawn=False)
+    assert distribution == pytest.approx(distribution_of_target(p, 3), abs=1e-9)
 
 
 def test_a_draft_that_stops_where_its_own_tokens_say_so_bends_nothing(exact_law):
-    q, p = laws("near", 3)
+    q, p = distributions("near", 3)
 
     def run(random):
         ids = []
@@ -80,14 +82,14 @@ def test_a_draft_that_stops_where_its_own_tokens_say_so_bends_nothing(exact_law)
             output.append(int(random.categorical(p[output[-1]])))
         return tuple(output[:3])
 
-    assert exact_law(run) == pytest.approx(law_of_target(p, 3), abs=1e-9)
+    assert exact_law(run) == pytest.approx(distribution_of_target(p, 3), abs=1e-9)
 
 
 def test_without_a_draft_the_token_is_the_targets(exact_law):
-    _, p = laws("near", 3)
+    _, p = distributions("near", 3)
     empty = torch.empty(0, dtype=torch.int64)
-    law = exact_law(lambda random: tuple(map(int, block(empty, None, p[3:], random))))
-    assert law == pytest.approx({(0, i): x for i, x in enumerate(p[3].tolist())})
+    distribution = exact_law(lambda random: tuple(map(int, block(empty, None, p[3:], random))))
+    assert distribution == pytest.approx({(0, i): x for i, x in enumerate(p[3].tolist())})
 
 
 # ---- acceptance ---------------------------------------------------------------------------------
@@ -117,18 +119,18 @@ def most_accepted(q, p, m):
         equations.append(row)
         constants.append(constant)
 
-    def chance(law, ids, before):
+    def chance(distribution, ids, before):
         contexts = [*before, *ids][len(before) - 1 : -1] if before else [vocab, *ids[:-1]]
-        return float(law[contexts, list(ids)].prod()) if ids else 1.0
+        return float(distribution[contexts, list(ids)].prod()) if ids else 1.0
 
-    for x in every[m]:  # the draft's own law
+    for x in every[m]:  # the draft's own distribution
         equal([(stands[x, i], 1.0) for i in range(m + 1)], chance(q, x, ()))
     for i in range(m + 1):  # some token follows
         for prefix in every[i]:
             terms = [(behind[prefix, y], 1.0) for y in range(vocab)]
             terms += [(stands[x, i], -1.0) for x in every[m] if x[:i] == prefix]
             equal(terms, 0.0)
-    for z in every[m + 1]:  # the output's law
+    for z in every[m + 1]:  # the output's distribution
         terms = [(behind[z[:i], z[i]], chance(p, z[i + 1 :], z[: i + 1])) for i in range(m + 1)]
         equal(terms, chance(p, z, ()))
     accepted = [0.0] * size
@@ -143,7 +145,7 @@ def most_accepted(q, p, m):
 @pytest.mark.parametrize(("vocab", "m"), [(2, 3), (3, 2), (4, 2)])
 @pytest.mark.parametrize("seed", [31, 57])
 def test_it_accepts_no_less_than_single_tokens_do(exact_law, kind, vocab, m, seed):
-    q, p = laws(kind, vocab, seed=seed)
+    q, p = distributions(kind, vocab, seed=seed)
     whole, single = (mean_accepted(exact_law, rule, q, p, m) for rule in (block, rejection))
     assert whole >= single - 1e-12
     if m > 1 and kind == "flat":
@@ -154,7 +156,7 @@ def test_it_accepts_no_less_than_single_tokens_do(exact_law, kind, vocab, m, see
 @pytest.mark.parametrize(("vocab", "m"), [(2, 2), (2, 3), (3, 2)])
 @pytest.mark.parametrize("seed", [31, 57])
 def test_no_exact_verification_accepts_more(exact_law, kind, vocab, m, seed):
-    q, p = laws(kind, vocab, seed=seed)
+    q, p = distributions(kind, vocab, seed=seed)
     found = mean_accepted(exact_law, block, q, p, m)
     assert found == pytest.approx(most_accepted(q, p, m), abs=1e-6)  # the program's own tolerance
 
@@ -167,19 +169,19 @@ def test_two_tokens_are_accepted_as_in_the_papers_example(exact_law):
 
 
 @pytest.mark.parametrize("seed", [31, 57])
-def test_a_draft_of_the_targets_own_law_stands_whole(exact_law, seed):
-    q, p = laws("equal", 3, seed=seed)
+def test_a_draft_of_the_targets_own_distribution_stands_whole(exact_law, seed):
+    q, p = distributions("equal", 3, seed=seed)
     assert mean_accepted(exact_law, block, q, p, 3) == pytest.approx(3.0)
 
 
 def test_a_draft_that_the_target_rules_out_never_stands(exact_law):
-    q, p = laws("disjoint", 4)
+    q, p = distributions("disjoint", 4)
     assert mean_accepted(exact_law, block, q, p, 2) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_one_token_is_judged_as_by_rejection(exact_law, seed):
-    q, p = laws("flat", 4, seed=seed)
+    q, p = distributions("flat", 4, seed=seed)
     for token in range(4):
         case = (torch.tensor([token]), *rows(q, p, [token]))
         both = (

@@ -1,4 +1,5 @@
-"""Verification of trees: the exact law of what is committed, for every rule and many shapes."""
+"""Verification of trees: the exact distribution of what is committed, for every rule and many
+shapes."""
 
 import itertools
 from itertools import pairwise
@@ -13,7 +14,7 @@ from specbench_cli.engine.verify.choosing import siblings
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.siblings import match, multi_round, point_mass
 from specbench_cli.engine.verify.tree import ROOT, tree_of
-from tests.engine.verify.contexts import law_of_target, laws
+from tests.engine.verify.contexts import distribution_of_target, distributions
 
 SHAPES = {
     "nothing": (),
@@ -30,36 +31,38 @@ SAMPLINGS = {
     "T=2 top-k 2": Sampling("rejection", 2.0, top_k=2),
     "T=0.8 top-p 0.7": Sampling("rejection", 0.8, top_p=0.7),
 }
-HOW = pytest.mark.parametrize("how", ["point", "iid", "wor"])
+HOW = pytest.mark.parametrize("how", ["deterministic", "independent", "without_replacement"])
 SHAPED = pytest.mark.parametrize("shape", SHAPES)
 
 
 def drafted(parents, q, how, random):
-    """A tree's tokens as a draft model chooses them, and the law of each."""
-    tree, tokens, laws = tree_of(parents), [0] * len(parents), [q[-1]] * len(parents)
+    """A tree's tokens as a draft model chooses them, and the distribution of each."""
+    tree, tokens, distributions = tree_of(parents), [0] * len(parents), [q[-1]] * len(parents)
     for node in range(-1, len(parents)):
         children = tree.children[node]
-        law = q[tokens[node] if node != ROOT else -1]
-        if how == "point":
-            chosen = law.argsort(descending=True, stable=True)[: len(children)].tolist()
+        distribution = q[tokens[node] if node != ROOT else -1]
+        if how == "deterministic":
+            chosen = distribution.argsort(descending=True, stable=True)[: len(children)].tolist()
         else:
-            chosen = siblings(law[None], len(children), random, replacement=how == "iid")[0]
+            chosen = siblings(
+                distribution[None], len(children), random, replacement=how == "independent"
+            )[0]
             chosen = chosen.tolist()
         for child, token in zip(children, chosen, strict=True):
-            tokens[child], laws[child] = token, law
-    return tree, tokens, torch.stack(laws) if laws else q[:0]
+            tokens[child], distributions[child] = token, distribution
+    return tree, tokens, torch.stack(distributions) if distributions else q[:0]
 
 
 def verified(tree, tokens, q, p, how, random):
     """Path and next token by the rule that goes with how the tokens were chosen."""
     rows = p[[-1, *tokens]]
-    if how == "point":
+    if how == "deterministic":
         return point_mass(tree, tokens, rows, random)
-    return multi_round(tree, tokens, q, rows, random, replacement=how == "iid")
+    return multi_round(tree, tokens, q, rows, random, replacement=how == "independent")
 
 
-def law_of_output(exact_law, parents, q, p, how, n):
-    """Exact law of n tokens: a tree, its verification, and target draws behind them."""
+def distribution_of_output(exact_law, parents, q, p, how, n):
+    """Exact distribution of n tokens: a tree, its verification, and target draws behind them."""
 
     def run(random):
         tree, tokens, rows = drafted(parents, q, how, random)
@@ -78,33 +81,35 @@ def law_of_output(exact_law, parents, q, p, how, n):
 @HOW
 @SHAPED
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_committed_has_the_targets_law(exact_law, how, shape, kind):
+def test_what_is_committed_has_the_targets_distribution(exact_law, how, shape, kind):
     parents = SHAPES[shape]
-    q, p = laws(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
+    q, p = distributions(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
     n = tree_of(parents).levels + 1
-    law = law_of_output(exact_law, parents, q, p, how, n)
-    assert law == pytest.approx(law_of_target(p, n), abs=1e-9)
+    distribution = distribution_of_output(exact_law, parents, q, p, how, n)
+    assert distribution == pytest.approx(distribution_of_target(p, n), abs=1e-9)
 
 
 @HOW
 def test_three_tokens_are_enough_for_no_rule_to_go_wrong(exact_law, how):
-    q, p = laws("near", vocab=3)
-    law = law_of_output(exact_law, (-1, -1, 0, 0), q, p, how, 3)
-    assert law == pytest.approx(law_of_target(p, 3), abs=1e-9)
+    q, p = distributions("near", vocab=3)
+    distribution = distribution_of_output(exact_law, (-1, -1, 0, 0), q, p, how, 3)
+    assert distribution == pytest.approx(distribution_of_target(p, 3), abs=1e-9)
 
 
 @HOW
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_siblings_have_the_targets_law_under_every_warp(exact_law, how, width, kind, sampling):
-    q, p = laws(kind, vocab=4, sampling=sampling)
-    law = law_of_output(exact_law, (-1,) * width, q, p, how, 1)
-    assert law == pytest.approx(law_of_target(p, 1), abs=1e-9)
+def test_siblings_have_the_targets_distribution_under_every_warp(
+    exact_law, how, width, kind, sampling
+):
+    q, p = distributions(kind, vocab=4, sampling=sampling)
+    distribution = distribution_of_output(exact_law, (-1,) * width, q, p, how, 1)
+    assert distribution == pytest.approx(distribution_of_target(p, 1), abs=1e-9)
 
 
 def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
-    _, p = laws("near", vocab=3)
+    _, p = distributions("near", vocab=3)
     tree, tokens = tree_of((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
 
     def run(random):
@@ -112,11 +117,11 @@ def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
         output = [*(tokens[node] for node in path), int(following)]
         return tuple([*output, *([int(random.categorical(p[output[-1]]))] * (len(output) < 2))][:2])
 
-    assert exact_law(run) == pytest.approx(law_of_target(p, 2), abs=1e-9)
+    assert exact_law(run) == pytest.approx(distribution_of_target(p, 2), abs=1e-9)
 
 
-def test_children_of_two_draft_models_have_laws_of_their_own(exact_law):
-    (one, p), (other, _) = laws("near"), laws("flat", seed=51)
+def test_children_of_two_draft_models_have_distributions_of_their_own(exact_law):
+    (one, p), (other, _) = distributions("near"), distributions("flat", seed=51)
     tree = tree_of((-1, -1, -1))
     q = torch.stack((one[-1], other[-1], one[-1]))
 
@@ -133,38 +138,40 @@ def test_children_of_two_draft_models_have_laws_of_their_own(exact_law):
 
 
 @pytest.mark.parametrize(
-    "drawn_as", ["point", "wor"], ids=["p/q on the likeliest", "no renormalising"]
+    "drawn_as",
+    ["deterministic", "without_replacement"],
+    ids=["p/q on the likeliest", "no renormalising"],
 )
-def test_children_judged_as_if_drawn_independently_bend_the_law(exact_law, drawn_as):
-    q, p = laws("strangers", vocab=5)
+def test_children_judged_as_if_drawn_independently_bend_the_distribution(exact_law, drawn_as):
+    q, p = distributions("strangers", vocab=5)
 
     def run(random):
         tree, tokens, rows = drafted((-1, -1, -1), q, drawn_as, random)
-        path, following = verified(tree, tokens, rows, p, "iid", random)
+        path, following = verified(tree, tokens, rows, p, "independent", random)
         return tokens[path[0]] if path else int(following)
 
-    law = exact_law(run)
-    assert sum(abs(law[i] - x) for i, x in enumerate(p[-1].tolist())) / 2 > 1e-3
+    distribution = exact_law(run)
+    assert sum(abs(distribution[i] - x) for i, x in enumerate(p[-1].tolist())) / 2 > 1e-3
 
 
-def test_draws_for_each_path_with_the_longest_kept_bend_the_law(exact_law):
-    _, p = laws("flat", vocab=3)
+def test_draws_for_each_path_with_the_longest_kept_bend_the_distribution(exact_law):
+    _, p = distributions("flat", vocab=3)
 
     def run(random):
         draws = [int(random.categorical(p[-1])) for _ in (0, 1)]  # a draw for each child, 0 and 1
         return next((x for child, x in enumerate(draws) if child == x), draws[0])
 
-    law = exact_law(run)
-    assert law[0] + law[1] > float(p[-1, :2].sum()) + 0.01
+    distribution = exact_law(run)
+    assert distribution[0] + distribution[1] > float(p[-1, :2].sum()) + 0.01
 
 
 # ---- chains and trees agree ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["iid", "wor"])
+@pytest.mark.parametrize("how", ["independent", "without_replacement"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
-    q, p = laws(kind)
+    q, p = distributions(kind)
     for tokens in itertools.product(range(3), repeat=2):
         if float(q[-1, tokens[0]]) == 0 or float(q[tokens[0], tokens[1]]) == 0:
             continue
@@ -172,7 +179,7 @@ def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
 
         def of_tree(random, tokens=tokens, rows=rows):
             path, following = multi_round(
-                tree_of((-1, 0)), tokens, *rows, random, replacement=how == "iid"
+                tree_of((-1, 0)), tokens, *rows, random, replacement=how == "independent"
             )
             return len(path), int(following)
 
@@ -196,11 +203,11 @@ def chance_to_stand(exact_law, q, p, how, width):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_children_stand_no_less_often_and_those_without_replacement_most(exact_law, kind):
-    q, p = laws(kind, vocab=4)
+    q, p = distributions(kind, vocab=4)
     overlap = float(torch.minimum(q[-1], p[-1]).sum())
     by_width = {
         how: [chance_to_stand(exact_law, q, p, how, width) for width in (1, 2, 3)]
-        for how in ("iid", "wor")
+        for how in ("independent", "without_replacement")
     }
     for chances in by_width.values():
         assert chances[0] == pytest.approx(overlap, abs=1e-12)
@@ -208,9 +215,9 @@ def test_more_children_stand_no_less_often_and_those_without_replacement_most(ex
     assert all(w >= i - 1e-12 for i, w in zip(*by_width.values(), strict=True))
 
 
-@pytest.mark.parametrize("how", ["iid", "wor"])
+@pytest.mark.parametrize("how", ["independent", "without_replacement"])
 def test_the_first_child_of_a_twin_always_stands(exact_law, how):
-    q, p = laws("equal")
+    q, p = distributions("equal")
 
     def run(random):
         tree, tokens, rows = drafted((-1, -1, 0, 0), q, how, random)
@@ -228,8 +235,8 @@ def test_children_chosen_without_a_draw_stand_with_the_targets_chance_of_them(
     p = p / p.sum(-1, keepdim=True)
     tokens = sorted(children)
     tree = tree_of((-1,) * len(tokens))
-    law = exact_law(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
-    assert law.get(True, 0.0) == pytest.approx(float(p[0, tokens].sum()))
+    distribution = exact_law(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
+    assert distribution.get(True, 0.0) == pytest.approx(float(p[0, tokens].sum()))
 
 
 # ---- match --------------------------------------------------------------------------------------
@@ -269,7 +276,11 @@ def test_the_choices_path_is_the_longest_that_repeats_them(case):
 # ---- order --------------------------------------------------------------------------------------
 
 
-@given(trees(), st.randoms(use_true_random=False), st.sampled_from(["choices", "iid", "point"]))
+@given(
+    trees(),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["choices", "independent", "deterministic"]),
+)
 @settings(deadline=None, max_examples=60)
 def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, how):
     parents, tokens, choices = case
@@ -288,11 +299,13 @@ def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, 
         if how == "choices":
             path = match(tree, ids, [choices[row] for row in ([0, *(i + 1 for i in old)])])
             return tuple(old[node] for node in path)
-        laws = p[[0, *(i + 1 for i in old)]]
-        if how == "point":
-            path, following = point_mass(tree, ids, laws, chance)
+        distributions = p[[0, *(i + 1 for i in old)]]
+        if how == "deterministic":
+            path, following = point_mass(tree, ids, distributions, chance)
         else:
-            path, following = multi_round(tree, ids, q[old], laws, chance, replacement=True)
+            path, following = multi_round(
+                tree, ids, q[old], distributions, chance, replacement=True
+            )
         return tuple(ids[node] for node in path), int(following)
 
     one = exact_law(lambda chance: run(tree_of(parents), list(range(m)), chance))

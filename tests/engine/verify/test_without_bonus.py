@@ -32,36 +32,42 @@ def test_the_last_row_decides_too(choices, committed, tested):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_the_law_of_what_is_committed_is_the_targets(rule, exact_law):
+def test_the_distribution_of_what_is_committed_is_the_targets(rule, exact_law):
     """Walked: two tokens drawn from Q; where fewer are committed, the rest is drawn from P."""
 
     def run(random: Random) -> tuple[int, ...]:
         tokens = random.categorical(Q)
-        outcome, _ = decide.drawn(Draft(tokens, law="iid", q=Q), None, P, random, rule)
+        outcome, _ = decide.drawn(
+            Draft(tokens, draw_mode="independent", q=Q), None, P, random, rule
+        )
         committed = list(outcome.committed)
         while len(committed) < 2:
             committed.append(int(random.categorical(P[len(committed)])))
         return tuple(committed)
 
-    law = exact_law(run)
+    distribution = exact_law(run)
     for first in range(3):
         for second in range(3):
             due = float(P[0, first] * P[1, second])
-            assert law[first, second] == pytest.approx(due, abs=1e-12)
+            assert distribution[first, second] == pytest.approx(due, abs=1e-12)
 
 
 def test_where_all_stand_no_chance_is_used_up_for_a_bonus():
     class Counting(SeededRandom):
-        laws: list[torch.Tensor]
+        distributions: list[torch.Tensor]
 
         def categorical(self, p):
-            self.laws = [*getattr(self, "laws", []), p]
+            self.distributions = [*getattr(self, "distributions", []), p]
             return super().categorical(p)
 
     random = Counting(0, "p", 0, 1, torch.device("cpu"))
-    outcome, _ = decide.drawn(Draft(TOKENS, law="iid", q=P), None, P, random, "rejection")
+    outcome, _ = decide.drawn(
+        Draft(TOKENS, draw_mode="independent", q=P), None, P, random, "rejection"
+    )
     assert outcome.committed == (1, 2)
-    assert [law.tolist() for law in random.laws] == [[[0.0, 0.0, 1.0]]]  # one outcome only
+    assert [distribution.tolist() for distribution in random.distributions] == [
+        [[0.0, 0.0, 1.0]]
+    ]  # one outcome only
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4])

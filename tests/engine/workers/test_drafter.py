@@ -51,13 +51,13 @@ def test_a_desk_has_the_prompt_and_states_of_its_own():
 def test_a_drafter_shares_the_targets_noise_and_has_draws_of_its_own():
     desk, session = desk_of(CASE)
     assert torch.equal(desk.chooser.noise(3, 2), session.noise(3, 2))
-    law = torch.full((64, 97), 1 / 97)
+    distribution = torch.full((64, 97), 1 / 97)
     drawn = [
-        SeededRandom(4, "p", 0, 1, CPU, worker=worker).categorical(law).tolist()
+        SeededRandom(4, "p", 0, 1, CPU, worker=worker).categorical(distribution).tolist()
         for worker in (0, DRAFTER, DRAFTER)
     ]
     assert drawn[0] != drawn[1] == drawn[2]
-    assert drawn[0] == SeededRandom(4, "p", 0, 1, CPU).categorical(law).tolist()
+    assert drawn[0] == SeededRandom(4, "p", 0, 1, CPU).categorical(distribution).tolist()
 
 
 def test_with_given_chance_a_drafter_in_the_same_place_takes_from_it_too():
@@ -88,17 +88,17 @@ def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():
     assert desk.meter.take() == []
 
 
-def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_laws():
+def test_what_a_worker_drew_is_a_chain_of_the_targets_ids_with_its_distributions():
     session = replace(CASE, sampling=Sampling("rejection", 1.0)).open()
     session.prefill()
     q = torch.full((2, 5), 0.2)
     draft = session.chain((1, 2), q)
-    assert draft.tokens.tolist() == [1, 2] and draft.law == "iid" and draft.q is q
+    assert draft.tokens.tolist() == [1, 2] and draft.draw_mode == "independent" and draft.q is q
     with pytest.raises(MethodFault, match="id 5 at node 1"):
         session.chain((1, 5), q)
     with pytest.raises(MethodFault, match=r"must be \[2, 5\]"):
         session.chain((1, 2), q[:1])
-    assert CASE.open().chain((1,), None).law == "point"
+    assert CASE.open().chain((1,), None).draw_mode == "deterministic"
 
 
 def test_a_process_tells_the_forwards_as_they_were():

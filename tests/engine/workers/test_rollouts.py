@@ -73,7 +73,7 @@ def test_the_reused_window_is_what_a_fresh_rollout_gives(
     assert desk.text == [*text, *reused.tokens]
 
 
-def test_a_reused_window_comes_with_the_laws_it_was_drawn_from() -> None:
+def test_a_reused_window_comes_with_the_distributions_it_was_drawn_from() -> None:
     model = table()
     rollouts = Rollouts(desk_of(model, DRAWN), 3, 4)
     window = rollouts.settle(0, 2, ROOM)
@@ -87,7 +87,7 @@ def test_a_reused_window_comes_with_the_laws_it_was_drawn_from() -> None:
         assert q[token] > 0
 
 
-def test_a_reused_window_has_the_drafts_own_law() -> None:
+def test_a_reused_window_has_the_drafts_own_distribution() -> None:
     """Exactly, over all outcomes of chance; of the branch beside it nothing can be told from it."""
     model = table(2)
     first, second = (0, 1), (1, 0)
@@ -99,12 +99,17 @@ def test_a_reused_window_has_the_drafts_own_law() -> None:
         window = rollouts.settle(0, 1, ROOM)
         return (*window.tokens, *round_of(rollouts, *first, ROOM, [first, second]).tokens)
 
-    def law(before: int, last: int) -> list[float]:
+    def distribution(before: int, last: int) -> list[float]:
         return warp(model.table[before, last], DRAWN).tolist()
 
     # Behind PROMPT, 1 a window (w, x), of which nothing stands; then, behind 1, 1, the reused one.
     for (w, x, a, b), found in walk(run).items():
-        due = law(0, 1)[w] * law(1, w)[x] * law(1, 1)[a] * law(1, a)[b]
+        due = (
+            distribution(0, 1)[w]
+            * distribution(1, w)[x]
+            * distribution(1, 1)[a]
+            * distribution(1, a)[b]
+        )
         assert found == pytest.approx(due, abs=1e-12)
 
 

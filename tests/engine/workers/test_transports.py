@@ -117,7 +117,8 @@ def test_draws_of_another_prompt_pass_or_seed_are_others(process):
 
 
 def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
-    """The embedded pair: laws cross over in float32, and the draft computes the same numbers."""
+    """The embedded pair: distributions cross over in float32, and the draft computes the same
+    numbers."""
     checkpoint = resolve("embedded")
     assert checkpoint.draft is not None
     recipe = partial(load_decoder, resolve(checkpoint.draft).path, name="draft")

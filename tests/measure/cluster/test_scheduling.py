@@ -93,10 +93,10 @@ class FakeWorkers:
             for question in asked
         }
         records = [
-            failed(label=arm.label, method=arm.name, turn=turn, pass_=number, **own)
+            failed(label=method_run.label, method=method_run.name, turn=turn, pass_=number, **own)
             for own, question in zip(facts.values(), asked, strict=True)
             for turn in range(1, len(question.turns) + 1)
-            for arm in self.plan.arms
+            for method_run in self.plan.method_runs
         ]
         prompts = [
             Prompt(**facts[q.prompt_id], turn=turn, text="?", ids=[1])

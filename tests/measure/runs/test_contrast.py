@@ -70,7 +70,7 @@ def test_a_batch_is_contrasted_as_vanilla_alone_is(specbench):
     assert all(r.output_ids == due[r.prompt_id] for r in together.records)
 
 
-def test_drawn_outputs_are_judged_by_the_contrasted_law(specbench):
+def test_drawn_outputs_are_judged_by_the_contrasted_distribution(specbench):
     outcome = specbench("sps", temperature=1.0, contrast=ASKED)
     assert outcome.exit_code == ExitCode.OK
     assert all(r.likelihood is not None for r in outcome.records)

@@ -104,7 +104,7 @@ def test_a_batch_is_held_to_it_as_vanilla_alone_is(specbench, person):
     assert all(r.output_ids == due[r.prompt_id] for r in together.records)
 
 
-def test_drawn_outputs_are_judged_by_the_processed_law(specbench, person):
+def test_drawn_outputs_are_judged_by_the_processed_distribution(specbench, person):
     settings = {"grammar": person, "tasks": ["json"], "limit": 2, "max_new_tokens": 48}
     outcome = specbench("sps", temperature=1.0, **settings)
     assert outcome.exit_code == ExitCode.OK

@@ -156,8 +156,8 @@ def test_candidates_are_not_dropped_for_a_prompt_error(specbench, target, task):
     halving._judge(["pld"], trials, records, 1)
     assert trials["pld"].out is None
     twins = [replace(record, label="twin") for record in records["pld"]]
-    arms = tuple(tune.Arm("pld", label, {}) for label in ("pld", "twin"))
-    tuning = tune.Tuning({"pld": arms}, ())
+    method_runs = tuple(tune.MethodRun("pld", label, {}) for label in ("pld", "twin"))
+    tuning = tune.Tuning({"pld": method_runs}, ())
     found = tune.choose(tuning, [*outcome.records, *twins], "time", {"target": 1})["pld"]
     assert found.n == 4
     assert found.costs["pld"] == found.costs["twin"] is not None

@@ -44,7 +44,7 @@ OPTIONS = {
 
 
 def filled(engine, method, form):
-    params = registry.parameters(method, {**_numbers(method), **form.when}).model_dump()
+    params = registry.declare(method, {**_numbers(method), **form.when}).params.model_dump()
     return next(each for each in lines(method, params, NAMES) if each.engine == engine)
 
 
@@ -97,14 +97,14 @@ def test_transformers_has_the_settings_that_its_lines_set():
 
 
 def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
-    params = registry.parameters("sps", {"length": "heuristic"}).model_dump()
+    params = registry.declare("sps", {"length": "heuristic"}).params.model_dump()
     told = {line.engine: line for line in lines("sps", params, NAMES)}
     assert told["vLLM"].text == "" and "length=heuristic" in told["vLLM"].lacks
 
 
 def test_settings_decide_which_form_a_line_has():
     def lookup(rule):
-        params = registry.parameters("pld", {"rule": rule, "ngram": 4}).model_dump()
+        params = registry.declare("pld", {"rule": rule, "ngram": 4}).params.model_dump()
         return next(line.text for line in lines("pld", params, NAMES) if line.engine == "vLLM")
 
     assert '"prompt_lookup_min": 4' in lookup("author")
@@ -112,7 +112,7 @@ def test_settings_decide_which_form_a_line_has():
 
 
 def test_a_method_that_no_engine_has_gives_nothing_to_paste():
-    params = registry.parameters("staged", {}).model_dump()
+    params = registry.declare("staged", {}).params.model_dump()
     assert {line.lacks for line in lines("staged", params, NAMES)} == {"has no staged"}
 
 

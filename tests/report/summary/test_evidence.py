@@ -36,7 +36,7 @@ def compared(records):
     return compare(by_label["vanilla"], by_label["sps"])
 
 
-def test_one_law_shows_no_difference(sampled):
+def test_one_distribution_shows_no_difference(sampled):
     found = compared(sampled())
     assert abs(found.likelihood.difference) < 0.1
     assert found.likelihood.p > 0.05

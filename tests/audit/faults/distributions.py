@@ -1,5 +1,5 @@
-"""Drafts whose laws are not those that their tokens were drawn from, where only large vocabularies,
-long drafts or unusual parameters show it: what the audit must catch."""
+"""Drafts whose distributions are not those that their tokens were drawn from, where only large
+vocabularies, long drafts or unusual parameters show it: what the audit must catch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from specbench_cli.engine.types import Tokens
 
 
 class OtherLaw(Sps):
-    """Draws tokens from one law and hands over another; subclasses say how the two differ."""
+    """Draws tokens from one distribution and hands over another; subclasses say how the two
+    differ."""
 
     def propose(self, session, limit):
         if not session.sampling.draws:
@@ -25,96 +26,100 @@ class OtherLaw(Sps):
         for ahead in range(min(self.params.levels, limit)):
             logits = self.model.forward(x, self.state).logits
             assert logits is not None
-            law, told = self.laws(session, logits[:, -1], ahead)
-            picks.append((session.random.categorical(law), told))
+            distribution, told = self.distributions(session, logits[:, -1], ahead)
+            picks.append((session.random.categorical(distribution), told))
             x = Tokens(picks[-1][0][None])
         return session.drawn(picks)
 
-    def laws(self, session, logits, ahead):
-        """Laws [1, V]: the one drawn from, and the one handed over."""
+    def distributions(self, session, logits, ahead):
+        """Distributions [1, V]: the one drawn from, and the one handed over."""
         raise NotImplementedError
 
 
-def largest(law, n):
-    """A law's n likeliest tokens alone."""
-    if n >= law.shape[-1]:
-        return law
-    kept = law * (law >= law.topk(n).values[:, -1:])
+def largest(distribution, n):
+    """A distribution's n likeliest tokens alone."""
+    if n >= distribution.shape[-1]:
+        return distribution
+    kept = distribution * (distribution >= distribution.topk(n).values[:, -1:])
     return kept / kept.sum(-1, keepdim=True)
 
 
 class DrawsFromTen(OtherLaw):
-    """Draws from the draft's ten likeliest tokens, and hands the whole law over."""
+    """Draws from the draft's ten likeliest tokens, and hands the whole distribution over."""
 
-    def laws(self, session, logits, ahead):
-        law = session.warp(logits)
-        return largest(law, 10), law
+    def distributions(self, session, logits, ahead):
+        distribution = session.warp(logits)
+        return largest(distribution, 10), distribution
 
 
 class TellsFifty(OtherLaw):
-    """Draws from the whole law, and hands over that of the fifty likeliest tokens.
+    """Draws from the whole distribution, and hands over that of the fifty likeliest tokens.
 
     What it draws beside these has the least of them's probability, so that nothing is impossible.
     """
 
-    def laws(self, session, logits, ahead):
-        law = session.warp(logits)
-        told = largest(law, 50)
-        floor = torch.where(law > 0, torch.full_like(law, 1e-6), law)
+    def distributions(self, session, logits, ahead):
+        distribution = session.warp(logits)
+        told = largest(distribution, 50)
+        floor = torch.where(distribution > 0, torch.full_like(distribution, 1e-6), distribution)
         told = told.clamp_min(floor)
-        return law, told / told.sum(-1, keepdim=True)
+        return distribution, told / told.sum(-1, keepdim=True)
 
 
 class ColderThanTold(OtherLaw):
-    """Draws at temperature 0.5 and hands over the law at 1."""
+    """Draws at temperature 0.5 and hands over the distribution at 1."""
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         return session.warp(logits / 0.5), session.warp(logits)
 
 
 class WrongFromTheFifth(OtherLaw):
-    """From the fifth level on hands over a law that is wrong by 10%."""
+    """From the fifth level on hands over a distribution that is wrong by 10%."""
 
-    def laws(self, session, logits, ahead):
-        law = session.warp(logits)
+    def distributions(self, session, logits, ahead):
+        distribution = session.warp(logits)
         if ahead < 4:
-            return law, law
-        signs = torch.ones_like(law)
+            return distribution, distribution
+        signs = torch.ones_like(distribution)
         signs[:, ::2] = -1
-        wrong = law * (1 + 0.1 * signs)
-        return law, wrong / wrong.sum(-1, keepdim=True)
+        wrong = distribution * (1 + 0.1 * signs)
+        return distribution, wrong / wrong.sum(-1, keepdim=True)
 
 
 class TellsHalfPrecision(OtherLaw):
-    """Hands its law over with eight bits, as a worker might send it."""
+    """Hands its distribution over with eight bits, as a worker might send it."""
 
-    def laws(self, session, logits, ahead):
-        law = session.warp(logits)
-        told = law.bfloat16().to(law.dtype)
-        return law, told / told.sum(-1, keepdim=True)
+    def distributions(self, session, logits, ahead):
+        distribution = session.warp(logits)
+        told = distribution.bfloat16().to(distribution.dtype)
+        return distribution, told / told.sum(-1, keepdim=True)
 
 
 class CutsOnlyWhatItTells(OtherLaw):
     """Draws under the temperature alone, and redraws what the cuts leave out as the likeliest."""
 
-    def laws(self, session, logits, ahead):
+    def distributions(self, session, logits, ahead):
         told = session.warp(logits)
         whole = (logits / session.sampling.temperature).softmax(-1).to(told.dtype)
-        law = torch.where(told > 0, whole, 0.0)
+        distribution = torch.where(told > 0, whole, 0.0)
         best = told.argmax(-1, keepdim=True)
-        return law.scatter_add(-1, best, 1 - law.sum(-1, keepdim=True)), told
+        return distribution.scatter_add(-1, best, 1 - distribution.sum(-1, keepdim=True)), told
 
 
 class SureIfUnlimited(OtherLaw):
-    """With its threshold off draws without the law's tail, and hands the whole law over."""
+    """With its threshold off draws without the distribution's tail, and hands the whole
+    distribution over."""
 
-    def laws(self, session, logits, ahead):
-        law = session.warp(logits)
-        return (largest(law, 2) if self.params.threshold == 0.0 else law), law
+    def distributions(self, session, logits, ahead):
+        distribution = session.warp(logits)
+        return (
+            largest(distribution, 2) if self.params.threshold == 0.0 else distribution
+        ), distribution
 
 
 class MixesUpTheLast(SpsTree):
-    """Of trees of five levels, hands over half of the last node's law shifted by one id."""
+    """Of trees of five levels, hands over half of the last node's distribution shifted by one
+    id."""
 
     def propose(self, session, limit):
         draft = super().propose(session, limit)
@@ -146,7 +151,8 @@ def top_p_first(logits, sampling):
 
 
 def residual_of_the_first(p, q):
-    """What is left of the target's law among the first 1,024 tokens, where that is anything."""
+    """What is left of the target's distribution among the first 1,024 tokens, where that is
+    anything."""
     left = (p - q).clamp_min(0.0)
     few = left.clone()
     few[..., 1_024:] = 0.0

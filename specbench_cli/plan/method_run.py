@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Arm:
+class MethodRun:
     """A method with its parameters: one row of the result table.
 
     `declared` suffices for a plan and does not import torch. `method` decodes.
@@ -35,11 +35,11 @@ class Arm:
     tuned: int | None = None
 
     @classmethod
-    def of(cls, name: str, label: str, method: Method, passed: Mapping[str, Any]) -> Arm:
-        """Return an `Arm` for an existing method object."""
-        arm = cls(name, label, passed)
-        vars(arm)["method"] = method
-        return arm
+    def of(cls, name: str, label: str, method: Method, passed: Mapping[str, Any]) -> MethodRun:
+        """Return an `MethodRun` for an existing method object."""
+        method_run = cls(name, label, passed)
+        vars(method_run)["method"] = method
+        return method_run
 
     @cached_property
     def method(self) -> Method:
@@ -142,7 +142,7 @@ class Arm:
 
 
 def like_of(method: Method) -> str | None:
-    """Return the label of the method whose acceptance rate is used; see `Arm.like`."""
+    """Return the label of the method whose acceptance rate is used; see `MethodRun.like`."""
     like: str | None = getattr(method.params, "like", None)
     return like
 

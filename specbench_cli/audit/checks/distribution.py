@@ -1,4 +1,5 @@
-"""The output's law under rejection: exact, by walking all of a method's chance; and its acceptance.
+"""The output's distribution under rejection: exact, by walking all of a method's chance; and its
+acceptance.
 
 Leviathan et al. 2023 (arXiv:2211.17192), section 3.6 and appendix A.1: a draft token stands with
 probability sum min(p, q), and whatever is committed follows p. Trees: see `overlap`.
@@ -24,11 +25,11 @@ from specbench_cli.audit.cases import (
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.choice import (
     GLANCE,
-    Law,
+    Distribution,
     NoDistribution,
     TooMany,
     distance,
-    law_of,
+    distribution_of,
     outcomes,
 )
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
@@ -82,7 +83,7 @@ class Walk:
 
     case: Case
     params: MethodParams
-    law: Law
+    distribution: Distribution
     paths: int
     accepted: float
     expected: float | None
@@ -94,8 +95,9 @@ class Walk:
         return f"{passed(self.params)}; {self.case}"
 
 
-def check_law(subject: Subject) -> list[Finding]:
-    """The joint law of the first tokens, to 1e-9; and what is accepted, against sum min(p, q).
+def check_distribution(subject: Subject) -> list[Finding]:
+    """The joint distribution of the first tokens, to 1e-9; and what is accepted, against sum min(p,
+    q).
 
     A rule for which no case could be enumerated is a finding of its own: nothing is shown of it.
     """
@@ -129,15 +131,15 @@ def check_law(subject: Subject) -> list[Finding]:
             unseen += [f"{rule}, {what}" for what in not_walked]
     if not walks and not left_out:
         return []
-    law = _law(walks, left_out, unseen)
+    distribution = _distribution(walks, left_out, unseen)
     if left_out:
         why = (
             f"{too_large} cases have more than {MOST} outcomes; {left_out - too_large} were skipped"
             " because the parameters of the method share a limit on outcomes that was reached, or"
             " because they are deep or late cases that are too large"
         )
-        law = replace(law, left_out=why)
-    findings = [law]
+        distribution = replace(distribution, left_out=why)
+    findings = [distribution]
     if any(walked.expected for walked in walks):
         findings.append(_acceptance(walks))
     return findings
@@ -287,14 +289,16 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
         found = list(outcomes(run, FORKED if case.name == "forked" else MOST))
     except TooMany:
         return None
-    law = law_of((output, weight) for (output, _, _), weight in found)
+    distribution = distribution_of((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
     expected = sum(weight * should for (_, _, should), weight in found)
-    return Walk(case, params, law, len(found), accepted, None if other else expected, stepped)
+    return Walk(
+        case, params, distribution, len(found), accepted, None if other else expected, stepped
+    )
 
 
-def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
-    measured = [(distance(walked.law, _truth(walked.case)), walked) for walked in walks]
+def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
+    measured = [(distance(walked.distribution, _truth(walked.case)), walked) for walked in walks]
     figure: Mapping[str, float] = {
         **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
         "outcomes": sum(walked.paths for walked in walks),
@@ -312,32 +316,41 @@ def _law(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
             " lower bounds that allow short drafts"
         )
         problem = Problem(what, f"all {left_out} cases", look)
-        return Finding("law", False, figure, problem, shown=False)
+        return Finding("distribution", False, figure, problem, shown=False)
     if not wrong:
-        return Finding("law", True, figure)
+        return Finding("distribution", True, figure)
     tv, worst = max(wrong, key=lambda pair: pair[0])
     truth = _truth(worst.case)
-    token = _first_wrong(worst.law, truth)
-    output = max({*worst.law, *truth}, key=lambda o: abs(worst.law.get(o, 0) - truth.get(o, 0)))
-    seen, due = format_distinct(worst.law.get(output, 0.0), truth.get(output, 0.0))
+    token = _first_wrong(worst.distribution, truth)
+    output = max(
+        {*worst.distribution, *truth},
+        key=lambda o: abs(worst.distribution.get(o, 0) - truth.get(o, 0)),
+    )
+    seen, due = format_distinct(worst.distribution.get(output, 0.0), truth.get(output, 0.0))
     what = (
-        f"the law of the output is not the target's: total variation {tv:.3g}, allowed {EXACT:g};"
+        f"the distribution of the output is not the target's: total variation {tv:.3g},"
+        f" allowed {EXACT:g};"
         f" {len(wrong)} of {len(measured)} cases. Wrong from output token {token} on: {output}"
         f" has probability {seen}, but {due} under the target"
     )
-    return Finding("law", False, figure, Problem(what, worst.where, _look(wrong, measured, token)))
+    return Finding(
+        "distribution", False, figure, Problem(what, worst.where, _look(wrong, measured, token))
+    )
 
 
-def _truth(case: Case) -> Law:
+def _truth(case: Case) -> Distribution:
     length = min(case.length, case.budget)
     return Reference(case.tables[0], case.sampling).joint(case.prompt, case.eos, length)
 
 
-def _first_wrong(law: Law, truth: Law) -> int:
-    """The first output token, from 1, up to which the two laws differ."""
-    longest_output = max(len(str_) for str_ in map(_as_tuple, {*law, *truth}))
+def _first_wrong(distribution: Distribution, truth: Distribution) -> int:
+    """The first output token, from 1, up to which the two distributions differ."""
+    longest_output = max(len(str_) for str_ in map(_as_tuple, {*distribution, *truth}))
     for n in range(1, longest_output + 1):
-        begun, due = (law_of((_as_tuple(o)[:n], w) for o, w in x.items()) for x in (law, truth))
+        begun, due = (
+            distribution_of((_as_tuple(o)[:n], w) for o, w in x.items())
+            for x in (distribution, truth)
+        )
         if distance(begun, due) > EXACT:
             return n
     return longest_output
@@ -358,11 +371,13 @@ def _look(wrong: list[tuple[float, Walk]], measured: list[tuple[float, Walk]], t
         return "what comes behind an EOS inside a draft: nothing may"
     if _is_warped_only(cases) and any(not _is_warped_only([walked.case]) for walked in right):
         return (
-            "a law without the temperature and the cuts: take p from `session.warp`, and each drawn"
+            "a distribution without the temperature and the cuts: take p from"
+            " `session.warp`, and each drawn"
             " token with its q from `session.pick`"
         )
     return (
-        "q, which must be the very law that each draft token was drawn from (`session.pick` gives"
+        "q, which must be the very distribution that each draft token was drawn from"
+        " (`session.pick` gives"
         " both; None for tokens chosen without a draw); whether what was drafted depends on what"
         " was drawn later; and, if the method verifies by itself, its residual and bonus"
     )
@@ -392,7 +407,7 @@ def _acceptance(walks: list[Walk]) -> Finding:
     )
     look = (
         "the q handed to verification: a wrong one, or none for drawn tokens, costs acceptance even"
-        " where the law stays right"
+        " where the distribution stays right"
         if share < 0
         else "the counts of tested and accepted levels; more than sum min(p, q) cannot stand"
     )

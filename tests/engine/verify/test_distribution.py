@@ -1,6 +1,7 @@
-"""The law of every lossless method's output under rejection: exact, by walking all of its chance.
+"""The distribution of every lossless method's output under rejection: exact, by walking all of its
+chance.
 
-Also what acceptance must then be: counts agree with the overlap of the two laws.
+Also what acceptance must then be: counts agree with the overlap of the two distributions.
 """
 
 import math
@@ -33,7 +34,7 @@ CONFIGURED = {
     "atts": [{"alpha": 1.0, "cap": 2, "known": 2}],
     "specdec++": [{"min": 1, "max": 2}],
     "sps-tree": [
-        {"width": 2, "depth": 1, "law": "point"},
+        {"width": 2, "depth": 1, "draw_mode": "deterministic"},
         {"shape": "dynamic", "width": 2, "depth": 2},
     ],
     "rsd-c": [{"width": 2, "depth": 1}],
@@ -151,14 +152,15 @@ SAMPLINGS = {
 }
 
 
-def law_of_target(table, sampling, eos=(), length=3):
-    """Law of the first `length` tokens after PROMPT by the chain rule, from the table alone."""
+def distribution_of_target(table, sampling, eos=(), length=3):
+    """Distribution of the first `length` tokens after PROMPT by the chain rule, from the table
+    alone."""
     return Reference(table, sampling).joint(PROMPT, eos, length)
 
 
 @pytest.fixture
-def law_of_method(open_session, open_workspace, exact_law):
-    """Law of the first tokens that a method commits after PROMPT."""
+def distribution_of_method(open_session, open_workspace, exact_law):
+    """Distribution of the first tokens that a method commits after PROMPT."""
 
     def walk(method, pair, sampling, budget=6, eos=(), length=3):
         shared = open_workspace(*pair, len(PROMPT) + budget)
@@ -207,19 +209,21 @@ def crossed():
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("make", "kind", "sampling"), list(crossed()))
-def test_the_first_three_tokens_follow_the_targets_law(law_of_method, pair, make, kind, sampling):
+def test_the_first_three_tokens_follow_the_targets_distribution(
+    distribution_of_method, pair, make, kind, sampling
+):
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
     sampling = narrowed(make, SAMPLINGS[sampling])
-    law = law_of_method(make(), tables, sampling)
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(law, law_of_target(tables[0], sampling)) < 1e-9
+    distribution = distribution_of_method(make(), tables, sampling)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
+    assert distance(distribution, distribution_of_target(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.parametrize("name", NARROWED)
-def test_the_first_two_tokens_follow_it_without_a_cut(law_of_method, pair, name):
+def test_the_first_two_tokens_follow_it_without_a_cut(distribution_of_method, pair, name):
     tables = pair("near")
-    law = law_of_method(registry.build(name, {}), tables, PLAIN, length=2)
-    assert distance(law, law_of_target(tables[0], PLAIN, length=2)) < 1e-9
+    distribution = distribution_of_method(registry.build(name, {}), tables, PLAIN, length=2)
+    assert distance(distribution, distribution_of_target(tables[0], PLAIN, length=2)) < 1e-9
 
 
 ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
@@ -227,37 +231,41 @@ ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
 
 @pytest.mark.full
 @pytest.mark.parametrize(("make", "ending"), [*dealt(CASES, ENDINGS)])
-def test_neither_eos_nor_budget_bends_the_law(law_of_method, pair, make, ending):
+def test_neither_eos_nor_budget_bends_the_distribution(distribution_of_method, pair, make, ending):
     (eos, budget), tables, sampling = ending, pair("near"), narrowed(make, PLAIN)
-    law = law_of_method(make(), tables, sampling, budget=budget, eos=eos)
-    expected = law_of_target(tables[0], sampling, eos, length=min(3, budget))
-    assert distance(law, expected) < 1e-9
+    distribution = distribution_of_method(make(), tables, sampling, budget=budget, eos=eos)
+    expected = distribution_of_target(tables[0], sampling, eos, length=min(3, budget))
+    assert distance(distribution, expected) < 1e-9
 
 
-def test_a_longer_draft_over_a_larger_vocabulary_is_exact(law_of_method, pair):
+def test_a_longer_draft_over_a_larger_vocabulary_is_exact(distribution_of_method, pair):
     sampling = Sampling("rejection", 0.7, top_k=2)
     tables = pair("near", vocab=5)
-    law = law_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
-    assert distance(law, law_of_target(tables[0], sampling, (4,))) < 1e-9
+    distribution = distribution_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
+    assert distance(distribution, distribution_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("make", "kind"), [*dealt(CHAINS, ("peaked", "near", "disjoint"))])
-def test_block_verification_has_the_targets_law_as_well(law_of_method, pair, make, kind):
+def test_block_verification_has_the_targets_distribution_as_well(
+    distribution_of_method, pair, make, kind
+):
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
-    law = law_of_method(make(), tables, sampling, eos=(2,))
-    assert distance(law, law_of_target(tables[0], sampling, (2,))) < 1e-9
+    distribution = distribution_of_method(make(), tables, sampling, eos=(2,))
+    assert distance(distribution, distribution_of_target(tables[0], sampling, (2,))) < 1e-9
 
 
 # ---- planted faults: the same walk finds them ---------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [UnwarpedLaw, GreedyDraft])
-def test_a_method_that_misstates_its_draft_law_is_found(law_of_method, pair, fault):
+def test_a_method_that_misstates_its_draft_distribution_is_found(
+    distribution_of_method, pair, fault
+):
     sampling, tables = SAMPLINGS["T=0.5"], pair("flat")
-    law = law_of_method(fault(SpsParams(length=1)), tables, sampling)
-    assert distance(law, law_of_target(tables[0], sampling)) > 1e-3
+    distribution = distribution_of_method(fault(SpsParams(length=1)), tables, sampling)
+    assert distance(distribution, distribution_of_target(tables[0], sampling)) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -269,11 +277,11 @@ def test_a_method_that_misstates_its_draft_law_is_found(law_of_method, pair, fau
     ],
     ids=["rejected tokens redrawn from p", "residual not p - q", "accepted where p exceeds q"],
 )
-def test_a_faulty_verifier_is_found(law_of_method, pair, monkeypatch, function, faulty):
+def test_a_faulty_verifier_is_found(distribution_of_method, pair, monkeypatch, function, faulty):
     tables = pair("peaked")
     monkeypatch.setattr(verify, function, faulty)
-    law = law_of_method(Sps(SpsParams(length=1)), tables, PLAIN)
-    assert distance(law, law_of_target(tables[0], PLAIN)) > 1e-3
+    distribution = distribution_of_method(Sps(SpsParams(length=1)), tables, PLAIN)
+    assert distance(distribution, distribution_of_target(tables[0], PLAIN)) > 1e-3
 
 
 # ---- acceptance ---------------------------------------------------------------------------------
@@ -287,7 +295,9 @@ def overlap(tables, sampling, before, last):
 
 @pytest.mark.parametrize("kind", ["peaked", "flat", "near"])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_acceptance_counts_agree_with_the_overlap_of_the_laws(open_session, pair, kind, sampling):
+def test_acceptance_counts_agree_with_the_overlap_of_the_distributions(
+    open_session, pair, kind, sampling
+):
     tables = pair(kind, vocab=5)
     session = open_session(*tables, prompt=PROMPT, sampling=sampling, budget=500)
     accepted, expected, variance = 0, 0.0, 0.0
@@ -308,7 +318,8 @@ def test_acceptance_counts_agree_with_the_overlap_of_the_laws(open_session, pair
 def test_mat_agrees_with_the_formula_where_acceptance_is_independent(
     open_session, pair, kind, length
 ):
-    # One law in all contexts: all levels stand with one chance, a (Leviathan et al., equation 1).
+    # One distribution in all contexts: all levels stand with one chance, a (Leviathan et al.,
+    # equation 1).
     tables = tuple(table[:1, :1].expand_as(table) for table in pair(kind, vocab=5))
     a = overlap(tables, PLAIN, 0, 0)
     session = open_session(*tables, prompt=PROMPT, sampling=PLAIN, budget=2500)
@@ -321,7 +332,9 @@ def test_mat_agrees_with_the_formula_where_acceptance_is_independent(
 
 
 @pytest.mark.parametrize("kind", ["peaked", "flat"])
-def test_a_draft_with_the_targets_law_is_never_rejected(law_of_method, pair, kind, open_session):
+def test_a_draft_with_the_targets_distribution_is_never_rejected(
+    distribution_of_method, pair, kind, open_session
+):
     target, _ = pair(kind, vocab=5)
     session = open_session(target, target, prompt=PROMPT, sampling=SAMPLINGS["T=0.5"], budget=61)
     steps = list(Sps(SpsParams(length=4)).generate(session))
@@ -347,35 +360,41 @@ def processed(table, output):
     return table[before, last].masked_fill(forbidden, -math.inf)
 
 
-def processed_law(table, sampling, length=3):
-    """As `law_of_target`, of the texts that fit."""
-    law, due = defaultdict(float), [((), 1.0)]
+def processed_distribution(table, sampling, length=3):
+    """As `distribution_of_target`, of the texts that fit."""
+    distribution, due = defaultdict(float), [((), 1.0)]
     while due:
         output, weight = due.pop()
         if len(output) == length or 2 in output:
-            law[output] += weight
+            distribution[output] += weight
             continue
         for token, p in enumerate(warp(processed(table, output), sampling).tolist()):
             if p > 0:
                 due.append(((*output, token), weight * p))
-    return law
+    return distribution
 
 
 # Of swift the share with more to draw takes as long as all the others.
 @pytest.mark.full
 @pytest.mark.parametrize("make", [case for case in CASES if case.id != "swift-1-2-0.45"])
-def test_under_a_grammar_the_law_is_the_processed_targets(law_of_method, pair, make):
+def test_under_a_grammar_the_distribution_is_the_processed_targets(
+    distribution_of_method, pair, make
+):
     tables, sampling = pair("near"), narrowed(make, PLAIN)
-    law = law_of_method(make(), tables, held(sampling), budget=4, eos=(2,))
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(law, processed_law(tables[0], sampling)) < 1e-9
+    distribution = distribution_of_method(make(), tables, held(sampling), budget=4, eos=(2,))
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
+    assert distance(distribution, processed_distribution(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["sps", "pld"])
-def test_block_verification_has_the_processed_law_as_well(law_of_method, pair, name):
+def test_block_verification_has_the_processed_distribution_as_well(
+    distribution_of_method, pair, name
+):
     tables, sampling = pair("near"), Sampling("block", 0.8)
-    law = law_of_method(registry.build(name, {}), tables, held(sampling), budget=4, eos=(2,))
-    assert distance(law, processed_law(tables[0], sampling)) < 1e-9
+    distribution = distribution_of_method(
+        registry.build(name, {}), tables, held(sampling), budget=4, eos=(2,)
+    )
+    assert distance(distribution, processed_distribution(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.full
@@ -396,7 +415,7 @@ def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, ma
     assert session.output() == due
 
 
-def test_a_processor_that_forgets_the_path_is_found(law_of_method, pair, monkeypatch):
+def test_a_processor_that_forgets_the_path_is_found(distribution_of_method, pair, monkeypatch):
     """What is read of the output alone, and not of the draft behind it."""
     whole = Masking.__call__
 
@@ -406,5 +425,7 @@ def test_a_processor_that_forgets_the_path_is_found(law_of_method, pair, monkeyp
 
     tables = pair("near")
     monkeypatch.setattr(Masking, "__call__", forgets)
-    law = law_of_method(Sps(SpsParams(length=2)), tables, held(PLAIN), budget=4, eos=(2,))
-    assert distance(law, processed_law(tables[0], PLAIN)) > 1e-3
+    distribution = distribution_of_method(
+        Sps(SpsParams(length=2)), tables, held(PLAIN), budget=4, eos=(2,)
+    )
+    assert distance(distribution, processed_distribution(tables[0], PLAIN)) > 1e-3
