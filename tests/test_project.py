@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -262,7 +263,7 @@ def copied() -> set[str]:
 
 def test_the_image_is_built_from_all_that_a_wheel_needs_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    files = {"pyproject.toml", project["readme"], *project["license-files"]}
+    files = {"pyproject.toml", "hatch_build.py", "README.md", *project["license-files"]}
     assert copied() == {*files, *PACKAGES}
     assert all((ROOT / name).exists() for name in copied())
     everything, *rest = [
@@ -315,6 +316,23 @@ def test_wheel_holds_the_data_that_code_reads(wheel):
     weights = [name for name in wheel if name.endswith(".safetensors")]
     assert {Path(name).parent.name for name in weights} >= {"embedded-7m", "embedded-1m"}
     assert not [name for name in wheel if name.endswith((".bin", ".pt", ".pkl", ".pyc"))]
+
+
+def test_description_of_the_wheel_has_no_relative_link(wheel):
+    text = wheel[f"specbench_cli-{__version__}.dist-info/METADATA"].decode()
+    assert "# specbench" in text
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [link for link in links if "://" not in link] == []
+
+
+def test_description_leads_to_the_files_of_a_tag():
+    readme = "![a](docs/a.png) [b](docs/b.md#c) [d](https://e.org)"
+    described = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    assert described(readme, "https://f.org/g/h", "v1") == (
+        "![a](https://f.org/g/h/raw/v1/docs/a.png) [b](https://f.org/g/h/blob/v1/docs/b.md#c)"
+        " [d](https://e.org)"
+    )
+    assert described(readme, "", "v1") == " b [d](https://e.org)"
 
 
 def test_wheel_installs_both_commands_and_the_licence(wheel):
