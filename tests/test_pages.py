@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from typer.main import get_command
 
 from specbench_cli import app, registry
@@ -130,3 +131,59 @@ def test_a_page_begins_with_who_needs_it_and_what_they_can_do_afterwards(page):
 @pytest.mark.parametrize("page", DOCS, ids=name_of)
 def test_a_page_is_in_one_of_the_groups(page):
     assert page.parent.name in GROUPS or page == ROOT / "docs/gallery.md"
+
+
+def test_old_addresses_of_the_site_lead_to_pages():
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    (found,) = (each["redirects"] for each in config["plugins"] if "redirects" in each)
+    moved = found["redirect_maps"]
+    assert len(moved) > 20
+    assert [new for new in moved.values() if not (ROOT / "docs" / new).is_file()] == []
+    assert [old for old in moved if (ROOT / "docs" / old).exists()] == []
+
+
+def test_the_table_of_readme_is_the_report_of_the_committed_run(capsys):
+    run = "results/reference/default-2cores"
+    assert app._run(["report", str(ROOT / run)]) == 0
+    table = capsys.readouterr().out.partition("speedup by family")[0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (after,) = readme.split("<!-- table: the real output of that command -->\n")[1:]
+    shown = re.match(r"```text\n(.*?)```", after, re.DOTALL)[1]
+    assert shown == table.replace(str(ROOT / run), "last")
+
+
+TUTORIALS = [page for page in DOCS if page.parent.name == "tutorials"]
+SMALL = "--limit 12 --max-new-tokens 8 --threads 1 --allow-noise --repeats 1".split()
+NOT_HERE = {
+    "--target smollm2-135m": "--target embedded",
+    "--task prompts.jsonl": "--task mini",
+    "train head --plugin bottleneck.py --out heads": None,
+    "--profile paper": None,
+    "llama-3.1-8b-instruct": None,
+    "qwen3-8b": None,
+    "llama-3-8b": None,
+    "-m sps,eagle2,eagle3,pld": "-m sps,pld",
+}
+"""Parts of commands that need more than a checkout, with a replacement. None skips the command."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_commands_of_a_tutorial_run_one_after_another(page, folder, capsys):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        if (name := re.search(r"^class (\w+)\(Method\)", code, re.M)) is not None:
+            Path({"RepeatLast": "repeat_last.py"}.get(name[1], "bottleneck.py")).write_text(code)
+    ran = []
+    for words in commands_of(page):
+        text = " ".join(words)
+        parts = [part for part in NOT_HERE if part in text and "--smoke" not in text]
+        if any(NOT_HERE[part] is None for part in parts):
+            continue
+        for part in parts:
+            text = text.replace(part, NOT_HERE[part])
+        small = SMALL if words[0] == "run" and "--dry-run" not in words else []
+        code = app._run([*text.split(), *small])
+        closed = text == "compare smoke last" and "sps.length=3" in ran[-1]
+        assert code == (1 if closed else 0), f"{text}\n{capsys.readouterr().err}"
+        ran.append(text)
+    assert ran
