@@ -73,17 +73,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """The gallery was copied to the site."""
+    """Remove the gallery's temporary folder, which was copied to the site."""
     _made.cleanup()
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is on the site."""
+    """Return the place of a repository file on the site."""
     return "index.md" if path == "README.md" else path.removeprefix("docs/")
 
 
 def repository_path(where: str) -> str:
-    """Which file of the repository a page of the site is."""
+    """Return the repository file of a page of the site."""
     if where == "index.md":
         return "README.md"
     beside = any(Path(where).match(pattern) for pattern in _BESIDE)
@@ -91,11 +91,11 @@ def repository_path(where: str) -> str:
 
 
 def linked(text: str, where: str, there: set[str]) -> str:
-    """A text with its links led to the site's pages.
+    """Return a text whose links lead to pages of the site.
 
     Args:
-        where: the page that it is of.
-        there: all that the site has.
+        where: the page of the text.
+        there: all files of the site.
     """
     folder = posixpath.dirname(repository_path(where))
 
@@ -114,7 +114,7 @@ def linked(text: str, where: str, there: set[str]) -> str:
 
 
 def gallery(folder: Path) -> list[str]:
-    """Publish every reference run into a folder; what its page says of each, in Markdown."""
+    """Publish every reference run into a folder, and return the Markdown of their page."""
     runs = sorted(path.parent for path in REFERENCE.glob("*/manifest.json"))
     shown, kept = [], []
     for path in runs:
@@ -134,7 +134,7 @@ def _published(path: Path, folder: Path) -> Iterator[str]:
     entry = publish(reading, folder).entry
     where = f"{GALLERY}/runs/{path.name}"
     yield f"### {path.name}"
-    yield f"![Speedup over vanilla, a bar a method]({where}/{PICTURE}){_WIDTH}"
+    yield f"![Speedup over vanilla, one bar per method]({where}/{PICTURE}){_WIDTH}"
     yield _table(run_text(reading.summary, reading.facts))
     yield "\n".join(f"- {sentence}" for sentence in entry.sentences)
     yield f"[Its page]({where}/index.html), and [the whole report]({where}/report.html)."
@@ -146,7 +146,7 @@ def _unpublished(path: Path, error: SpecbenchError) -> Iterator[str]:
     yield f"### {path.name}"
     why = error.message.replace(f"{ROOT}/", "")
     yield (f"The run {why}. What it said when it ended: [its report]({where}/report.md).")
-    yield f"![Speedup over vanilla, a bar a method]({where}/figures/speedup.svg){_WIDTH}"
+    yield f"![Speedup over vanilla, one bar per method]({where}/figures/speedup.svg){_WIDTH}"
     (table,) = re.findall(r"\A# .*?\n```\n(.*?)\n```$", report, re.DOTALL | re.MULTILINE)
     yield _table(table)
 
