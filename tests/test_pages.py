@@ -152,6 +152,20 @@ def test_the_table_of_readme_is_the_report_of_the_committed_run(capsys):
     assert shown == table.replace(str(ROOT / run), "last")
 
 
+HOUSE_WORDS = re.compile(
+    r"\b(arms?|void|voided|told|seats?|hired?|lends?|lent|ledgers?|stood|crew|laws?)\b", re.I
+)
+"""Words of earlier pages that a reader of the field does not know in this meaning."""
+
+
+@pytest.mark.parametrize("page", [PAGES[0], *DOCS], ids=name_of)
+def test_a_page_speaks_the_language_of_the_field(page):
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.M | re.S)
+    prose = re.sub(r"scaling laws?", "", prose, flags=re.I)
+    assert HOUSE_WORDS.findall(prose) == []
+
+
 TUTORIALS = [page for page in DOCS if page.parent.name == "tutorials"]
 SMALL = "--limit 12 --max-new-tokens 8 --threads 1 --allow-noise --repeats 1".split()
 NOT_HERE = {
