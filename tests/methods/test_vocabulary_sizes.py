@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.learning import learn
 from specbench_cli.engine.models.decoder import Decoder
@@ -113,7 +113,7 @@ def test_padding_of_one_tokenizer_may_differ(
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
     workspace = Workspace(
-        pair, CAPACITY, costs=nominal_costs, make=lambda wanted: wanted.kind.random(pair)
+        pair, CAPACITY, costs=nominal_cost, make=lambda wanted: wanted.kind.random(pair)
     )
     prompt = (3, target - 1, 5, 40, target - 2, 3, 5)  # ids that a smaller draft does not have
     found = decoded(workspace, method, RULES[rule], prompt)

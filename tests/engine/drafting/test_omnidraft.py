@@ -14,7 +14,7 @@ from methods.sps import Sps, SpsParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special
 from specbench_cli.engine.learning import Memory
@@ -149,8 +149,8 @@ def test_overlapping_runs_leave_the_targets_distribution(
                 break
         return tuple(session.output()[:2])
 
-    true = Reference(tables[0], DRAWN).joint(prompt, (), 2)
-    assert distance(exact_law(run), true) < 1e-12
+    true = Reference(tables[0], DRAWN).joint_distribution(prompt, (), 2)
+    assert total_variation(exact_law(run), true) < 1e-12
 
 
 def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_table):
@@ -165,7 +165,7 @@ def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_tabl
         list(omnidraft(length=2).generate(session))
         found[tuple(session.output()[1:3])] += 1
     due = defaultdict(float)
-    for output, weight in Reference(tables[0], DRAWN).joint(prompt, (), 3).items():
+    for output, weight in Reference(tables[0], DRAWN).joint_distribution(prompt, (), 3).items():
         due[output[1:]] += weight * draws
     cells = sorted(due, key=lambda cell: due[cell])
     pooled, rest = [], [0.0, 0]
