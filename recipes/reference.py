@@ -101,11 +101,12 @@ know the meaning and the unit of every column.
 Each metric is computed per method, over all prompts and over each task family. The columns are in \
 this order. Tables show some of them under these headings."""
 VARIABLES = {
-    "SPECBENCH_CACHE": "Folder for downloads and compiled data. Default: ~/.cache/specbench.",
+    "SPECBENCH_CACHE": "Folder for downloaded data, converted models and measured costs."
+    " Default: ~/.cache/specbench.",
     "SPECBENCH_DATA": "Folder with files of tasks, which is searched before the cache.",
     "SPECBENCH_DEBUG": "1 prints the traceback of an error.",
     "SPECBENCH_LINEAR": "Kernel of matrix products on a CPU, in place of the fastest one.",
-    "SPECBENCH_WORKER_TIMEOUT": "Seconds to wait for an answer of a draft worker.",
+    "SPECBENCH_WORKER_TIMEOUT": "Seconds to wait for an answer of a draft worker. Default: 30.",
 }
 """Environment variables that are no option of `specbench run`."""
 COLUMNS = ("option", "value", "default", "meaning")
