@@ -1,5 +1,6 @@
 """The pages under docs: what they show runs."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -95,3 +96,17 @@ def test_all_names_of_the_page_are_in_the_api():
     names |= {"Artifact", "FeatureHead", "Head", "NORMED", "Levels", "Weights", "EnvironmentFault"}
     names |= {"MethodFault", "UsageError", "tree_of_choices", "tree_of_widths"}
     assert names <= set(api.__all__)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("Class attributes", api.Method), ("Hooks", api.Method), ("Session", api.Session)],
+)
+def test_names_of_the_reference_of_hooks_exist(section, kind):
+    page = (DOCS / "reference/hooks.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    cells = re.findall(r"^\| (`.*?) \| ", table, re.M)
+    names = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    source = "".join(inspect.getsource(each) for each in kind.__mro__[:-1])
+    assert len(names) > 5
+    assert [each for each in names if not re.search(rf"\b{each}(\(| =|:)", source)] == []

@@ -177,7 +177,10 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
     decoder: Made, method: str, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
-    words = (Vocabulary.of(tokenizer(side)).with_size(n) for side, n in ((0, target), (1, draft)))
+    words = (
+        Vocabulary.from_tokenizer(tokenizer(side)).with_size(n)
+        for side, n in ((0, target), (1, draft))
+    )
     pair["draft"].translation = Translation(*words, CPU)
     workspace = Workspace(pair, CAPACITY, tokenizer=tokenizer(False))
     prompt = (*tokenizer(False).encode("a <b> c")[:7], target - 1, 40)
@@ -190,9 +193,9 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_resized_vocabulary_has_only_ids_of_the_model(size: int) -> None:
-    words = Vocabulary.of(tokenizer(False)).with_size(size)
+    words = Vocabulary.from_tokenizer(tokenizer(False)).with_size(size)
     assert len(words.pieces) == size
     text = b"x <m0><m3> y"
     ids = words.encode(text)
     assert max(ids) < size
-    assert words.spelt(ids) == text
+    assert words.decode(ids) == text

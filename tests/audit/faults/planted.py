@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft tree at positions one too high",
         "twin draft",
         Levels,
-        "_forget",
+        "_reset",
         trees.one_too_high,
         _tree(),
     ),
