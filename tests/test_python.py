@@ -24,7 +24,7 @@ from specbench_cli.summary.metrics import Row
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
 SMALL = {"limit": 2, "max_new_tokens": 6, "allow_noise": True, "threads": 1}
 
 

@@ -217,7 +217,9 @@ class ListOptions(CommandOptions):
         bool, Option(OUTPUT, None, "JSON lines, with every fact.", name="--json")
     ] = False
     markdown: Annotated[bool, Option(OUTPUT, None, "Methods as a Markdown table.")] = False
-    families: Annotated[bool, Option(OUTPUT, None, "Method names by family, as in README.")] = False
+    families: Annotated[
+        bool, Option(OUTPUT, None, "Method names by family, as in docs/reference/methods.md.")
+    ] = False
 
 
 WRITTEN = "What to write"

@@ -1,7 +1,7 @@
 """Every metric of a method, declared once: name, heading, unit, meaning, function and format.
 
 A metric is a field of `Row`. Its name is the key in `summary.csv`, JSON and pandas, in the order of
-the fields. Columns and the glossary's table come from the declarations. To add a metric, add a
+the fields. Columns and docs/reference/metrics.md come from the declarations. To add a metric, add a
 field here, and name it in the tables below.
 """
 

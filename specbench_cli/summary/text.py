@@ -146,7 +146,7 @@ def evidence(summary: Summary) -> list[str]:
 
 FEW = 20
 """The fewest questions with which it was simulated how often intervals hold the truth
-(docs/statistics.md): fewer say little of others of their kind."""
+(docs/explanations/statistics.md): fewer say little of others of their kind."""
 
 
 def family(name: str, rows: Iterable[Row]) -> str:
