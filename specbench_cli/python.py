@@ -51,7 +51,7 @@ def run(
     Args:
         target: short name, hub id, folder or GGUF file; default: the embedded target.
         methods: names; or mappings, each with `name`, `label` and `params`. Vanilla is always run.
-        tasks: task names, files of questions (docs/tasks.md) or .yaml files.
+        tasks: task names, files of questions (docs/how-to/tasks.md) or .yaml files.
         out: the run's folder, which must be new; default: one in results/runs.
         config: a YAML file with settings.
         progress: whether it is said on stderr how far the run is.
@@ -224,7 +224,7 @@ class Run:
 
         `speedup` is a ratio over vanilla with its 95% interval, `speedup_low` and `speedup_high`;
         rows that share one of the `letters` do not differ significantly. Other columns: the figures
-        of `summary.csv` (docs/glossary.md).
+        of `summary.csv` (docs/reference/metrics.md).
         """
         from specbench_cli.summary.summary import ALL
 

@@ -1,4 +1,4 @@
-"""The tables of docs/statistics.md about change points: false alarms, and what is found.
+"""Simulates change points for docs/explanations/statistics.md: false alarms, and what is found.
 
 Usage: python benchmarks/statistics/changes.py [REPLICATIONS]
 """

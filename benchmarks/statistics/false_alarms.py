@@ -1,4 +1,4 @@
-"""Simulates how often the timing gate is wrong, and what it finds: figures of docs/statistics.md.
+"""Simulates how often the timing gate is wrong or right, for docs/explanations/statistics.md.
 
 python benchmarks/statistics/false_alarms.py [comparisons]
 """

@@ -1,4 +1,4 @@
-"""Simulates what intervals and letters are worth: the figures of docs/statistics.md.
+"""Simulates what intervals and letters are worth: the figures of docs/explanations/statistics.md.
 
 python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
 

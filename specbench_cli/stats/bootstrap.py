@@ -13,7 +13,7 @@ Davison & Hinkley, "Bootstrap Methods and their Application", 1997, section 3.2)
     l_u  = log R without unit u, the rest of its stratum weighted up - log R
 
 With skewed times it is less often far too small than the delta method's, and intervals cover more
-(docs/statistics.md).
+(docs/explanations/statistics.md).
 
 Interval: bootstrap-t (Efron & Tibshirani, section 12.5):
 log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, t(q) the quantiles of (log R* - log R) / se*.
@@ -241,7 +241,7 @@ def _pool_strata(strata: NDArray[np.int64]) -> NDArray[np.int64]:
 # ---- rare questions -----------------------------------------------------------------------------
 # An interval only reflects the questions in the run. If one question in fifty is far slower than
 # the others, a run may contain none of them. Then its interval misses the true value
-# (docs/statistics.md). If a run contains some, this section finds them.
+# (docs/explanations/statistics.md). If a run contains some, this section finds them.
 
 _FENCE = 3.0
 """Distance of the outer fences from the quartiles, in interquartile ranges (Tukey: Exploratory Data

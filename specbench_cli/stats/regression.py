@@ -22,7 +22,7 @@ with that of step 3 less the part of drift that outlasts a process (`_PAIR_PRIOR
 Times that grow by whatever disturbs them may have their levels where nothing did
 (`fit_lower_envelope`).
 
-How often it is right: docs/statistics.md.
+How often it is right: docs/explanations/statistics.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lines of docs/trackers.md do on a comparison's JSON what they say."""
+"""The lines of docs/how-to/trackers.md do on a comparison's JSON what they say."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from specbench_cli.comparison.trend import ChangePoint, TrendRun, Trends, TrendS
 
 pytestmark = pytest.mark.jq
 
-PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/trackers.md"
 LINES = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
 KEY = RowKey("mini", "hf:assisted")
 COMPARISON = Comparison(
