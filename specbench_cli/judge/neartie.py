@@ -25,7 +25,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.engine.verify.tree import rows_of
-from specbench_cli.store.schema import Drafted, Steps
+from specbench_cli.store.schema import DraftedTokens, Steps
 
 REACH = 2.0
 """How far errors of gaps may reach, in tolerances: see `stats.neartie`."""
@@ -64,7 +64,7 @@ def width_explains(
     request: Request,
     ids: list[int],
     steps: Steps,
-    drafts: Sequence[Drafted] | None = None,
+    drafts: Sequence[DraftedTokens] | None = None,
 ) -> bool:
     """Whether vanilla's decoder chooses exactly `ids` when it reads them as wide as the method did.
 
@@ -100,7 +100,7 @@ def _by_width(
     request: Request,
     ids: list[int],
     steps: Steps,
-    drafts: Sequence[Drafted] | None,
+    drafts: Sequence[DraftedTokens] | None,
 ) -> Tensor:
     """Logits [n, V] that each of an output's n tokens was chosen from, read in steps' blocks."""
     n_prompt = len(request.ids)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import BASELINE, Key
+from specbench_cli.store.schema import BASELINE, RecordKey
 from specbench_cli.tasks.schema import Question
 
 
@@ -16,7 +16,7 @@ class Answers:
     """What a run holds already: which cells are done, vanilla's answers, the prompts as they
     were."""
 
-    done: set[Key] = field(default_factory=set)
+    done: set[RecordKey] = field(default_factory=set)
     vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
     prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
 
@@ -28,7 +28,7 @@ class Answers:
             found.add(key, ids)
         return found
 
-    def add(self, key: Key, output_ids: list[int] | None) -> None:
+    def add(self, key: RecordKey, output_ids: list[int] | None) -> None:
         """Take note of a record."""
         self.done.add(key)
         prompt_id, turn, label, pass_ = key
@@ -58,7 +58,7 @@ class Answers:
         self.prompts |= other.prompts
 
 
-def keys_of(question: Question, method_run: MethodRun, number: int) -> list[Key]:
+def keys_of(question: Question, method_run: MethodRun, number: int) -> list[RecordKey]:
     """The cells of a row on a question, a turn each."""
     turns = range(1, len(question.turns) + 1)
     return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

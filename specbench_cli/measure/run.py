@@ -147,7 +147,7 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
         config = ordered_config(path)
         check_plugin_files(run_dir, config, force)
         return permission.requests(config, path / ORDER)
-    found, order = list[permission.PermissionRequest](), matrix.ordered(path)
+    found, order = list[permission.PermissionRequest](), matrix.read_order(path)
     for each in matrix.members(path):
         if RunDir.holds_run(each):
             found += permissions_to_resume(each, force)
@@ -281,7 +281,7 @@ def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool)
         with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
             run_dir.read()
         if apart:
-            run_dir.adopt_lines()
+            run_dir.store_line_digests()
         run_dir.close("interrupted")
 
 
@@ -296,7 +296,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
         check_planned(rehearsal, trial, trial.answered())
-        trial.resume()
+        trial.mark_running()
     else:
         trial = RunDir.create(path, manifest(rehearsal, {}))
         trial.share_lock_of(run_dir)

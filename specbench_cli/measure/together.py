@@ -14,7 +14,7 @@ from specbench_cli.measure.cell import Cell, Measured, count_step, drafted
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.measure.phases import divided
-from specbench_cli.store.schema import Batch as Batched
+from specbench_cli.store.schema import BatchMembership as Batched
 from specbench_cli.store.schema import Ns, Trace
 
 
