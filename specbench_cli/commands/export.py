@@ -20,7 +20,8 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "View Inspect AI logs: inspect view --log-dir RUN/export/inspect. See docs/trackers.md.",
+        "View Inspect AI logs: inspect view --log-dir RUN/export/inspect."
+        " See docs/how-to/trackers.md.",
     )
 )
 

@@ -36,7 +36,7 @@ EPILOG = "\n\n".join(
         "Examples:",
         *EXAMPLES,
         "traffic.jsonl holds one OpenAI chat completion request per line, or is a batch file"
-        " (docs/tasks.md).",
+        " (docs/how-to/tasks.md).",
     )
 )
 _SETTINGS = options.OptionSubset(

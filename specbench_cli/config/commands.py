@@ -54,6 +54,9 @@ class ReportOptions(CommandOptions):
     force: Annotated[
         bool, Option(SHOWN, None, "Report runs together even if they are not comparable.")
     ] = False
+    explain: Annotated[
+        bool, Option(SHOWN, None, "Print all notes below the table, not only the short ones.")
+    ] = False
     prompt: Annotated[
         str | None,
         Option(SHOWN, "ID", "Show the outputs for one prompt, next to vanilla's."),

@@ -456,7 +456,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "local|ray",
-            "Run on this machine, or distribute the prompts over a Ray cluster (docs/workers.md).",
+            "Run on this machine, or distribute the prompts over a Ray cluster"
+            " (docs/how-to/workers.md).",
         ),
     ] = "local"
     timeout_per_prompt: Annotated[

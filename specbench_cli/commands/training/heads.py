@@ -207,7 +207,7 @@ def stateless(asked: MethodHeadOptions) -> None:
 
     The head is stored in OUT, in a folder named after its kind, for --set METHOD.head=FOLDER. Each
     level of a head without state (a FeatureHead) learns the target's distribution on the target's
-    own replies. docs/heads.md has an example.
+    own replies. docs/tutorials/add-a-head.md has an example.
     """
     from specbench_cli import registry
 
