@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
-from methods._heads.slots import rotary_of
+from methods._heads.slots import make_rotary
 from methods.dflash.head import DFlash
 from specbench_cli.api import (
     Artifact,
@@ -210,7 +210,7 @@ def dflash_module(head: DFlash) -> Any:
     theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
     tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
     module.load_state_dict(tensors, assign=True)
-    module.rotary_emb = rotary_of(head.shape, head.rope)
+    module.rotary_emb = make_rotary(head.shape, head.rope)
     return module.requires_grad_(False).eval()
 
 
