@@ -46,7 +46,7 @@ class HttpParams(MethodParams):
 
 
 class HttpVanilla(Method):
-    """A server that decodes plainly: the baseline of engine:http."""
+    """Server without speculative decoding: the baseline of `engine:http`."""
 
     name: ClassVar[str] = "engine:http-vanilla"
     family: ClassVar[str] = "a server"
@@ -104,7 +104,7 @@ class HttpVanilla(Method):
 
 
 class Http(HttpVanilla):
-    """A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
+    """Server with any decoding: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
 
     name: ClassVar[str] = "engine:http"
 

@@ -31,7 +31,7 @@ class LlamaCppParams(MethodParams):
 
 
 class LlamaCpp(Method):
-    """llama.cpp's plain decoding: the baseline of its other rows."""
+    """llama.cpp's plain decoding: the baseline of its other methods."""
 
     name: ClassVar[str] = "engine:llama.cpp"
     family: ClassVar[str] = "llama.cpp"

@@ -32,7 +32,7 @@ class OpenVinoParams(MethodParams):
 
 
 class OpenVino(Method):
-    """OpenVINO GenAI's plain decoding: the baseline of its other rows."""
+    """OpenVINO GenAI's plain decoding: the baseline of its other methods."""
 
     name: ClassVar[str] = "engine:openvino"
     family: ClassVar[str] = "OpenVINO GenAI"
@@ -101,7 +101,7 @@ class OpenVinoLookupParams(MethodParams):
 
 
 class OpenVinoLookup(OpenVino):
-    """OpenVINO GenAI's prompt lookup, which counts nothing."""
+    """OpenVINO GenAI's prompt lookup; it reports no draft counts."""
 
     name: ClassVar[str] = "engine:openvino-lookup"
     Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams
