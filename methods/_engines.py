@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
-from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, key_of
+from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def build_request(
             "--temperature 0, or --verify rejection",
         )
     check_text(session, name)
-    draw = key_of("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
+    draw = hash_key("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
     return CompletionRequest(
         ids=request.ids,
         text=_decode_prompt(session.tokenizer, list(request.ids)) if text else "",

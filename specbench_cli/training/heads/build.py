@@ -23,7 +23,7 @@ from methods._heads.recipe import HeadRecipe, TargetStatistics
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.loop import Schedule, StagePlan
 
@@ -192,7 +192,7 @@ class TorchTarget(Decoder):
         """There is none."""
         raise MethodFault("in training a head's target has no states")
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """There is none."""
         raise MethodFault("in training a head's target has no forward: it gives features alone")
 
@@ -231,7 +231,7 @@ def build_stateless(
         raise UsageError(
             f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"
             f" trained here makes logits [levels, 1, {head.vocab_size}]",
-            "docs/heads.md",
+            "docs/how-to/heads.md",
         )
     return head, len(said)
 
