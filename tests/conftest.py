@@ -65,7 +65,10 @@ def _no_idling() -> Iterator[None]:
 
     Passes in processes of their own do.
     """
-    with patch.object(quiet, "WINDOW_S", 0.02), patch("specbench_cli.measure.cell.PAUSE_S", 0.0):
+    with (
+        patch.object(quiet, "WINDOW_S", 0.02),
+        patch("specbench_cli.measure.measurement.PAUSE_S", 0.0),
+    ):
         yield
 
 

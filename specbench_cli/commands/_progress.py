@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
 from specbench_cli.measure.eta import report_seconds
-from specbench_cli.measure.quiet import VOID
+from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import Progress as HowFar
+    from specbench_cli.measure.view import RunProgress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -149,7 +149,7 @@ class RunProgress:
     def window(self, other_cpu: float | None, text: str) -> None:
         """A window was timed; what helps is said at the first whose times are lost."""
         self._window = text
-        if text.endswith(VOID) and not self._told_of_noise and not self._part:
+        if text.endswith(TIMES_VOID) and not self._told_of_noise and not self._part:
             self._told_of_noise = True
             self.note(BUSY)
 

@@ -163,8 +163,8 @@ def _measured(
     begun = time.monotonic()
     try:
         outcome = search(journal, place, view, how.force)
-    except repeat_process.Unfinished as fault:
-        if fault.told:
+    except repeat_process.UnfinishedRepeat as fault:
+        if fault.already_reported:
             raise typer.Exit(fault.exit_code) from fault
         raise
     except SpecbenchError:

@@ -32,7 +32,7 @@ from specbench_cli.store.recorded import chance
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
     from specbench_cli.config.run import RunConfig, RunInvocation
-    from specbench_cli.measure.result import Result
+    from specbench_cli.measure.result import RunResult
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
 
@@ -136,7 +136,7 @@ def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
 
 def _measure(
     settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[Result], Reading]:
+) -> tuple[Path, list[RunResult], Reading]:
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
@@ -181,15 +181,15 @@ def _measure(
 
 def _measure_matrix(
     place: Path, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[Result], Reading]:
+) -> tuple[Path, list[RunResult], Reading]:
     """Measure the missing outputs of all runs in a matrix."""
     with told_how_to_go_on(place, view, part=False):
         return place, *carry_out(place, view, how.force, how.in_turn)
 
 
-def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
+def _told(results: Sequence[RunResult], reading: Reading) -> ExitCode:
     """Say what of the runs is missing; the worst of their exit codes."""
-    if any(each.exit_code is ExitCode.ENVIRONMENT and each.void for each in results):
+    if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE)
     if left_out := reading.run.manifest.get("left_out"):
         output.error(
@@ -197,7 +197,7 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
             "why is said above, and in report.md",
         )
     environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
-    if environment and not left_out and not any(each.void for each in results):
+    if environment and not left_out and not any(each.noisy for each in results):
         output.error(
             "no method other than vanilla was measured completely",
             "see the reasons above, or in report.md",

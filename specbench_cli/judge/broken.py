@@ -32,7 +32,7 @@ Output = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class NearTies:
+class NearTieCounts:
     """A row's near-ties, by output.
 
     found: outputs that are near-ties in some pass. explained: those that width explains wherever
@@ -84,7 +84,7 @@ def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
     return excess / variance**0.5, chance(excess, cumulants)
 
 
-def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
+def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
     """Count a row's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
@@ -101,7 +101,7 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
     explained = sum(tied.values())
     measured = manifest.get("near_ties")
     if measured is None or not passes:
-        return NearTies(len(tied), explained, None, None, len(asked))
+        return NearTieCounts(len(tied), explained, None, None, len(asked))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
     # Every pass is another chance: if all passes are alike that is too generous, never too strict.
     chances, halved = (
@@ -109,7 +109,7 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
         for share in (1.0, 0.5)
     )
     ps = upper_tail(len(tied), chances), upper_tail(len(asked), halved)
-    return NearTies(len(tied), explained, sum(chances), ps[0], len(asked), ps[1])
+    return NearTieCounts(len(tied), explained, sum(chances), ps[0], len(asked), ps[1])
 
 
 def broken(

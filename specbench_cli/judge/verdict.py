@@ -40,7 +40,7 @@ _AT_ONCE = 1 << 22
 """Numbers of a distribution that are looked at together."""
 
 
-class NotFinite(ArithmeticError):
+class NonFiniteLogits(ArithmeticError):
     """Logits of the target that are no finite numbers, by transformers' own module or by ours.
 
     Attributes:
@@ -49,15 +49,15 @@ class NotFinite(ArithmeticError):
 
     def __init__(self, at: int) -> None:
         super().__init__(f"output token {at}: the target's logits are not finite")
-        self.at = at
+        self.position = at
 
 
-Both = tuple[Tensor, Tensor | None]
+LogitPair = tuple[Tensor, Tensor | None]
 """Logits [n, V] behind a prompt, and behind its weakened form; None without a contrast."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OutputLikelihood:
     """An output as the target reads it: natural logarithms of its tokens' probabilities, and how
     they lie to what was to be expected where the tokens are drawn."""
 
@@ -75,7 +75,7 @@ def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
     return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
 
-class Judge:
+class OutputJudge:
     """Gives verdicts. All that it costs is spent at the first output that differs.
 
     Args:
@@ -216,7 +216,7 @@ class Judge:
         inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
         return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
 
-    def read(self, request: Request, ids: Sequence[int]) -> Reading:
+    def read(self, request: Request, ids: Sequence[int]) -> OutputLikelihood:
         """Read an output: each token's probability under the target's distribution (the warped one;
         at temperature 0 the softmax of the logits). One forward.
 
@@ -226,10 +226,10 @@ class Judge:
         with its probability before them: one such token must not drown all others.
 
         Raises:
-            NotFinite: the logits are not finite.
+            NonFiniteLogits: the logits are not finite.
         """
         if not ids:
-            return Reading([])
+            return OutputLikelihood([])
         drawn = self._sampling.draws
         if drawn or self._decoder is None:
             both = self._reads(request, ids)
@@ -244,7 +244,7 @@ class Judge:
             before = (plain / (heat or 1.0)).log_softmax(-1).gather(-1, chosen)
             own = torch.where(own.isfinite(), own, before)
         listed = _listed(own[:, 0].double())
-        return Reading(listed, _likelihood(distribution, own) if drawn else None)
+        return OutputLikelihood(listed, _likelihood(distribution, own) if drawn else None)
 
     @property
     def _allowed(self) -> float:
@@ -278,7 +278,7 @@ class Judge:
                 found += _least(lacks)
         return max(found)
 
-    def _least_gaps(self, request: Request, both: Both, ids: Sequence[int]) -> list[float]:
+    def _least_gaps(self, request: Request, both: LogitPair, ids: Sequence[int]) -> list[float]:
         around = (self._processed(rows, ids) for rows in self._around(both))
         return _least(self._gaps(request, rows, ids) for rows in around)
 
@@ -327,14 +327,14 @@ class Judge:
 
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Logits [n, V], float32, that each of the n tokens was chosen from, processed. Raises
-        NotFinite."""
+        NonFiniteLogits."""
         return self._processed(self._mixed(self._reads(request, ids)), ids)
 
     def _processed(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
         return rows if processor is None else processor.along(rows, ids)
 
-    def _reads(self, request: Request, ids: Sequence[int]) -> Both:
+    def _reads(self, request: Request, ids: Sequence[int]) -> LogitPair:
         """As `_both`, of transformers' own module, behind the texts that the n tokens follow."""
         return self._both(request, partial(self._said, ids=ids, n=len(ids)))
 
@@ -342,12 +342,14 @@ class Judge:
         """Logits [n, V], float32, that transformers' module gives for the last n of some tokens."""
         return self._oracle.logits([*request.ids, *ids[:-1]], request.source, n)
 
-    def _both(self, request: Request, read: Callable[[Request], Tensor], first: int = 0) -> Both:
+    def _both(
+        self, request: Request, read: Callable[[Request], Tensor], first: int = 0
+    ) -> LogitPair:
         """What a model says to a request, and to its weakened prompt under a contrast; [n, V] each,
         from output position `first` on.
 
         Raises:
-            NotFinite: logits are not finite.
+            NonFiniteLogits: logits are not finite.
         """
         contrast, plain = self._sampling.contrast, _finite(read(request), first)
         if contrast is None:
@@ -355,14 +357,14 @@ class Judge:
         weak = replace(request, ids=contrast.weakened(request.ids))
         return plain, _finite(read(weak), first)
 
-    def _mixed(self, both: Both) -> Tensor:
+    def _mixed(self, both: LogitPair) -> Tensor:
         """The logits that the target decides by, before a processor."""
         contrast, (plain, weak) = self._sampling.contrast, both
         if contrast is None or weak is None:
             return plain
         return contrast.contrasted(plain, weak)
 
-    def _around(self, both: Both) -> list[Tensor]:
+    def _around(self, both: LogitPair) -> list[Tensor]:
         """The same, on both sides of a contrast's borders, which rounding may move."""
         contrast, (plain, weak) = self._sampling.contrast, both
         if contrast is None or weak is None:
@@ -450,10 +452,10 @@ def _read(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Ten
 
 def _finite(rows: Tensor, first: int = 0) -> Tensor:
     """Rows [n, V], each with a greatest number that is one, from output position `first` on; raises
-    NotFinite where there is none."""
+    NonFiniteLogits where there is none."""
     bad = ~rows.amax(-1).isfinite()
     if bool(bad.any()):
-        raise NotFinite(first + int(bad.nonzero()[0, 0]))
+        raise NonFiniteLogits(first + int(bad.nonzero()[0, 0]))
     return rows
 
 

@@ -314,7 +314,7 @@ class Bench:
 
         This check runs before the measurement.
 
-        Later turns contain answers, so `Prompts.prompt` checks them when they are decoded.
+        Later turns contain answers, so `PromptBuilder.build` checks them when they are decoded.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()

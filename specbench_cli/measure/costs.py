@@ -44,7 +44,7 @@ TREES = "draft"
 
 PROBE = "specbench predict --probe"
 
-Line = Sequence[tuple[float, float]]
+PointLine = Sequence[tuple[float, float]]
 """(x, ns), by increasing x."""
 
 
@@ -52,7 +52,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Point(_Frozen):
+class CostPoint(_Frozen):
     """A forward over `n_tokens` new tokens after `context` rows: the mean of `samples` times in
     ns, far ones left out, and their interquartile range as a share of their median. A prefill has
     context 0."""
@@ -119,10 +119,10 @@ class Curve(_Frozen):
     (none where only chains were measured), and some that came right after another one of the model,
     with its weights still in the caches (none: as any other)."""
 
-    forwards: tuple[Point, ...] = Field(min_length=1)
-    prefills: tuple[Point, ...] = Field(min_length=1)
-    trees: tuple[Point, ...] = ()
-    lone: tuple[Point, ...] = ()
+    forwards: tuple[CostPoint, ...] = Field(min_length=1)
+    prefills: tuple[CostPoint, ...] = Field(min_length=1)
+    trees: tuple[CostPoint, ...] = ()
+    lone: tuple[CostPoint, ...] = ()
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -134,18 +134,18 @@ class Curve(_Frozen):
         return self
 
     @cached_property
-    def by_context(self) -> list[tuple[int, Line]]:
+    def by_context(self) -> list[tuple[int, PointLine]]:
         """(context, times over new tokens), by increasing context."""
         return _lines(self.forwards)
 
     @cached_property
-    def trees_by_context(self) -> list[tuple[int, Line]]:
+    def trees_by_context(self) -> list[tuple[int, PointLine]]:
         """The same over the rows of a tree, from the root alone on."""
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
     @cached_property
-    def saved(self) -> Line:
+    def lone_ratios(self) -> PointLine:
         """What a forward takes by itself, as a share of one behind other models', over new tokens:
         the median over contexts."""
         shares: dict[float, list[float]] = {}
@@ -160,10 +160,10 @@ class Curve(_Frozen):
         """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows;
         lone: right after another one of the model."""
         lines = self.trees_by_context if tree else self.by_context
-        took = along([(at, along(line, n_tokens)) for at, line in lines], context)
-        if not lone or not self.saved:
+        took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)
+        if not lone or not self.lone_ratios:
             return took
-        return took * along(self.saved, min(n_tokens, self.saved[-1][0]))
+        return took * interpolate(self.lone_ratios, min(n_tokens, self.lone_ratios[-1][0]))
 
     def covers(self, n_tokens: float, context: float, *, tree: bool = False) -> bool:
         """Return True if `ns` interpolates here, False if it extrapolates beyond the points."""
@@ -172,35 +172,35 @@ class Curve(_Frozen):
 
     def prefill_ns(self, n_tokens: float) -> float:
         """Return the time of a forward over a prompt of `n_tokens`."""
-        return along(self.prefill, n_tokens)
+        return interpolate(self.prefill, n_tokens)
 
     @cached_property
-    def prefill(self) -> Line:
+    def prefill(self) -> PointLine:
         """Times over prompt lengths."""
         return sorted((point.n_tokens, point.ns) for point in self.prefills)
 
 
-class _Card(BaseModel):
+class _CostAccelerator(BaseModel):
     name: str
 
 
-class _Hardware(BaseModel):
+class _CostHardware(BaseModel):
     cpu: str = "?"
-    accelerators: list[_Card] = []
+    accelerators: list[_CostAccelerator] = []
 
 
-class _Machine(BaseModel):
+class _CostMachine(BaseModel):
     """What is shown of a machine's fingerprint; it may say more."""
 
-    hardware: _Hardware = _Hardware()
+    hardware: _CostHardware = _CostHardware()
 
 
-def _shown(machine: dict[str, Any]) -> dict[str, Any]:
-    _Machine.model_validate(machine)
+def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
+    _CostMachine.model_validate(machine)
     return machine
 
 
-class Setup(_Frozen):
+class CostSetup(_Frozen):
     """What else a time depends on besides machine and models."""
 
     device: str
@@ -213,7 +213,7 @@ class Setup(_Frozen):
         return f"{self.device} {self.dtype} {self.threads} threads{graphs}"
 
 
-class Quietness(_Frozen):
+class ProbeNoise(_Frozen):
     """How the probe went: rounds asked for and rounds lost to noise, the largest share of the CPUs
     that other programs took in a round kept (None: unknown), and whether noise was allowed."""
 
@@ -239,18 +239,18 @@ class Costs(_Frozen):
     schema_: int = Field(SCHEMA, alias="schema")
     version: str
     created_utc: str
-    machine: Annotated[dict[str, Any], AfterValidator(_shown)]
+    machine: Annotated[dict[str, Any], AfterValidator(_check_machine)]
     models: dict[str, dict[str, Any]]
-    setup: Setup
+    setup: CostSetup
     seed: int
-    quietness: Quietness
+    quietness: ProbeNoise
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost] = {}
     batch: BatchCost | None = None
 
     def host_ns(
-        self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, of: str = ""
+        self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, method: str = ""
     ) -> float:
         """Time of steps outside of forwards.
 
@@ -259,10 +259,10 @@ class Costs(_Frozen):
             nodes: drafted tokens that they verify.
             of: see `hosts`; where it has no such line, and by default, `host` counts.
         """
-        host = self.hosts.get(of, self.host)
+        host = self.hosts.get(method, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
 
-    def knows(self, models: Mapping[str, str]) -> bool:
+    def covers_models(self, models: Mapping[str, str]) -> bool:
         """Whether it was these models (role -> sha256 of the weights) that were probed."""
         ours = {role: facts.get("sha256") for role, facts in self.models.items()}
         return models.items() <= ours.items()
@@ -270,12 +270,12 @@ class Costs(_Frozen):
     @property
     def label(self) -> str:
         """The machine and the set-up, for a person."""
-        hardware = _Machine.model_validate(self.machine).hardware
+        hardware = _CostMachine.model_validate(self.machine).hardware
         on_cpu = self.setup.device == "cpu" or not hardware.accelerators
         return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
 
     @property
-    def brief(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Whose they are, for programs."""
         return {
             "machine": self.machine.get("id"),
@@ -284,7 +284,7 @@ class Costs(_Frozen):
             "noisy": self.quietness.noisy,
         }
 
-    def save(self, path: Path, *, overwrite: bool = False, listed: bool = False) -> None:
+    def save(self, path: Path, *, overwrite: bool = False, tracked: bool = False) -> None:
         """Write the file whole or not at all.
 
         Args:
@@ -295,8 +295,8 @@ class Costs(_Frozen):
             UsageError: the file cannot be written, or contains no costs.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
-        with _written(path):
-            if listed:
+        with _report_errors(path):
+            if tracked:
                 files.write_listed(path, text + "\n", overwrite=overwrite)
             else:
                 files.write_own(path, text + "\n", _is_costs, overwrite=overwrite)
@@ -335,7 +335,7 @@ class Costs(_Frozen):
 # ---- the costs in the cache ----------------------------------------------------------------------
 
 
-def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Setup) -> Path:
+def cache_path(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: CostSetup) -> Path:
     """Return the file in the user's cache of a machine's costs with some models and a set-up."""
     key = {
         "machine": machine_id,
@@ -346,10 +346,10 @@ def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Set
     return _cache() / f"{digest[:16]}.json"
 
 
-def find_kept(
+def find_cached(
     machine_id: str | None,
     models: Mapping[str, str],
-    setup: Setup,
+    setup: CostSetup,
     *,
     heads: Mapping[str, str] | None = None,
 ) -> Costs | None:
@@ -365,12 +365,16 @@ def find_kept(
             costs = Costs.load(path)
         except UsageError:
             continue  # a newer program's, or damaged: as good as not there
-        if costs.machine.get("id") == machine_id and costs.setup == setup and costs.knows(models):
+        if (
+            costs.machine.get("id") == machine_id
+            and costs.setup == setup
+            and costs.covers_models(models)
+        ):
             fitting.append(costs)
     wanted = (heads or {}).items()
 
     def rank(costs: Costs) -> tuple[int, str]:
-        return sum(costs.knows(dict([head])) for head in wanted), costs.created_utc
+        return sum(costs.covers_models(dict([head])) for head in wanted), costs.created_utc
 
     return max(fitting, key=rank, default=None)
 
@@ -379,7 +383,7 @@ def _cache() -> Path:
     return files.cache_folder() / "costs"
 
 
-def along(line: Line, x: float) -> float:
+def interpolate(line: PointLine, x: float) -> float:
     """The value at x of a line of points.
 
     Linear between them; the first value before them; after them the last slope goes on, unless it
@@ -394,7 +398,7 @@ def along(line: Line, x: float) -> float:
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
 
 
-def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
+def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
     """(context, times over new tokens), by increasing context; the last of two at one place."""
     lines: dict[int, dict[float, float]] = {}
     for point in points:
@@ -408,7 +412,7 @@ def _is_costs(content: bytes) -> bool:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
+def _report_errors(path: Path) -> Iterator[None]:
     """Makes the folder of a file to be written, and says in our words what goes wrong."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -422,14 +426,14 @@ def _written(path: Path) -> Iterator[None]:
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
     """Find out before a probe whether its costs can be saved. Raises UsageError if not."""
-    with _written(path):
+    with _report_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         tempfile.TemporaryFile(dir=path.parent).close()
         files.check_listed(path, overwrite=overwrite)
 
 
-class Difference(_Frozen):
+class ProbeDifference(_Frozen):
     """A point of two probes, and how far the second's time is from the first's, as a share."""
 
     name: str
@@ -442,11 +446,11 @@ class Difference(_Frozen):
         return abs(self.second_ns - self.first_ns) / max(self.first_ns, 1.0)
 
 
-def differences(first: Costs, second: Costs) -> list[Difference]:
+def compare_probes(first: Costs, second: Costs) -> list[ProbeDifference]:
     """The points that two probes share, the farthest apart first."""
     ours, theirs = _named_points(first), _named_points(second)
     found = [
-        Difference(name=name, first_ns=ours[name], second_ns=theirs[name])
+        ProbeDifference(name=name, first_ns=ours[name], second_ns=theirs[name])
         for name in ours
         if name in theirs
     ]

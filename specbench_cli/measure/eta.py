@@ -73,7 +73,7 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
     return rest * max(1.0, elapsed / spent)
 
 
-class Pace:
+class EtaEstimator:
     """Times of the methods in a repeat, from which the time left is estimated.
 
     Args:

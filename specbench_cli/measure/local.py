@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import SpecbenchError, UsageError, WorkerLost
-from specbench_cli.measure.machine_lock import own as own_turns
+from specbench_cli.measure.machine_lock import get_machine_lock
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.planning import left_out_notes
+from specbench_cli.measure.redaction import without_folders
 from specbench_cli.measure.repeat_process import TUNING, resumption
 from specbench_cli.measure.run_checks import check_weights
-from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.plan import Plan, reason
 from specbench_cli.store.run_dir import COSTS, RunDir
 from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.method_costs import Between
+    from specbench_cli.measure.method_costs import InterleavedProbe
 
 
 def measure_repeat(
@@ -44,18 +44,18 @@ def measure_repeat(
     """
     # These modules import torch, which takes seconds. Nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
-    from specbench_cli.measure.answers import Answers
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.isolation.plugin_methods import PluginMethods
-    from specbench_cli.measure.method_costs import Between, provide_costs
+    from specbench_cli.measure.method_costs import InterleavedProbe, provide_costs
     from specbench_cli.measure.repeat import Repeat
+    from specbench_cli.measure.stored_outputs import StoredOutputs
 
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None
     if in_turn is not None:
-        turns = own_turns(in_turn.resolve())  # registered until this process ends
+        turns = get_machine_lock(in_turn.resolve())  # registered until this process ends
         turns.waits_for_partner &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # which has candidates, not rows
     with closing(Bench(plan, lenient=lenient)) as bench:
@@ -74,9 +74,9 @@ def measure_repeat(
         rounds, between = plan.config.probe, None
         if rounds is not None and part != TUNING:
             view.stage("warming up the probe")
-            between = Between(plan, bench, rounds, plugins.labels)
+            between = InterleavedProbe(plan, bench, rounds, plugins.labels)
         repeat = Repeat(
-            plan, bench, run_dir, Answers.read(run_dir), view, turns, plugins, part, between
+            plan, bench, run_dir, StoredOutputs.read(run_dir), view, turns, plugins, part, between
         )
         for own in plan.passes(number):
             repeat.run(own)
@@ -97,7 +97,7 @@ def measure_repeat(
         )
 
 
-def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -> None:
+def _keep_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
     """Store the costs that were probed between prompts, or note why there are none."""
     costs = between.costs()
     if costs is not None:

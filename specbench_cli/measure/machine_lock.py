@@ -27,7 +27,7 @@ _LOOK_S = 0.005
 _MOST_CHARACTERS = 1 << 20
 
 
-class Turns:
+class MachineLock:
     """One process' part; made when it is its turn.
 
     Args:
@@ -119,7 +119,7 @@ class Turns:
 
 
 def _is_ours(held: Any) -> bool:
-    """Return True if `Turns` wrote the content of the file."""
+    """Return True if `MachineLock` wrote the content of the file."""
     if not isinstance(held, dict) or held.keys() != {"last", "there"}:
         return False
     last, there = held["last"], held["there"]
@@ -128,9 +128,9 @@ def _is_ours(held: Any) -> bool:
 
 
 @cache
-def own(path: Path) -> Turns:
+def get_machine_lock(path: Path) -> MachineLock:
     """This process' part, kept until it ends: while a run is concluded, nobody measures."""
-    return Turns(path)
+    return MachineLock(path)
 
 
 def _name(process: psutil.Process) -> str:

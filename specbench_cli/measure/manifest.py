@@ -16,7 +16,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import on_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
-from specbench_cli.measure.shown import shown
+from specbench_cli.measure.redaction import shown
 from specbench_cli.plan.controls import is_control
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan

@@ -55,14 +55,14 @@ def peak_bytes(device: torch.device, worker: int | None = None) -> int:
     process, at whichever moment it held its most."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    beside = 0
+    worker_peak = 0
     if worker is not None:
-        beside = _high_water_mark(PROCESSES / str(worker) / STATUS.name) or 0
+        worker_peak = _high_water_mark(PROCESSES / str(worker) / STATUS.name) or 0
     own = _high_water_mark(STATUS)
     if own is None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own = peak if sys.platform == "darwin" else peak * 1024
-    return own + beside
+    return own + worker_peak
 
 
 def _high_water_mark(status: Path) -> int | None:
@@ -75,7 +75,7 @@ def _high_water_mark(status: Path) -> int | None:
     return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None
 
 
-class Ledger(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Counts, while entered, the bytes of all tensors made inside that are still held: what an
     allocator of tensors alone would say, to the byte and the same every time.
 

@@ -42,14 +42,14 @@ CHANCE = 0.7
 """That a draft token stands, as long as nothing is known: `LengthParams.acceptance`'s default."""
 
 
-class Room:
+class MemoryModel:
     """What settings of a run take."""
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
         device, dtype = choose_device(config.home), getattr(torch, config.dtype)
         self._sizes = {
-            role: readable(lambda path: Sizes.of(path, device, dtype), checkpoint)
+            role: readable(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
             for role, checkpoint in plan.checkpoints.items()
         }
         self._budget = max(map(plan.budget, plan.questions))
@@ -102,7 +102,7 @@ def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         return config, None
     limit = nbytes(config.memory_budget)
     try:
-        room = Room(config)
+        room = MemoryModel(config)
         least = room.footprint(1, 1)
         if least.total > limit:
             raise UsageError(
@@ -157,7 +157,7 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _fitting(room: Room, asked: int, limit: int) -> Iterator[tuple[int, int]]:
+def _fitting(room: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
     """For each batch that fits, the largest first, with the longest drafts that do."""
     longest = max(1, *room.asked.values())
     for batch in range(asked, 0, -1):
@@ -240,7 +240,7 @@ of so many float64 of each; see `sampling.Noise`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """What a model takes, in bytes.
 
     weights: of all, copies included. row: of the keys and values of a token. scratch: of the
@@ -258,7 +258,7 @@ class Sizes:
     vocab: int
 
     @classmethod
-    def of(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self:
+    def read(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self:
         """Of a checkpoint, by its config and the shapes of its tensors.
 
         Raises:
@@ -309,7 +309,7 @@ class Footprint:
 
 def footprint(
     methods: Sequence[tuple[Method, int]],
-    sizes: Mapping[str, Sizes],
+    sizes: Mapping[str, ModelSizes],
     groups: Sequence[Sequence[int]],
     budget: int,
     batch: int,

@@ -10,12 +10,12 @@ from typing import Any
 from specbench_cli import __version__, registry
 from specbench_cli.config.sweep import settings
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.costs import Costs, Setup, find_kept
+from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import now
-from specbench_cli.measure.probe import Measured, Probe
-from specbench_cli.measure.quiet import QuietMeter, Windows
-from specbench_cli.measure.rounds import Decoding, Together
+from specbench_cli.measure.probe import Probe, ProbeResult
+from specbench_cli.measure.probe_rounds import BatchDecoding, SessionDecoding
+from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
 from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
@@ -68,7 +68,7 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
         kept = None if by_load else _kept(plan, bench, run_dir.manifest["machine"])
         costs = kept or quick(
             bench.workspace,
-            Windows(QuietMeter(), allow_noise=True),
+            MeasurementWindows(NoiseMeter(), allow_noise=True),
             bench.context,
             most=plan.config.batch if by_load else 0,
             sampling=plan.sampling,
@@ -81,15 +81,15 @@ def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | N
     """Those of a kept probe that a run of now can go by."""
     facts = bench.models() | bench.drafting_heads()
     models = {name: each["sha256"] for name, each in facts.items()}
-    setup = Setup(dtype=plan.config.dtype, **bench.resolved())
-    found = find_kept(machine["id"], models, setup)
+    setup = CostSetup(dtype=plan.config.dtype, **bench.resolved())
+    found = find_cached(machine["id"], models, setup)
     if found is None or found.quietness.noisy:
         return None
     then = found.version, found.machine.get("versions")
     return of_kept(found) if then == (__version__, machine["versions"]) else None
 
 
-def sessions(method_run: MethodRun) -> dict[str, Decoding]:
+def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
     """What decodes a method's sessions in a probe, by name."""
     return {
         " ".join((method_run.label, *settings(params))): registry.build(
@@ -107,7 +107,7 @@ def sizes(most: int | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*doubled, most)))
 
 
-def together(drafted: bool) -> dict[str, Together]:
+def together(drafted: bool) -> dict[str, BatchDecoding]:
     """What decodes batches, by name."""
     return {
         " ".join((name, *settings(params))): registry.build(name, params).generate_batch
@@ -117,14 +117,14 @@ def together(drafted: bool) -> dict[str, Together]:
     }
 
 
-def costs_of(found: Measured, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
+def costs_of(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
     """What a probe found, with whose it is."""
     return Costs(
         version=__version__,
         created_utc=now(),
         machine=machine,
         models=models_of(bench),
-        setup=Setup(dtype=plan.config.dtype, **bench.resolved()),
+        setup=CostSetup(dtype=plan.config.dtype, **bench.resolved()),
         seed=plan.config.seed,
         **vars(found),
     )
@@ -139,7 +139,7 @@ def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
     }
 
 
-class Between:
+class InterleavedProbe:
     """A probe whose rounds lie between a pass's prompts, spread evenly: it meets the machine that
     the prompts meet.
 
@@ -163,7 +163,7 @@ class Between:
         asked = plan.config
         self._probe = Probe(
             bench.workspace,
-            Windows(QuietMeter(), allow_noise=asked.allow_noise),
+            MeasurementWindows(NoiseMeter(), allow_noise=asked.allow_noise),
             {name: each for method_run in own for name, each in sessions(method_run).items()},
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions[:TEXTS]],
@@ -179,12 +179,12 @@ class Between:
 
     def round(self) -> None:
         """Measure a round."""
-        self._probe.round()
+        self._probe.measure_round()
         self.done += 1
 
     def costs(self) -> Costs | None:
         """What was found; None if nothing was measured, or noise took too much."""
-        found = self._probe.found() if self.done else None
-        if found is None or found.lost:
+        found = self._probe.result() if self.done else None
+        if found is None or found.too_noisy:
             return None
         return costs_of(found, self._bench, self._plan, fingerprint())

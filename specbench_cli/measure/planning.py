@@ -18,7 +18,7 @@ from specbench_cli.plan.tune import Tuning
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A planned run.
 
     tuning: what is tried before the run; None if the run is not tuned.
@@ -32,7 +32,7 @@ class Prepared:
     memory: Mapping[str, Any] | None
 
 
-def prepare(config: RunConfig, *, fetch: bool) -> Prepared:
+def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run, with the controls that it lacks and without what cannot run here.
 
     Args:
@@ -46,7 +46,7 @@ def prepare(config: RunConfig, *, fetch: bool) -> Prepared:
         from specbench_cli.measure.memory_budget import within
 
         config, memory = within(config)
-    return Prepared(*planned(config), left_out, memory)
+    return PreparedRun(*planned(config), left_out, memory)
 
 
 def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:

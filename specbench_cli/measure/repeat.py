@@ -13,29 +13,29 @@ from typing import Any, NamedTuple
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
 from specbench_cli.errors import PromptError, WorkerLost
-from specbench_cli.judge.verdict import Judge
+from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.measure import warm_up
-from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.batch_measurement import make_measurable
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay, Measured
-from specbench_cli.measure.dropped import Dropped
-from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
-from specbench_cli.measure.judging import (
+from specbench_cli.measure.dropped_methods import DroppedMethods
+from specbench_cli.measure.isolation.plugin_methods import PluginMeasurements, PluginMethods
+from specbench_cli.measure.machine_lock import MachineLock
+from specbench_cli.measure.measurement import DecodedOutput, LearningDelay, Measurement
+from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.method_costs import InterleavedProbe
+from specbench_cli.measure.prompts import KnownOutput, PromptBuilder
+from specbench_cli.measure.quiet import Measurable, MeasurementWindows, NoiseMeter
+from specbench_cli.measure.record_builder import (
     REPLAY,
-    Group,
-    Judging,
+    PromptMeasurements,
+    RecordBuilder,
     has_near_tie,
     near_ties,
-    pictured,
-    texts,
+    select_draft_samples,
+    tolerance_texts,
 )
-from specbench_cli.measure.machine_lock import Turns
-from specbench_cli.measure.method_code import one_line
-from specbench_cli.measure.method_costs import Between
-from specbench_cli.measure.prompts import Known, Prompts
-from specbench_cli.measure.quiet import Measurable, QuietMeter, Windows
 from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
-from specbench_cli.measure.together import measurable
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, wave
@@ -44,14 +44,14 @@ from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
 
 
-class _Turn(NamedTuple):
+class _MeasuredPrompt(NamedTuple):
     """A prompt that all methods decode, with its measurements."""
 
     question: Question
     prompt: Prompt
     request: Request
-    known: Known
-    cells: list[Cell]
+    known: KnownOutput
+    measurements: list[Measurement]
 
     def key(self, method_run: MethodRun, number: int) -> Key:
         """Return the key of a method's record."""
@@ -68,7 +68,7 @@ class Repeat:
         view: Display of progress and notes.
         turns: Lock of the machine, if runs measure in turn.
         plugins: Methods that are decoded in plug-in processes, if there are any.
-        part: Name of this part of the run in the display (`view.Progress`).
+        part: Name of this part of the run in the display (`view.RunProgress`).
         between: Probe that runs between prompts, if any.
     """
 
@@ -77,42 +77,44 @@ class Repeat:
         plan: Plan,
         bench: Bench,
         run_dir: RunDir,
-        answers: Answers,
+        answers: StoredOutputs,
         view: RunView,
-        turns: Turns | None = None,
+        turns: MachineLock | None = None,
         plugins: PluginMethods | None = None,
         part: str = "",
-        between: Between | None = None,
+        between: InterleavedProbe | None = None,
     ) -> None:
         self._plan = plan
         self._between = between
         self._progress = RepeatProgress(plan, view, between, part)
-        self._dropped = Dropped(run_dir, view, self._progress.drop)
+        self._dropped = DroppedMethods(run_dir, view, self._progress.drop)
         self._bench = bench
         self._run_dir = run_dir
         self._answers = answers
         self._view = view
         config = plan.config
         self._sampling = replace(plan.sampling, processor=bench.processor)
-        self.judge = Judge(
+        self.judge = OutputJudge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
-            texts=lambda: texts(plan, bench),
+            texts=lambda: tolerance_texts(plan, bench),
             decoder=bench.workspace.decoders["target"],
         )
         self._turns = turns
-        self._windows = Windows(
-            QuietMeter(self._working_for_it),
+        self._windows = MeasurementWindows(
+            NoiseMeter(self._working_for_it),
             allow_noise=config.allow_noise,
-            between=None if turns is None else self._pass_on,
-            told=view.window,
+            before_window=None if turns is None else self._pass_on,
+            on_window=view.window,
         )
-        self._pending: deque[Group] = deque()
-        self._pictured = pictured(plan.questions)
-        self._prompts = Prompts(plan, bench, run_dir, answers, self._sampling)
-        self._judging = Judging(self.judge, plan, self._sampling, bench.tokenizer, self._pictured)
-        self._opening: dict[str, list[Cell]] = {}
-        self._delays: dict[str, Delay] = {}  # of each row's next cell
+        self._pending: deque[PromptMeasurements] = deque()
+        self._pictured = select_draft_samples(plan.questions)
+        self._prompts = PromptBuilder(plan, bench, run_dir, answers, self._sampling)
+        self._judging = RecordBuilder(
+            self.judge, plan, self._sampling, bench.tokenizer, self._pictured
+        )
+        self._opening: dict[str, list[Measurement]] = {}
+        self._delays: dict[str, LearningDelay] = {}  # of each row's next cell
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
         self._alone = self._warm = self._judged = False
 
@@ -173,7 +175,7 @@ class Repeat:
                 done = f"{progress.measured} of {progress.prompts} prompts"
                 self._view.note(f"only vanilla is left: the run ends after {done}")
                 break
-        self._windows.settle()
+        self._windows.close()
         self._write()
         if back is not None and not self.is_over():
             self._view.stage("decoding the first prompt once more")
@@ -195,7 +197,7 @@ class Repeat:
             gc.freeze()
             self._warm = True
         self._converse([question for question, _ in visits], visits[0][1], number, memory)
-        self._windows.settle()
+        self._windows.close()
         self._write()
 
     def _probe(self, share: float) -> None:
@@ -203,7 +205,7 @@ class Repeat:
         if self._between is None:
             return
         for _ in range(self._between.due(share)):
-            self._windows.settle()
+            self._windows.close()
             with self._progress.probing():
                 self._between.round()
 
@@ -214,13 +216,13 @@ class Repeat:
         """
         leaks: dict[str, str] = {}
         for label, cells in self._opening.items():
-            before = [cell.measured for cell in cells]
+            before = [cell.output for cell in cells]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
             self._measurable(cells[0].method_run, cells).measure()
             for cell, was in zip(cells, before, strict=True):
                 assert was is not None
-                if cell.lost is None and not cell.same(was):
+                if cell.lost is None and not cell.matches(was):
                     leaks[label] = cell.prompt.prompt_id
         if leaks:
             self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
@@ -243,7 +245,7 @@ class Repeat:
                 if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
             ]
         ):
-            asked = [self._prompts.prompt(each, turn, answers[each.prompt_id]) for each in live]
+            asked = [self._prompts.build(each, turn, answers[each.prompt_id]) for each in live]
             able: list[tuple[Question, Prompt]] = []
             for question, (prompt, fault) in zip(live, asked, strict=True):
                 if fault is None:
@@ -257,7 +259,7 @@ class Repeat:
             turn += 1
 
     def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """Return the causes of near-ties; see `judging.near_ties`.
+        """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             needed: True if an output of the run is a near-tie. None reads it from the records.
@@ -299,14 +301,14 @@ class Repeat:
         number: int,
     ) -> None:
         """Store a failed record for each method that has none yet, for a prompt with an error."""
-        group = Group(question, [], None)
+        group = PromptMeasurements(question, [], None)
         for method_run in method_runs:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
             if method_run.label in self._dropped or key in self._answers.done:
                 continue
             stop = self._bench.stop(self._plan.budget(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
-            cell = Cell(
+            cell = Measurement(
                 method_run,
                 prompt,
                 Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
@@ -317,10 +319,10 @@ class Repeat:
                 [] if replays else None,
                 load=self._plan.load(number),
             )
-            cell.measured = Measured.failed(f"{PromptError.__name__}: {fault.message}")
-            cell.settle(None, False)
-            group.cells.append(cell)
-        if group.cells:
+            cell.output = DecodedOutput.failed(f"{PromptError.__name__}: {fault.message}")
+            cell.finish(None, False)
+            group.measurements.append(cell)
+        if group.measurements:
             self._view.note(f"{fault.message}; the run continues without this turn")
             self._pending.append(group)
             self._write()
@@ -338,14 +340,18 @@ class Repeat:
             for question, prompt in asked
         ]
         turns = [
-            _Turn(question, prompt, request, self._prompts.known(request, number), [])
+            _MeasuredPrompt(question, prompt, request, self._prompts.known(request, number), [])
             for (question, prompt), request in zip(asked, requests, strict=True)
         ]
         for method_run in method_runs:
             if method_run.label not in self._dropped:
                 self._measure_method(method_run, turns, number, memory[method_run.label])
         groups = [
-            Group(turn.question, turn.cells, self._reference(turn.prompt, number, turn.cells))
+            PromptMeasurements(
+                turn.question,
+                turn.measurements,
+                self._reference(turn.prompt, number, turn.measurements),
+            )
             for turn in turns
         ]
         self._pending.extend(groups)
@@ -353,7 +359,7 @@ class Repeat:
         return [group.reference for group in groups]
 
     def _measure_method(
-        self, method_run: MethodRun, turns: Sequence[_Turn], number: int, memory: Memory
+        self, method_run: MethodRun, turns: Sequence[_MeasuredPrompt], number: int, memory: Memory
     ) -> None:
         """Measure the missing outputs of one method on a batch of prompts."""
         done = [turn.key(method_run, number) in self._answers.done for turn in turns]
@@ -381,10 +387,12 @@ class Repeat:
             return
         for cell, (turn, new) in zip(cells, due, strict=True):
             if new:
-                turn.cells.append(cell)
+                turn.measurements.append(cell)
 
-    def _cell(self, method_run: MethodRun, turn: _Turn, number: int, memory: Memory) -> Cell:
-        cell = Cell(
+    def _cell(
+        self, method_run: MethodRun, turn: _MeasuredPrompt, number: int, memory: Memory
+    ) -> Measurement:
+        cell = Measurement(
             method_run,
             turn.prompt,
             turn.request,
@@ -394,8 +402,8 @@ class Repeat:
             memory,
             None if method_run.method.peer else turn.known.recording,
             turn.known.reference if method_run.method.upper_bound else None,
-            pictured=number == 1 and turn.question.prompt_id in self._pictured,
-            delayed_by=self._delays.get(method_run.label),
+            keeps_drafts=number == 1 and turn.question.prompt_id in self._pictured,
+            previous_delay=self._delays.get(method_run.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
             energy=self._bench.energy,
@@ -403,22 +411,24 @@ class Repeat:
         self._delays[method_run.label] = cell.delay
         return cell
 
-    def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
+    def _reference(
+        self, prompt: Prompt, number: int, cells: Sequence[Measurement]
+    ) -> list[int] | None:
         for cell in cells:
-            if cell.method_run.label == BASELINE and cell.measured and cell.measured.error is None:
-                return cell.measured.output
+            if cell.method_run.label == BASELINE and cell.output and cell.output.error is None:
+                return cell.output.output_ids
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
     def _write(self) -> None:
         """Judge and keep the groups whose windows are settled, in order."""
-        while self._pending and self._pending[0].settled:
+        while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
-            for cell in group.cells:
+            for cell in group.measurements:
                 if cell.lost is not None:  # when it was measured once more
                     self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
-            kept = [cell for cell in group.cells if cell.lost is None]
+            kept = [cell for cell in group.measurements if cell.lost is None]
             with self._progress.judging():
-                records = [self._judging.record(cell, group) for cell in kept]
+                records = [self._judging.build(cell, group) for cell in kept]
                 if not self._judged:
                     # What judging loads, which is transformers, is no garbage either (see `run`): a
                     # collection would go through it in 80 ms.
@@ -429,14 +439,14 @@ class Repeat:
                 self._answers.add(record.key, record.output_ids)
                 self._view.cell(record)
 
-    def _measurable(self, method_run: MethodRun, cells: Sequence[Cell]) -> Measurable:
+    def _measurable(self, method_run: MethodRun, cells: Sequence[Measurement]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
         config, load = self._plan.config, self._plan.load(cells[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(cells)] if load else ()
         if method_run.label in self._plugins.labels:
-            return PluginCells(self._plugins, cells, size, chunk, arrivals)
-        return measurable(cells, size, chunk, arrivals)
+            return PluginMeasurements(self._plugins, cells, size, chunk, arrivals)
+        return make_measurable(cells, size, chunk, arrivals)
 
     def _pass_on(self) -> None:
         """Let another run measure a window; say so once where there is none."""

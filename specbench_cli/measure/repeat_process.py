@@ -28,17 +28,19 @@ _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 """Exit codes of a repeat that printed no error."""
 
 
-class Unfinished(SpecbenchError):
+class UnfinishedRepeat(SpecbenchError):
     """A repeat that its process did not finish.
 
     Attributes:
         told: True if the process printed the error itself.
     """
 
-    def __init__(self, message: str, hint: str | None, code: ExitCode, *, told: bool) -> None:
+    def __init__(
+        self, message: str, hint: str | None, code: ExitCode, *, already_reported: bool
+    ) -> None:
         super().__init__(message, hint)
         self.exit_code = code
-        self.told = told
+        self.already_reported = already_reported
 
 
 def run_repeat(
@@ -53,7 +55,7 @@ def run_repeat(
         kept: True if the run can be resumed even if this repeat fails.
 
     Raises:
-        Unfinished: the process failed, was killed, or was interrupted.
+        UnfinishedRepeat: the process failed, was killed, or was interrupted.
     """
     path, lock = run_dir.path, run_dir.lock
     code = finished([*_command(path, number), *flags], () if lock is None else (lock.fd,))
@@ -63,17 +65,17 @@ def run_repeat(
     hint = resumption(path) if kept else None
     if code < 0:
         name = signal.Signals(-code).name
-        raise Unfinished(
+        raise UnfinishedRepeat(
             f"{what} was not finished: its process was killed ({name})",
             hint or "specbench run",
             ExitCode.ENVIRONMENT,
-            told=False,
+            already_reported=False,
         )
-    raise Unfinished(
+    raise UnfinishedRepeat(
         f"{what} was not finished: its process ended with exit code {code}",
         hint,
         _meant(code),
-        told=code not in _SILENT,
+        already_reported=code not in _SILENT,
     )
 
 

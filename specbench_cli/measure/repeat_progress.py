@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 
-from specbench_cli.measure.answers import Answers, keys_of
-from specbench_cli.measure.eta import LOADING, Pace, Work, process_seconds
-from specbench_cli.measure.method_costs import Between
-from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.measure.eta import LOADING, EtaEstimator, Work, process_seconds
+from specbench_cli.measure.method_costs import InterleavedProbe
+from specbench_cli.measure.stored_outputs import StoredOutputs, output_keys
+from specbench_cli.measure.view import RunProgress, RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import PASSES_APART
@@ -32,16 +32,18 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         between: Probe that runs between prompts, if any.
-        part: Name of the part of the run (`view.Progress`). `begin` adds the load, if several.
+        part: Name of the part of the run (`view.RunProgress`). `begin` adds the load, if several.
 
     Attributes:
         measured, prompts: Number of prompts that are measured, and of all prompts.
     """
 
-    def __init__(self, plan: Plan, view: RunView, between: Between | None, part: str) -> None:
+    def __init__(
+        self, plan: Plan, view: RunView, between: InterleavedProbe | None, part: str
+    ) -> None:
         self._plan, self._view, self._between = plan, view, between
         self._run_part = self._part = part
-        self._pace = Pace({method_run.label: Work(0) for method_run in plan.method_runs})
+        self._pace = EtaEstimator({method_run.label: Work(0) for method_run in plan.method_runs})
         self.prompts = self.measured = 0
         self._reported, self._is_last = monotonic(), True
 
@@ -49,7 +51,7 @@ class RepeatProgress:
         self,
         number: int,
         visits: Visits,
-        answers: Answers,
+        answers: StoredOutputs,
         back: Question | None,
         *,
         loads_judge: bool,
@@ -77,7 +79,7 @@ class RepeatProgress:
         if self._between is not None:
             work[PROBE] = Work(self._between.due(1.0), starts * self._between.rounds)
         start = process_seconds()
-        self._pace = Pace(
+        self._pace = EtaEstimator(
             work, later=starts, start=start, judging=LOADING * start if loads_judge else 0.0
         )
         self.prompts = len(plan.questions)
@@ -94,7 +96,7 @@ class RepeatProgress:
         return self._pace.spent(PROBE, 1)
 
     def judging(self) -> AbstractContextManager[None]:
-        """See `Pace.judging`."""
+        """See `EtaEstimator.judging`."""
         return self._pace.judging()
 
     def drop(self, label: str) -> None:
@@ -106,7 +108,7 @@ class RepeatProgress:
         over = self.measured == self.prompts and self._is_last
         left = None if over else self._pace.left()
         self._reported = monotonic()
-        self._view.prompt(Progress(self._part, self.measured, self.prompts, left))
+        self._view.prompt(RunProgress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
         """Show the progress if the last report is older than `REPORT_EVERY_S`."""
@@ -124,13 +126,13 @@ class RepeatProgress:
         method_run: MethodRun,
         visits: Visits,
         number: int,
-        answers: Answers,
+        answers: StoredOutputs,
         back: Question | None,
     ) -> int:
         """Return the maximum number of tokens that a method still has to generate here."""
         budget, due = self._plan.budget, 0
         for question, _ in visits:
-            keys = keys_of(question, method_run, number)
+            keys = output_keys(question, method_run, number)
             missing = sum(key not in answers.done for key in keys)
             due += budget(question) * (len(keys) if method_run.learns_from_prompts else missing)
         if back is not None and method_run.is_reproducible:

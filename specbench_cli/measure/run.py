@@ -17,9 +17,10 @@ from specbench_cli.measure.local import measure_repeat
 from specbench_cli.measure.manifest import is_placed, manifest, now, program, rows
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.measure.planning import facts, left_out_notes, planned, prepare
-from specbench_cli.measure.quiet import noisy
+from specbench_cli.measure.quiet import is_noisy
+from specbench_cli.measure.redaction import without_folders
 from specbench_cli.measure.repeat_process import TUNING, run_repeat
-from specbench_cli.measure.result import Result, result_of
+from specbench_cli.measure.result import RunResult, read_result
 from specbench_cli.measure.run_checks import (
     check_complete,
     check_planned,
@@ -29,7 +30,6 @@ from specbench_cli.measure.run_checks import (
     check_weights,
     ordered_config,
 )
-from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
@@ -166,7 +166,7 @@ def run(
     fresh: bool = False,
     force: bool = False,
     in_turn: Path | None = None,
-) -> Result:
+) -> RunResult:
     """Measure the missing outputs of a run. Without a plan, the run is finished already.
 
     If the run fails or is interrupted, the manifest states it, and the stored records are kept.
@@ -181,7 +181,7 @@ def run(
     if plan is None:
         run_dir.forget_order()  # a previous process was killed during its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
-        return result_of(run_dir)
+        return read_result(run_dir)
     try:
         if only_pass is None and run_dir.manifest.get("alone"):
             run_dir.update(alone=False)  # resumed: a partner may come this time
@@ -197,7 +197,7 @@ def run(
     finally:
         end_plugin_processes()
         run_dir.release()
-    return result_of(run_dir)
+    return read_result(run_dir)
 
 
 def _in_one_process(plan: Plan) -> bool:
@@ -258,9 +258,9 @@ def _finish(plan: Plan, run_dir: RunDir) -> None:
     """Mark a run as finished. Raises what `check_complete` does."""
     check_complete(plan, run_dir)
     # Read every record, so that a wrong one is found before the run is marked as finished.
-    loud = [record.other_cpu for record in run_dir.records() if noisy(record.other_cpu)]
-    is_noisy = plan.config.allow_noise and bool(loud)
-    run_dir.close("finished", finished_utc=now(), noisy=is_noisy)
+    loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
+    noisy_kept = plan.config.allow_noise and bool(loud)
+    run_dir.close("finished", finished_utc=now(), noisy=noisy_kept)
     run_dir.forget_order()
 
 

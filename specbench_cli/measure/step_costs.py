@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import Series, curves
-from specbench_cli.measure.quiet import Windows
-from specbench_cli.measure.rounds import Grid
-from specbench_cli.measure.whole_steps import StepSample
+from specbench_cli.measure.costs import Costs, Curve, PointLine, interpolate
+from specbench_cli.measure.probe import ProbeSeries, build_curves
+from specbench_cli.measure.probe_rounds import ProbeGrid
+from specbench_cli.measure.quiet import MeasurementWindows
+from specbench_cli.measure.step_timing import StepSample
 
 MIDDLING = 256
 """Rows before the forwards, or as many as the models have room for."""
@@ -77,18 +77,24 @@ class StepCosts(BaseModel):
         """
         if sequences and model == "target" and self.steps:
             each = rows / sequences - 1
-            more = 0.0 if even or not self.uneven else along(sorted(self.uneven.items()), sequences)
-            return more + along([(n, along(line, each)) for n, line in self._steps], sequences)
+            more = (
+                0.0
+                if even or not self.uneven
+                else interpolate(sorted(self.uneven.items()), sequences)
+            )
+            return more + interpolate(
+                [(n, interpolate(line, each)) for n, line in self._steps], sequences
+            )
         if sequences and model == "draft" and self.drafting:
-            return along(sorted(self.drafting.items()), sequences)
-        return along(self._lines[model], rows)
+            return interpolate(sorted(self.drafting.items()), sequences)
+        return interpolate(self._lines[model], rows)
 
     @cached_property
-    def _steps(self) -> list[tuple[int, Line]]:
+    def _steps(self) -> list[tuple[int, PointLine]]:
         return [(n, sorted(line.items())) for n, line in sorted(self.steps.items())]
 
     @cached_property
-    def _lines(self) -> dict[str, Line]:
+    def _lines(self) -> dict[str, PointLine]:
         return {model: sorted(line.items()) for model, line in self.relative.items()}
 
     @classmethod
@@ -142,7 +148,7 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     for n, samples in unlike.items():
         taken = median(each.drafting + each.rest for each in samples)
         length = samples[0].length
-        due = along(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
+        due = interpolate(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
         uneven[n] = max(0.0, taken - due)
 
     def relative(times: Mapping[int, float]) -> dict[int, float]:
@@ -176,7 +182,7 @@ def of_kept(costs: Costs) -> StepCosts:
 
 def quick(
     workspace: Workspace,
-    windows: Windows,
+    windows: MeasurementWindows,
     positions: int,
     *,
     most: int = 0,
@@ -194,7 +200,7 @@ def quick(
     Raises:
         UsageError: the models' context is too short.
     """
-    grid = Grid(contexts=(1,), chains=(1,), lone=())
+    grid = ProbeGrid(contexts=(1,), chains=(1,), lone=())
     context = min(MIDDLING, positions - grid.spare)
     if context < 1:
         raise UsageError(
@@ -203,15 +209,15 @@ def quick(
             "give a number in place of auto",
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
-    grid = Grid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
-    series = Series(workspace, windows, {}, grid, seed=0, sampling=sampling)
+    grid = ProbeGrid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
+    series = ProbeSeries(workspace, windows, {}, grid, seed=0, sampling=sampling)
     least, seconds = (STEADY, STEPS_SECONDS) if most else (LEAST, SECONDS)
     for _ in range(max(least, min(ROUNDS, int(seconds / series.warm_up_s)))):
-        series.go_on()
-    found = series.quiet()
+        series.measure_round()
+    found = series.quiet_samples()
     assert found is not None, "noisy times are kept"
     return StepCosts.of(
-        curves(found.samples, workspace),
+        build_curves(found.samples, workspace),
         context,
         source="measured as the run began",
         noisy=found.quietness.noisy,

@@ -36,7 +36,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TuningChoice:
     """What became of a row's candidates.
 
     costs: by label; None where there is none. best: the label of the one chosen.
@@ -116,7 +116,7 @@ def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
 
 def choose(
     tuning: Tuning, records: Sequence[Record], by: str, weights: Mapping[str, int]
-) -> dict[str, Choice]:
+) -> dict[str, TuningChoice]:
     """The best candidate of each row: least cost a token over the prompts that all of the row's
     candidates have a figure for. Candidates that failed or answered wrong are out.
 
@@ -146,11 +146,11 @@ def _best(
     method_runs: Sequence[MethodRun],
     cells: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
     wrong: set[str],
-) -> Choice:
+) -> TuningChoice:
     labels = [method_run.label for method_run in method_runs]
     sound = [label for label in labels if label not in wrong]
     if len(labels) == 1 or not sound:
-        return Choice(dict.fromkeys(labels), labels[0], 0)
+        return TuningChoice(dict.fromkeys(labels), labels[0], 0)
     shared = set.intersection(*(set(cells.get(label, ())) for label in sound))
     if not shared:
         raise EnvironmentFault(
@@ -162,7 +162,7 @@ def _best(
     for label in sound:
         figures = [cells[label][at] for at in shared]
         costs[label] = sum(cost for cost, _ in figures) / sum(tokens for _, tokens in figures)
-    return Choice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
+    return TuningChoice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
 
 
 def _time(record: Record) -> tuple[float, int] | None:
@@ -198,7 +198,7 @@ def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, in
     return cost, record.n_tokens
 
 
-def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
+def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> dict[str, Any]:
     """What the manifest keeps of a tuning."""
     return {
         "budget": plan.config.tune,

@@ -151,14 +151,14 @@ class Noise:
 
 
 def test_a_cell_that_is_measured_again_begins_with_the_same_version(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(repeat, "QuietMeter", lambda *_: Noise(busy=range(1, 400, 2)))
+    monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(1, 400, 2)))
     again = measured(tmp_path / "again", LEARNING, allow_noise=False)
     assert not any(record.void for record in again)
     assert counted(of(again, "learning")) == counted(of(whole, "learning"))
 
 
 def test_what_was_learnt_while_the_machine_was_busy_voids_the_next_prompt(tmp_path, monkeypatch):
-    monkeypatch.setattr(repeat, "QuietMeter", lambda *_: Noise(busy=range(4, 10)))
+    monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(4, 10)))
     records = measured(tmp_path / "run", LEARNING, allow_noise=False, max_new_tokens=4)
     vanilla, own = of(records, "vanilla"), of(records, "learning")
     assert [r.void for r in vanilla] == [r.other_cpu > 0 for r in vanilla]

@@ -13,7 +13,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.types import Out
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
-from specbench_cli.judge.verdict import Judge
+from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.stats.neartie import LEVEL, upper_tail
 from specbench_cli.store.schema import Steps
 
@@ -155,7 +155,7 @@ ROW = [0.0] * 6 + [1.0, 1.0 - 1e-4] + [0.0] * 4
 
 def judge(sampling=None, decoder=None, row=ROW):
     module = Oracle(row)
-    return Judge(lambda: module, sampling or Sampling(), lambda: [[1, 2, 3]], decoder)
+    return OutputJudge(lambda: module, sampling or Sampling(), lambda: [[1, 2, 3]], decoder)
 
 
 def test_chances_of_vanillas_output_follow_from_its_gaps():

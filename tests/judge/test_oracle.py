@@ -21,7 +21,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.judge.neartie import width_explains
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
-from specbench_cli.judge.verdict import Judge
+from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.store.schema import Steps
 
 Maker = Callable[..., Path]
@@ -64,7 +64,7 @@ def decoded(request: pytest.FixtureRequest, tiny_checkpoint: Maker) -> Any:
                 steps.nodes.append(step.draft.nodes)
                 steps.committed.append(len(step.outcome.committed))
         outputs.append(list(session.output()))
-    judge = Judge(lambda: module_of(target), Sampling(), lambda: [TEXT], target)
+    judge = OutputJudge(lambda: module_of(target), Sampling(), lambda: [TEXT], target)
     return asked, outputs, steps, judge, target
 
 
@@ -82,7 +82,9 @@ def test_own_and_transformers_log_probabilities_agree(decoded: Any) -> None:
     asked, (reference, _), _, judge, target = decoded
     drawing = Sampling("rejection", 1.0)
     theirs = (
-        Judge(lambda: module_of(target), drawing, lambda: [TEXT]).read(asked, reference).log_probs
+        OutputJudge(lambda: module_of(target), drawing, lambda: [TEXT])
+        .read(asked, reference)
+        .log_probs
     )
     assert judge.read(asked, reference).log_probs == pytest.approx(theirs, abs=1e-4)
 

@@ -14,7 +14,13 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import Processing, Processor
 from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
 from specbench_cli.judge.tolerance import CEILING, measure_tolerance
-from specbench_cli.judge.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
+from specbench_cli.judge.verdict import (
+    NonFiniteLogits,
+    OutputJudge,
+    cut_bounds,
+    ends_rightly,
+    is_judged,
+)
 from specbench_cli.store.schema import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,7 +99,7 @@ def judge(module):
     """A verdict on ids, the reference being vanilla's own."""
 
     def verdict(sampling, ids, reference=None, *, stop=STOP, oracle=lambda: module) -> Verdict:
-        judge = Judge(oracle, sampling, lambda: [list(range(2, 40))])
+        judge = OutputJudge(oracle, sampling, lambda: [list(range(2, 40))])
         reference = decode(module, sampling, [], stop=stop) if reference is None else reference
         return judge.verdict(Request("test/1", 1, PROMPT, stop), reference, ids)
 
@@ -181,7 +187,7 @@ def test_noise_of_another_prompt_is_a_mismatch(module, judge):
 @SAMPLINGS
 def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
     ids = decode(module, sampling, [])
-    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     gaps = judge.gaps(Request("test/1", 1, PROMPT, STOP), ids)
     assert len(gaps) == len(ids)
     assert all(0 <= gap < 1e-5 for gap in gaps)
@@ -237,7 +243,7 @@ def test_a_top_p_cut_moves_as_far_as_scores_can_move_a_mass(mass):
 
 @SAMPLINGS
 def test_the_reference_itself_is_judged(module, sampling):
-    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     ids = decode(module, sampling, [])
     assert judge.reference(request, ids) == Verdict("reference", gap=0.0)
@@ -272,7 +278,7 @@ def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
             out.logits[:, -3:, 2] = math.nan
             return out
 
-    with pytest.raises(NotFinite, match=f"output token {BUDGET - 3}: "):
+    with pytest.raises(NonFiniteLogits, match=f"output token {BUDGET - 3}: "):
         judge(GREEDY, other, right, oracle=Nothing)
 
 
@@ -291,13 +297,14 @@ def test_tolerance_needs_a_text(module):
 
 def test_coupled_tolerance_is_divided_by_the_temperature(module):
     greedy, coupled = (
-        Judge(lambda: module, sampling, lambda: [range(2, 40)]) for sampling in (GREEDY, COUPLED)
+        OutputJudge(lambda: module, sampling, lambda: [range(2, 40)])
+        for sampling in (GREEDY, COUPLED)
     )
     assert coupled._allowed == pytest.approx(greedy._allowed / COUPLED.temperature)
 
 
 def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
-    judge = Judge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     reference = decode(module, GREEDY, [])
     judge.verdict(request, reference, reference)
@@ -365,7 +372,7 @@ def decode_held(module, sampling):
 
 @SAMPLINGS
 def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module, sampling):
-    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
     request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
     assert judge.reference(request, reference) == Verdict("reference", gap=0.0)
     assert max(judge.gaps(request, reference)) < 1e-5
@@ -375,7 +382,7 @@ def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module,
 
 @SAMPLINGS
 def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, sampling):
-    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
     request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
     wrong = [*reference[:4], reference[3]]
     wrong += [2 + at % 2 for at in range(BUDGET - len(wrong))]
@@ -386,7 +393,7 @@ def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, 
 
 def test_a_drawn_token_that_the_processor_forbids_is_a_mismatch(module):
     drawing = held(Sampling("rejection", 1.0))
-    judge = Judge(lambda: module, drawing, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, drawing, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     fit = [2 + at % 2 for at in range(BUDGET)]
     assert judge.drawn(request, fit).kind == "unchecked"

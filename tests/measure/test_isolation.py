@@ -16,8 +16,8 @@ import torch
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Measured
-from specbench_cli.measure.isolation import answers, plugin_process, state
+from specbench_cli.measure.isolation import plugin_process, replies, state
+from specbench_cli.measure.measurement import DecodedOutput
 from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
@@ -234,11 +234,11 @@ def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
         def __reduce__(self):
             return os.abort, ()
 
-    found = answers.MeasureAnswer(Measured.failed("why"), 3, None)
+    found = replies.MeasurementReply(DecodedOutput.failed("why"), 3, None)
     sent = ("done", [found, Ns(total=3), {"a": (None, 1.5, b"x")}])
-    assert answers.load(answers.dump(sent)) == sent
+    assert replies.load(replies.dump(sent)) == sent
     with pytest.raises(pickle.UnpicklingError, match="abort"):
-        answers.load(answers.dump(("done", Evil())))
+        replies.load(replies.dump(("done", Evil())))
 
 
 def _named(module, name):
@@ -247,7 +247,7 @@ def _named(module, name):
     return b"".join(words) + pickle.STACK_GLOBAL
 
 
-SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.measure.cell"
+SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.measure.measurement"
 RAN = b"X\x10\x00\x00\x00raise SystemExit" + pickle.TUPLE1 + pickle.REDUCE
 NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
 

@@ -11,7 +11,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.judge import verdict
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import POSITIONS, Tolerance
-from specbench_cli.measure import judging, warm_up
+from specbench_cli.measure import record_builder, warm_up
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Verdict
@@ -41,7 +41,7 @@ class Judge:
 def near_ties(judge, *names, of):
     """Of prompts that hold two ids each, and vanilla's outputs."""
     prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
-    return judging.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
+    return record_builder.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
 
 
 def test_chances_are_kept_of_outputs_that_have_ties():
@@ -85,13 +85,13 @@ def test_a_long_run_in_which_nothing_differed_is_not_searched_for_near_ties(spec
 
 def tie_all(monkeypatch):
     """Make the judge report a near-tie for every output of a method."""
-    right = verdict.Judge.verdict
+    right = verdict.OutputJudge.verdict
 
     def tied(judge, request, reference, ids, *more):
         assert right(judge, request, reference, ids, *more).kind == "identical"
         return Verdict("near-tie", 0, 0.0, ids[0] - 1)
 
-    monkeypatch.setattr(verdict.Judge, "verdict", tied)
+    monkeypatch.setattr(verdict.OutputJudge, "verdict", tied)
 
 
 def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(specbench, monkeypatch):

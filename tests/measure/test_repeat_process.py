@@ -41,9 +41,9 @@ def test_a_pass_that_another_process_started_is_refused_with_a_word():
 def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(
     monkeypatch, run_dir
 ):
-    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 0") as caught:
+    with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 0") as caught:
         run(monkeypatch, run_dir, "import os; os._exit(0)")
-    assert (caught.value.exit_code, caught.value.told) == (ExitCode.ENVIRONMENT, False)
+    assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
 def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
@@ -61,28 +61,30 @@ def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
 ):
     kill = f"import os, signal; os.kill(os.getpid(), signal.{name})"
     began = time.monotonic()
-    with pytest.raises(repeat_process.Unfinished) as caught:
+    with pytest.raises(repeat_process.UnfinishedRepeat) as caught:
         run(monkeypatch, run_dir, kill, kept="--resume" in hint)
     assert time.monotonic() - began < 5
     fault = caught.value
     assert fault.message == f"pass 1 was not finished: its process was killed ({name})"
     assert fault.hint.startswith(hint)
-    assert (fault.exit_code, fault.told) == (ExitCode.ENVIRONMENT, False)
+    assert (fault.exit_code, fault.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
 def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir):
-    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 130") as caught:
+    with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 130") as caught:
         run(monkeypatch, run_dir, "exit(130)")
-    assert (caught.value.exit_code, caught.value.told) == (ExitCode.INTERRUPTED, False)
+    assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.INTERRUPTED, False)
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code"), [(2, ExitCode.USAGE), (3, ExitCode.ENVIRONMENT), (77, ExitCode.BUG)]
 )
 def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit_code):
-    with pytest.raises(repeat_process.Unfinished, match=f"ended with exit code {code}") as caught:
+    with pytest.raises(
+        repeat_process.UnfinishedRepeat, match=f"ended with exit code {code}"
+    ) as caught:
         run(monkeypatch, run_dir, f"exit({code})")
-    assert (caught.value.exit_code, caught.value.told) == (exit_code, True)
+    assert (caught.value.exit_code, caught.value.already_reported) == (exit_code, True)
     assert caught.value.hint is None
 
 

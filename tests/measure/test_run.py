@@ -12,8 +12,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.measure import environment, quiet
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Cell
-from specbench_cli.measure.judging import Judging
+from specbench_cli.measure.measurement import Measurement
+from specbench_cli.measure.record_builder import RecordBuilder
 from specbench_cli.measure.result import exit_code
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
@@ -407,7 +407,7 @@ def test_no_collection_before_an_output_goes_through_what_judging_loaded(specben
     """It is transformers: a collection took 80 ms where it takes 2, before each output."""
     monkeypatch.setattr(quiet, "WINDOW_S", 0.0)  # each output is judged before the next prompt
     loaded, looked_at = [], []
-    record, measure = Judging.record, Cell.measure
+    record, measure = RecordBuilder.build, Measurement.measure
 
     def loading(judging, cell, group):
         if not loaded:
@@ -419,8 +419,8 @@ def test_no_collection_before_an_output_goes_through_what_judging_loaded(specben
             looked_at.append(len(gc.get_objects()))
         measure(cell)
 
-    monkeypatch.setattr(Judging, "record", loading)
-    monkeypatch.setattr(Cell, "measure", watched)
+    monkeypatch.setattr(RecordBuilder, "build", loading)
+    monkeypatch.setattr(Measurement, "measure", watched)
     specbench("pld", limit=2, max_new_tokens=4)
     assert looked_at
     assert max(looked_at) < 50_000

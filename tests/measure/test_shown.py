@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli.measure.shown import shown, without_folders
+from specbench_cli.measure.redaction import shown, without_folders
 
 
 def test_a_folder_is_shown_by_its_name_however_deep_it_lies(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from specbench_cli.errors import LONGEST_TEXT
-from specbench_cli.measure.shown import shown
+from specbench_cli.measure.redaction import shown
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")

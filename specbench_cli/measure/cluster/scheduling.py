@@ -16,13 +16,19 @@ from typing import Any, Protocol
 
 from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
-from specbench_cli.measure.answers import Answers
-from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
-from specbench_cli.measure.judging import has_near_tie
+from specbench_cli.measure.cluster.worker import (
+    AssignmentResult,
+    LoadedModels,
+    WorkerInfo,
+    WorkerResult,
+    words,
+)
 from specbench_cli.measure.manifest import is_placed
+from specbench_cli.measure.record_builder import has_near_tie
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.run_checks import differences
-from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.measure.stored_outputs import StoredOutputs
+from specbench_cli.measure.view import RunProgress, RunView
 from specbench_cli.plan.plan import Plan, wave
 from specbench_cli.store.run_dir import RunDir
 
@@ -91,7 +97,7 @@ class Scheduler:
     ) -> None:
         self._plan, self._run_dir, self._view, self._workers = plan, run_dir, view, workers
         self._number, self._check, self._force = number, check, force
-        self._answers = Answers.read(run_dir)
+        self._answers = StoredOutputs.read(run_dir)
         self._where: dict[str, str] = {}
         self._judged: set[str] = set()
         self._finished: set[str] = set()  # workers that dropped all methods except vanilla
@@ -120,7 +126,7 @@ class Scheduler:
 
     def _introduce(self) -> None:
         """See that every worker is what this run can be measured by."""
-        met: dict[str, Introduction] = self._all("introduce", starting=True)
+        met: dict[str, WorkerInfo] = self._all("introduce", starting=True)
         ours = words(self._plan)
         for name, own in met.items():
             if other := differences(ours, own.words, _DIFFERENCE):
@@ -158,7 +164,7 @@ class Scheduler:
         self._view.stage(f"loading {labels} in {_number_of(self._where, 'worker')}")
         first, *others = self._where
         costs = self._run_dir.manifest.get("step_costs")
-        found: dict[str, Loaded] = self._all("load", costs, of=[first], starting=True)
+        found: dict[str, LoadedModels] = self._all("load", costs, of=[first], starting=True)
         led = found[first]
         self._check({**led.models, **led.heads})
         found |= self._all("load", led.step_costs, of=others, starting=True)
@@ -203,16 +209,16 @@ class Scheduler:
                 )
             name, made = self._reply()
             dealt = at.pop(name)
-            if isinstance(made, Made) and made.lost is None:
+            if isinstance(made, AssignmentResult) and made.lost is None:
                 self._keep(name, made)
                 measured += len(dealt)
                 later = (self._plan.config.repeats - self._number) * every
                 rest = every - measured + later
                 spent = (time.monotonic() - began) / (measured - done)
                 left = rest * spent if rest else None
-                self._view.prompt(Progress(self._part, measured, every, left))
+                self._view.prompt(RunProgress(self._part, measured, every, left))
                 continue
-            why = made.lost if isinstance(made, Made) else made.message
+            why = made.lost if isinstance(made, AssignmentResult) else made.message
             self._lose(name, f"{why}; {', '.join(dealt)} goes to another")
             todo.appendleft(dealt)
             over[dealt] += 1
@@ -223,7 +229,7 @@ class Scheduler:
                     f" {resumption(self._run_dir.path)}",
                 )
 
-    def _keep(self, name: str, made: Made) -> None:
+    def _keep(self, name: str, made: AssignmentResult) -> None:
         """Write what a worker made of a deal."""
         for note in made.notes:
             self._view.note(f"worker {name}: {note}")
@@ -248,7 +254,7 @@ class Scheduler:
     def _conclude(self) -> None:
         """Have workers look back, and one of them look for near-ties."""
         self._view.stage("decoding first prompts once more")
-        found: list[Conclusion] = list(self._all("conclude").values())
+        found: list[WorkerResult] = list(self._all("conclude").values())
         manifest = self._run_dir.manifest
         leaks = {label: at for own in found for label, at in own.leaks.items()}
         tolerances = [own.tolerance for own in found if own.tolerance]

@@ -12,7 +12,6 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
-from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench, readable
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
@@ -20,6 +19,7 @@ from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import manifest, placed, program
 from specbench_cli.measure.method_costs import provide_costs
 from specbench_cli.measure.repeat import Repeat
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -27,7 +27,7 @@ from specbench_cli.store.schema import Record
 
 
 @dataclass(frozen=True)
-class Introduction:
+class WorkerInfo:
     """What a worker is.
 
     words: what it must have as the driver has it (`words`). placed: what all workers must have in
@@ -40,7 +40,7 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModels:
     """What a manifest keeps of what a worker decodes with; see `Bench`."""
 
     models: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Made:
+class AssignmentResult:
     """What became of the questions that a worker was dealt.
 
     notes: what a person should know. dropped: rows that it gave up until now, and why.
@@ -67,7 +67,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class WorkerResult:
     """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
 
     leaks: Mapping[str, str]
@@ -89,17 +89,17 @@ class ClusterWorker:
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
-        self._answers, self._seen = Answers(), Seen()
+        self._answers, self._seen = StoredOutputs(), WorkerProgress()
         self._deals = 0
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> WorkerInfo:
         """Plan the run with what is here. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
-        return Introduction(words(self._plan), placed(), fingerprint())
+        return WorkerInfo(words(self._plan), placed(), fingerprint())
 
-    def load(self, costs: Mapping[str, Any] | None) -> Loaded:
+    def load(self, costs: Mapping[str, Any] | None) -> LoadedModels:
         """Load what is decoded with.
 
         Args:
@@ -120,14 +120,16 @@ class ClusterWorker:
         self._repeat = Repeat(
             self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
         )
-        return Loaded(
+        return LoadedModels(
             self._bench.models(),
             {**self._bench.heads(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
 
-    def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
+    def measure(
+        self, number: int, names: Collection[str], known: StoredOutputs
+    ) -> AssignmentResult:
         """Measure questions of a repeat.
 
         Args:
@@ -139,7 +141,7 @@ class ClusterWorker:
         self._repeat.run_questions(number, names)
         lost = next(iter(self._repeat.left_out.values()), None)
         prompts = self._answers.of(names).prompts
-        return Made(
+        return AssignmentResult(
             self._seen.records,
             [prompts[key] for key in sorted(prompts.keys() - known.prompts.keys())],
             self._seen.notes,
@@ -148,16 +150,16 @@ class ClusterWorker:
             self._repeat.judge.used,
         )
 
-    def conclude(self) -> Conclusion:
+    def conclude(self) -> WorkerResult:
         """Decode the first questions of this worker again; see `Repeat.look_back`."""
         if self._deals > 1:
             self._repeat.look_back()
-        return Conclusion(
+        return WorkerResult(
             self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
         )
 
-    def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
-        """Return the causes of near-ties; see `judging.near_ties`.
+    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+        """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             known: outputs of all questions that the run has already.
@@ -172,7 +174,7 @@ class ClusterWorker:
         self._home.cleanup()
 
 
-class Seen:
+class WorkerProgress:
     """Keeps what a driver is told; see `RunView`."""
 
     def __init__(self) -> None:

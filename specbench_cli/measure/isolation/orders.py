@@ -23,13 +23,13 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
+from specbench_cli.measure.batch_measurement import make_measurable
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay
-from specbench_cli.measure.isolation import answers, state
-from specbench_cli.measure.isolation.answers import MeasureAnswer
+from specbench_cli.measure.isolation import replies, state
+from specbench_cli.measure.isolation.replies import MeasurementReply
+from specbench_cli.measure.measurement import LearningDelay, Measurement
 from specbench_cli.measure.method_code import one_line
 from specbench_cli.measure.step_costs import StepCosts
-from specbench_cli.measure.together import measurable
 from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.grammar import Grammar
@@ -56,16 +56,19 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class MeasureOrder:
-    """A cell to be measured; see `Cell`. delayed_ns: by what was learnt from the one before."""
+class MeasurementOrder:
+    """An output to measure; see `Measurement`.
+
+    previous_delay_ns: Time that learning from the previous prompt took.
+    """
 
     prompt: Prompt
     budget: int
     pass_: int
     recording: list[int] | None
     reference: list[int] | None
-    pictured: bool
-    delayed_ns: int
+    keeps_drafts: bool
+    previous_delay_ns: int
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -81,8 +84,8 @@ class PluginOrders:
     sampling: Sampling = field(init=False)
     method_runs: dict[str, MethodRun] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
-    cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
-    code: state.Seen = field(default_factory=dict)
+    cells: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
+    code: state.StateSnapshot = field(default_factory=dict)
 
     def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
         """Import the plug-in. Return the names of process-wide state that the import changed.
@@ -154,34 +157,34 @@ class PluginOrders:
     def measure(
         self,
         label: str,
-        asked: Sequence[MeasureOrder],
-        settled: Sequence[tuple[Any, ...]],
+        asked: Sequence[MeasurementOrder],
+        finished: Sequence[tuple[Any, ...]],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[MeasureAnswer]:
+    ) -> list[MeasurementReply]:
         """Measure cells of a row.
 
         Args:
-            size, chunk, arrivals: see `Together`.
+            size, chunk, arrivals: see `BatchMeasurement`.
             settled: the keys of those that will not be measured again.
         """
-        for key in settled:
+        for key in finished:
             self.cells.pop(key, None)
         cells = [self._cell(label, each) for each in asked]
-        measurable(cells, size, chunk, arrivals).measure()
+        make_measurable(cells, size, chunk, arrivals).measure()
         changed = state.changed(self.code)
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
-            MeasureAnswer(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
+            MeasurementReply(cell.output, cell.delay.ns, cell.lost.message if cell.lost else None)
             for cell in cells
         ]
 
-    def _cell(self, label: str, asked: MeasureOrder) -> Cell:
+    def _cell(self, label: str, asked: MeasurementOrder) -> Measurement:
         key = (label, *asked.key)
         if key not in self.cells:
-            self.cells[key] = Cell(
+            self.cells[key] = Measurement(
                 self.method_runs[label],
                 asked.prompt,
                 self.bench.request_for(asked.prompt, asked.budget),
@@ -191,8 +194,8 @@ class PluginOrders:
                 self.memory.setdefault(label, Memory()),
                 asked.recording,
                 asked.reference,
-                pictured=asked.pictured,
-                delayed_by=Delay(asked.delayed_ns),
+                keeps_drafts=asked.keeps_drafts,
+                previous_delay=LearningDelay(asked.previous_delay_ns),
             )
         return self.cells[key]
 
@@ -213,7 +216,7 @@ def serve() -> NoReturn:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's
     _first_to_go()
-    worker_process.serve(PluginOrders(), lambda work: answers.dump(_answered(work)))
+    worker_process.serve(PluginOrders(), lambda work: replies.dump(_answered(work)))
 
 
 def _answered(work: Callable[[], Any]) -> tuple[str, Any]:

@@ -13,11 +13,11 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
-from specbench_cli.measure.cell import Cell, Measured
-from specbench_cli.measure.isolation.answers import MeasureAnswer
-from specbench_cli.measure.isolation.orders import LoadOrder, MeasureOrder
+from specbench_cli.measure.batch_measurement import BatchMeasurement
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasurementOrder
 from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
-from specbench_cli.measure.together import Together
+from specbench_cli.measure.isolation.replies import MeasurementReply
+from specbench_cli.measure.measurement import DecodedOutput, Measurement
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts
@@ -53,7 +53,7 @@ class PluginMethods:
         self._opened: set[PluginProcess] = set()
         self._warm: dict[str, tuple[list[int], int]] = {}
         self._cold: set[str] = set()
-        self._settled: list[tuple[Any, ...]] = []
+        self._finished: list[tuple[Any, ...]] = []
         self.heads: dict[str, Any] = {}
         self.unfit: dict[str, SpecbenchError] = {}
         for process in dict.fromkeys(self._processes.values()):
@@ -74,13 +74,16 @@ class PluginMethods:
     def measure(
         self,
         method_run: MethodRun,
-        cells: Sequence[Cell],
+        cells: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[MeasureAnswer]:
-        """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
-        came to no answer."""
+    ) -> list[MeasurementReply]:
+        """Measure outputs of a method in its plug-in process; see `make_measurable`.
+
+        Raises:
+            MethodFault: the process did not return a result.
+        """
         process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
         if not process.alive and method_run.method.state_scope != "prompt":
             raise MethodFault("its process ended before, and with it what it had learnt")
@@ -91,23 +94,23 @@ class PluginMethods:
         if method_run.label in self._cold and method_run.label in self._warm:
             self._warmed(method_run.label)
         asked = [_asked(cell) for cell in cells]
-        settled, self._settled = self._settled, []
+        settled, self._finished = self._finished, []
         began = time.perf_counter_ns()
         with self._run_dir.guarded(method_run.label):
             how = size, chunk, [*arrivals]
-            found: list[MeasureAnswer] = process.ask(
+            found: list[MeasurementReply] = process.ask(
                 "measure", method_run.label, asked, settled, *how, within=limit * len(cells)
             )
         took = time.perf_counter_ns() - began
         if len(found) != len(cells) or any(
-            each.measured is not None and (each.measured.ns.total or 0) > took for each in found
+            each.output is not None and (each.output.ns.total or 0) > took for each in found
         ):
             raise MethodFault("its process tells of more time than there was")
         return found
 
-    def settle(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
+    def mark_finished(self, method_run: MethodRun, cells: Sequence[Measurement]) -> None:
         """Cells will not be measured again."""
-        self._settled += [(method_run.label, *_asked(cell).key) for cell in cells]
+        self._finished += [(method_run.label, *_asked(cell).key) for cell in cells]
 
     def _open(self, process: PluginProcess) -> dict[str, Any]:
         if process in self._opened:
@@ -144,13 +147,13 @@ class PluginMethods:
         return said
 
 
-class PluginCells(Together):
+class PluginMeasurements(BatchMeasurement):
     """Outputs of one method that its plug-in process measures; see `quiet.Measurable`."""
 
     def __init__(
         self,
         methods: PluginMethods,
-        cells: Sequence[Cell],
+        cells: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
@@ -166,27 +169,27 @@ class PluginCells(Together):
             found = self._methods.measure(cells[0].method_run, cells, *how)
         except MethodFault as fault:
             for cell in cells:
-                cell.measured = Measured.failed(f"{cell.method_run.label}: {fault.message}")
+                cell.output = DecodedOutput.failed(f"{cell.method_run.label}: {fault.message}")
             return
         for cell, each in zip(cells, found, strict=True):
-            cell.measured, cell.delay.ns = each.measured, each.delay_ns
+            cell.output, cell.delay.ns = each.output, each.delay_ns
             if each.lost is not None:
                 cell.lost = WorkerLost(each.lost)
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
-        super().settle(other_cpu, void)
-        self._methods.settle(self._cells[0].method_run, self._cells)
+        super().finish(other_cpu, noisy)
+        self._methods.mark_finished(self._cells[0].method_run, self._cells)
 
 
-def _asked(cell: Cell) -> MeasureOrder:
+def _asked(cell: Measurement) -> MeasurementOrder:
     recording, reference = cell.recording, cell.reference
-    return MeasureOrder(
+    return MeasurementOrder(
         cell.prompt,
         cell.request.stop.max_new_tokens,
         cell.pass_,
         None if recording is None else [*recording],
         None if reference is None else [*reference],
-        cell.pictured,
-        cell.delayed_ns,
+        cell.keeps_drafts,
+        cell.previous_delay_ns,
     )

@@ -21,7 +21,7 @@ from specbench_cli.errors import (
     WorkerLost,
 )
 from specbench_cli.interpreter import python_command
-from specbench_cli.measure.isolation import answers
+from specbench_cli.measure.isolation import replies
 from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess
 
 LOADING_S = 600.0
@@ -163,7 +163,7 @@ class PluginProcess:
             self.end()
             raise PluginProcessLost(f"{fault}: its process was ended") from fault
         try:
-            kind, found = answers.load(answer)
+            kind, found = replies.load(answer)
         except Exception as fault:
             self.end()
             raise PluginProcessLost(f"its process sent what is no answer: {fault}") from fault

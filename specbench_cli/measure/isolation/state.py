@@ -17,19 +17,19 @@ import torch
 
 from specbench_cli.measure.environment import variables
 
-Seen = Mapping[str, Any]
+StateSnapshot = Mapping[str, Any]
 
 
 CODE = ("the clock", "built-in functions", "specbench's code")
 """What a plug-in may not change in its own process either: what measures it."""
 
 
-def seen(names: Collection[str] | None = None) -> Seen:
+def seen(names: Collection[str] | None = None) -> StateSnapshot:
     """The state of this process, by what a person calls it, or some of it; see `changed`."""
     return {name: _LOOKS[name]() for name in (names or _LOOKS)}
 
 
-def changed(before: Seen) -> list[str]:
+def changed(before: StateSnapshot) -> list[str]:
     """What is otherwise than it was."""
     after = seen(before)
     return [name for name in before if not _same(before[name], after[name])]

@@ -15,7 +15,7 @@ from specbench_cli.config import permission
 from specbench_cli.config.problems import first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
-from specbench_cli.measure.shown import without_folders
+from specbench_cli.measure.redaction import without_folders
 from specbench_cli.store.run_dir import MOST_BYTES
 
 FILE = ".recommendation.resume.json"

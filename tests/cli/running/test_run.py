@@ -79,8 +79,8 @@ def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
 def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.01)
     code, _, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
-    machine_lock.own(tmp_path / "turns").close()
-    machine_lock.own.cache_clear()
+    machine_lock.get_machine_lock(tmp_path / "turns").close()
+    machine_lock.get_machine_lock.cache_clear()
     assert code == 0
     assert err.count("no other run takes turns with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()

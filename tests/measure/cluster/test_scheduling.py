@@ -19,7 +19,12 @@ from specbench_cli.measure import run as execute
 from specbench_cli.measure.cluster import scheduling
 from specbench_cli.measure.cluster.ray_workers import _missing, _Ours, connected, devices
 from specbench_cli.measure.cluster.scheduling import Scheduler
-from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made
+from specbench_cli.measure.cluster.worker import (
+    AssignmentResult,
+    LoadedModels,
+    WorkerInfo,
+    WorkerResult,
+)
 from specbench_cli.measure.manifest import manifest, placed
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.plan.plan import make_plan
@@ -72,13 +77,13 @@ class FakeWorkers:
         self.dismissed.append(name)
 
     def introduce(self, name):
-        own = Introduction(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
+        own = WorkerInfo(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
         return self.introduced.get(name, own)
 
     def load(self, name, costs):
         self.costs.append(costs)
         held = {"target_ns": 1.0, "relative": {}, "context": 8, "noisy": False}
-        return Loaded({"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or held)
+        return LoadedModels({"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or held)
 
     def measure(self, name, number, names, known):
         self.dealt.append((name, *names))
@@ -104,10 +109,10 @@ class FakeWorkers:
             for turn in range(1, len(q.turns) + 1)
             if (q.prompt_id, turn) not in known.prompts
         ]
-        return Made(records, prompts, [], {}, None, judged=False)
+        return AssignmentResult(records, prompts, [], {}, None, judged=False)
 
     def conclude(self, name):
-        return Conclusion({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
+        return WorkerResult({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
 
     def near_ties(self, name, known):
         assert len({key[:2] for key in known.done}) == self.plan.turns
@@ -182,7 +187,7 @@ def test_what_a_lost_worker_was_dealt_goes_to_another_and_nothing_is_twice(plan,
 
 
 def test_a_deal_whose_own_worker_process_was_lost_is_not_kept(deal):
-    made = Made([], [], [], {}, "pearl's drafter died", judged=False)
+    made = AssignmentResult([], [], [], {}, "pearl's drafter died", judged=False)
     lost = iter([made])
     done = deal(fate=lambda name, names: next(lost, None))
     assert done.fault is None and done.workers.dismissed == ["1"]
@@ -231,7 +236,7 @@ def test_a_deal_that_ends_three_workers_ends_the_run(deal):
     ],
 )
 def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, says):
-    other = Introduction(own, {"machine": "m1"}, {})
+    other = WorkerInfo(own, {"machine": "m1"}, {})
     done = deal(introduced={"2": other})
     assert isinstance(done.fault, EnvironmentFault)
     assert done.fault.message.startswith("worker 2 (node 2) has something else than the driver: ")
@@ -243,9 +248,9 @@ def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, 
 
 def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_sees(deal):
     gpus = {str(n): {"machine": "m1", "variable CUDA_VISIBLE_DEVICES": str(n)} for n in (1, 2)}
-    same = {name: Introduction(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
+    same = {name: WorkerInfo(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
     assert deal(introduced=same).fault is None
-    other = {"4": Introduction(WORDS, {"machine": "m2"}, {"id": "m2"})}
+    other = {"4": WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"})}
     fault = deal(resume=True, introduced=other).fault
     assert "is of another kind than worker 3 (node 3): machine (m1, there m2)" in fault.message
 
@@ -253,7 +258,7 @@ def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_s
 def test_a_run_goes_on_on_other_machines_only_where_that_is_forced(deal):
     deal(workers=1)
     elsewhere = {
-        name: Introduction(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
+        name: WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
     }
     refused = deal(resume=True, workers=1, introduced=elsewhere).fault
     assert isinstance(refused, UsageError) and "machine (m1, there m2)" in refused.message
@@ -281,7 +286,7 @@ def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, 
     monkeypatch.setattr(FakeWorkers, "near_ties", lambda *_: None)
 
     def drops(name, names):
-        return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+        return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
 
     done = deal(fate=drops)
     assert done.fault is None
@@ -293,7 +298,7 @@ def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, 
 def test_a_worker_that_dropped_all_methods_leaves_the_rest_to_the_others(plan, deal):
     def drops(name, names):
         if name == "1":
-            return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+            return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
         return None
 
     done = deal(fate=drops)

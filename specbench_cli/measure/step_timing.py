@@ -40,7 +40,7 @@ class StepSample(NamedTuple):
     even: bool = True
 
 
-class Stepper:
+class TimedChains:
     """Drafts chains of given lengths, a step after another, and notes when.
 
     Args:
@@ -63,8 +63,8 @@ class Stepper:
             self._model.forward(session.since(0), self._state, logits_at=None)
 
     def schedule(
-        self, members: Sequence[tuple[Stepper, Session]], size: int
-    ) -> Sequence[tuple[Stepper, Session]]:
+        self, members: Sequence[tuple[TimedChains, Session]], size: int
+    ) -> Sequence[tuple[TimedChains, Session]]:
         """All of them."""
         return members
 
@@ -72,7 +72,7 @@ class Stepper:
         """For a sequence alone."""
         return self.propose_batch([(self, session)])[0]
 
-    def propose_batch(self, members: Sequence[tuple[Stepper, Session]]) -> list[Draft]:
+    def propose_batch(self, members: Sequence[tuple[TimedChains, Session]]) -> list[Draft]:
         """Chains of the next lengths; behind the last ones plain steps."""
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
@@ -124,7 +124,7 @@ def time_steps(
     ]
     batch = Batch(workspace, requests, sampling, size=n)
     marks: list[tuple[int, int]] = []
-    steppers = [Stepper(drafts, order, marks) for _ in requests]
+    steppers = [TimedChains(drafts, order, marks) for _ in requests]
     for _ in draft_and_verify_batch(steppers, batch):
         if len(marks) > len(order):
             break

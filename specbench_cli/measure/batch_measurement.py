@@ -10,7 +10,7 @@ from typing import Any
 from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.watch import Told
-from specbench_cli.measure.cell import Cell, Measured, count_step, drafted
+from specbench_cli.measure.measurement import DecodedOutput, Measurement, count_step, drafted
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line
 from specbench_cli.measure.phases import divided
@@ -18,7 +18,7 @@ from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import Ns, Trace
 
 
-class Together:
+class BatchMeasurement:
     """Cells of one row whose prompts are decoded together, and measured as one.
 
     Each gets the steps and the forwards that it took part in, and an equal share of the time: over
@@ -31,19 +31,21 @@ class Together:
     """
 
     def __init__(
-        self, cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
+        self, cells: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
     ) -> None:
         self._cells, self._size, self._arrivals = cells, size, arrivals
         self._chunk = chunk
 
     def measure(self) -> None:
-        """Decode the prompts with the clock running; see `Cell.measure`."""
+        """Decode the prompts with the clock running; see `Measurement.measure`."""
         cells, first = self._cells, self._cells[0]
-        device = first.rest()
-        watch = first.watch()
+        device = first.prepare()
+        watch = first.create_watch()
         reset_peak(device, None)
-        batch = first.batch([cell.request for cell in cells], self._size, self._known())
-        counted = [(cell.counters(), dict[str, float](), list[Told]()) for cell in cells]
+        batch = first.create_batch(
+            [cell.request for cell in cells], self._size, self._batch_options()
+        )
+        counted = [(cell.new_counters(), dict[str, float](), list[Told]()) for cell in cells]
         error = None
         gc.disable()
         try:
@@ -73,8 +75,8 @@ class Together:
         for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
             steps, extra, told = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
-            cell.measured = Measured(
-                output=list(session.output()),
+            cell.output = DecodedOutput(
+                output_ids=list(session.output()),
                 origin=list(texts[place].origin),
                 finish=session.finish or "error",
                 steps=steps,
@@ -84,7 +86,7 @@ class Together:
                 drafts=[drafted(each) for each in told],
                 extra=extra,
                 version=None,
-                error=error or cell.fault_of(session, told),
+                error=error or cell.find_fault(session, told),
                 batch=Batched(
                     len(cells),
                     place,
@@ -97,12 +99,12 @@ class Together:
                 joules=None if joules is None else joules / len(cells),
             )
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
         for cell in self._cells:
-            cell.settle(other_cpu, void)
+            cell.finish(other_cpu, noisy)
 
-    def _known(self) -> dict[str, Any]:
+    def _batch_options(self) -> dict[str, Any]:
         """What the cells know beforehand of their outputs."""
         recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
         references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
@@ -110,11 +112,13 @@ class Together:
         return {**known, "arrivals": self._arrivals, "chunk": self._chunk}
 
 
-def measurable(
-    cells: Sequence[Cell], size: int, chunk: int, arrivals: Sequence[float] = ()
-) -> Cell | Together:
-    """Cells of one row as they are measured: one alone, or several as `Together` has it."""
-    return cells[0] if size == 1 and not arrivals else Together(cells, size, chunk, arrivals)
+def make_measurable(
+    cells: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
+) -> Measurement | BatchMeasurement:
+    """Cells of one row as they are measured: one alone, or several as `BatchMeasurement` has it."""
+    return (
+        cells[0] if size == 1 and not arrivals else BatchMeasurement(cells, size, chunk, arrivals)
+    )
 
 
 def _own(forward: Forward, place: int) -> Forward:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specbench_cli.errors import WorkerLost, on_one_line
-from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.measurement import Measurement
 from specbench_cli.measure.repeat_process import resumption
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
@@ -15,7 +15,7 @@ FAILURES = 3
 """Number of consecutive failures after which a method is dropped."""
 
 
-class Dropped:
+class DroppedMethods:
     """Failure counts of methods. Drops methods that fail repeatedly.
 
     Args:
@@ -57,9 +57,9 @@ class Dropped:
                 f" {resumption(self._run_dir.path)} makes what is missing"
             )
 
-    def count_failures(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
+    def count_failures(self, method_run: MethodRun, cells: Sequence[Measurement]) -> None:
         """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
-        errors = [cell.measured.error for cell in cells if cell.measured is not None]
+        errors = [cell.output.error for cell in cells if cell.output is not None]
         failed = bool(errors) and all(errors)
         self._failures[method_run.label] = (
             self._failures.get(method_run.label, 0) + 1 if failed else 0

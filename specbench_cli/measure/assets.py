@@ -16,7 +16,7 @@ from typing import Literal
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.files import cache_folder
-from specbench_cli.measure.health import Check
+from specbench_cli.measure.health import HealthCheck
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.tasks.card import Source, read_card
 from specbench_cli.tasks.load import SHIPPED, task_names
@@ -51,7 +51,7 @@ class HubCall:
             return
         self._answer = ""
 
-    def check(self) -> Check:
+    def check(self) -> HealthCheck:
         """What came back; waits no longer than the limit, a name server that hangs included."""
         if offline():
             return _hub("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
@@ -63,8 +63,8 @@ class HubCall:
         )
 
 
-def _hub(trouble: str, mend: str) -> Check:
-    return Check(
+def _hub(trouble: str, mend: str) -> HealthCheck:
+    return HealthCheck(
         "hub",
         "limited" if trouble else "ok",
         f"not reachable: {trouble}" if trouble else "reachable",
@@ -73,14 +73,14 @@ def _hub(trouble: str, mend: str) -> Check:
     )
 
 
-def models() -> Iterator[Check]:
+def models() -> Iterator[HealthCheck]:
     """The shipped pair, a real model, and how many other short names are on this machine."""
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
             found, trouble, mend = resolve(name).label, "", ""
         except SpecbenchError as fault:
             found, trouble, mend = fault.message, "missing", fault.hint or ""
-        yield Check(
+        yield HealthCheck(
             f"model {name}",
             "missing" if trouble else "ok",
             found if trouble else f"{found}, shipped",
@@ -89,7 +89,7 @@ def models() -> Iterator[Check]:
             needed=True,
         )
     real = describe(REAL_TARGET)
-    yield Check(
+    yield HealthCheck(
         f"model {REAL_TARGET}",
         "ok" if real["available"] in ("cached", "installed") else "limited",
         real["available"],
@@ -99,7 +99,7 @@ def models() -> Iterator[Check]:
     facts = [describe(name) for name in model_names()]
     cached = [fact["name"] for fact in facts if fact["available"] == "cached"]
     absent = [fact["name"] for fact in facts if fact["available"] == "not downloaded"]
-    yield Check(
+    yield HealthCheck(
         "other models",
         "limited" if absent else "ok",
         f"cached: {', '.join(cached) or 'none'}; not downloaded: {len(absent)}",
@@ -108,11 +108,11 @@ def models() -> Iterator[Check]:
     )
 
 
-def tasks(hub_answers: bool) -> Iterator[Check]:
+def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
     """Each shipped task: where its data is or would come from."""
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():
-        yield Check(
+        yield HealthCheck(
             "SPECBENCH_DATA",
             "limited",
             "names no folder",
@@ -124,7 +124,7 @@ def tasks(hub_answers: bool) -> Iterator[Check]:
         where = max((_where(source) for source in card.sources), key=NEARNESS.index)
         here = where in ("local", "cached")
         usable = here or (where == "downloadable" and hub_answers)
-        yield Check(
+        yield HealthCheck(
             f"task {name}",
             "ok" if usable else "missing" if name == DEFAULT_TASK else "limited",
             where if usable or where == "missing" else f"{where}, but not from here now",
