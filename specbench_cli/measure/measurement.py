@@ -98,8 +98,8 @@ class Measurement:
     If `recording` is set, the tokens are replayed from it (`engine.sequence.Recording`). If
     `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
     `keeps_drafts` is True, the drafts are stored. Each measurement starts with the same `memory`
-    and fails after `limit_s` seconds. `load` describes how the requests of its pass arrive. `energy`
-    is the meter that counts joules.
+    and fails after `limit_s` seconds. `load` describes how the requests of its repeat arrive.
+    `energy` is the meter that counts joules.
     """
 
     def __init__(
