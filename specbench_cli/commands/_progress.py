@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.eta import estimate_report_seconds
 from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
@@ -124,7 +124,9 @@ class RunProgress:
             output.facts(_readable(facts))
 
     def _foresee(self, facts: dict[str, Any]) -> None:
-        self._report_s = report_seconds(self._start_s, len(facts["methods"]), facts["cells"])
+        self._report_s = estimate_report_seconds(
+            self._start_s, len(facts["methods"]), facts["cells"]
+        )
         self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
@@ -153,7 +155,7 @@ class RunProgress:
             self._told_of_noise = True
             self.note(BUSY)
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """A record was written."""
         self._done += 1
         self.speedups = self._pairs.add(record)
@@ -264,9 +266,9 @@ class Bar(RunProgress):
         super().window(other_cpu, text)
         self._draw()
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """Move the bar."""
-        super().cell(record)
+        super().show_record(record)
         self._draw()
 
     def _draw(self) -> None:
@@ -358,9 +360,9 @@ class JsonLines(RunProgress):
         """{"event": "window", ...}"""
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """{"event": "cell", ...}: the record without its bulk."""
-        super().cell(record)
+        super().show_record(record)
         output.json_line(
             {
                 "event": "cell",

@@ -151,7 +151,7 @@ def carry_out(
                 permission.check(permission.requests(config, place), str(place))
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:
-                plan, run_dir = execute.reopen(path, view, force=force)
+                plan, run_dir = execute.resume_run(path, view, force=force)
             made = measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
             results.append(made)
             if plan is not None:
@@ -196,4 +196,6 @@ def _resumption(path: Path) -> str | None:
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 
-    return repeat_process.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    return (
+        repeat_process.resume_command(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    )

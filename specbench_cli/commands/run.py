@@ -81,7 +81,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             [*map(option_name, given), *(option_name(key) for key in _NEW_RUN if call.get(key))]
         )
     if how.parent is not None:
-        repeat_process.begin_repeat(how.parent)
+        repeat_process.bind_to_parent(how.parent)
     from specbench_cli.commands._progress import make_progress
 
     form = "json" if how.as_json else how.format
@@ -126,11 +126,11 @@ def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
     from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import is_matrix, pairs
-    from specbench_cli.plan.power import outlook
+    from specbench_cli.plan.power import estimate_power
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
         first, facts = dry(each)
-        view.planned({**facts, "detects": outlook(first)})
+        view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
 
@@ -160,7 +160,7 @@ def _measure(
             permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
             return _measure_matrix(begun, how, view)
-        plan, run_dir = execute.reopen(begun, view, part=part, force=how.force)
+        plan, run_dir = execute.resume_run(begun, view, part=part, force=how.force)
     place = run_dir.path
     with told_how_to_go_on(place, view, part):
         made = measured(
@@ -174,7 +174,7 @@ def _measure(
             fresh=settings is not None,
         )
     if part:
-        raise typer.Exit(repeat_process.DONE + made.exit_code)
+        raise typer.Exit(repeat_process.FINISHED_OFFSET + made.exit_code)
     with told_how_to_go_on(place, view, part=False):
         return place, [made], written(place, view)
 

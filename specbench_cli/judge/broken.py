@@ -71,11 +71,13 @@ class NearTieCounts:
         return None
 
 
-def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
+def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
     """How many standard deviations the likelihood of a row's drawn outputs lies from what the
     target's distribution gives to be expected, and the chance of that, at most
     (`stats.martingale`); None where nothing was drawn, or where every token was certain."""
-    found = [r.likelihood for r in cells if r.likelihood is not None and r.error is None]
+    found = [
+        r.likelihood for r in records_of_method if r.likelihood is not None and r.error is None
+    ]
     variance = sum(each.variance for each in found)
     if variance <= 0.0:
         return None
@@ -84,12 +86,12 @@ def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
     return excess / variance**0.5, chance(excess, cumulants)
 
 
-def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
+def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
     """Count a row's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
-    asked: set[Output] = set()
-    for record in cells:
+    unexplained: set[Output] = set()
+    for record in records_of_method:
         verdict, at = record.verdict, (record.prompt_id, record.turn)
         if verdict is None or verdict.kind not in ("identical", "near-tie", "mismatch"):
             continue
@@ -97,19 +99,19 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCo
         if verdict.kind == "near-tie":
             tied[at] = tied.get(at, True) and bool(verdict.rounding)
             if verdict.rounding is False:
-                asked.add(at)
+                unexplained.add(at)
     explained = sum(tied.values())
     measured = manifest.get("near_ties")
     if measured is None or not passes:
-        return NearTieCounts(len(tied), explained, None, None, len(asked))
+        return NearTieCounts(len(tied), explained, None, None, len(unexplained))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
     # Every pass is another chance: if all passes are alike that is too generous, never too strict.
     chances, halved = (
         [c for at, n in passes.items() if (c := at_least_one([share * by_output.get(at, 0.0)] * n))]
         for share in (1.0, 0.5)
     )
-    ps = upper_tail(len(tied), chances), upper_tail(len(asked), halved)
-    return NearTieCounts(len(tied), explained, sum(chances), ps[0], len(asked), ps[1])
+    ps = upper_tail(len(tied), chances), upper_tail(len(unexplained), halved)
+    return NearTieCounts(len(tied), explained, sum(chances), ps[0], len(unexplained), ps[1])
 
 
 def broken(
@@ -123,20 +125,22 @@ def broken(
         records: all of a run's.
         manifest: the run's.
         failed_audit: tells of a method and its file's hash what its newest audit found wrong;
-            default: `failed_certificate`.
+            default: `find_failed_audit`.
     """
-    cells: dict[str, list[Record]] = {}
+    records_of_method: dict[str, list[Record]] = {}
     for record in records:
-        cells.setdefault(record.label, []).append(record)
-    look_up = failed_audit or failed_certificate
-    whys = {label: _why(own, manifest, look_up) for label, own in cells.items()}
-    return {label: why for label, why in whys.items() if why is not None}
+        records_of_method.setdefault(record.label, []).append(record)
+    look_up = failed_audit or find_failed_audit
+    reasons = {
+        label: _find_reason(own, manifest, look_up) for label, own in records_of_method.items()
+    }
+    return {label: why for label, why in reasons.items() if why is not None}
 
 
 _REFUTING = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 
 
-def failed_certificate(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
+def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
     """What the newest certificate of a method's file says if it refutes the method's claim, or that
     the method does what it says it does, or could see nothing of either; None if it does none of
     that, or if there is none."""
@@ -161,13 +165,17 @@ def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, A
     return [facts for _, facts in sorted(found, key=lambda pair: pair[0])]
 
 
-def _why(
-    cells: list[Record],
+def _find_reason(
+    records_of_method: list[Record],
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None],
 ) -> str | None:
-    first = cells[0]
-    wrong = {(r.prompt_id, r.turn) for r in cells if r.verdict and r.verdict.kind == "mismatch"}
+    first = records_of_method[0]
+    wrong = {
+        (r.prompt_id, r.turn)
+        for r in records_of_method
+        if r.verdict and r.verdict.kind == "mismatch"
+    }
     if wrong:
         outputs = "output is" if len(wrong) == 1 else "outputs are"
         if first.label == BASELINE:
@@ -182,14 +190,14 @@ def _why(
             f"its state outlives a prompt: {on_one_line(prompt)}, decoded again at the end, came"
             " out otherwise"
         )
-    if first.guarantee in LOSSLESS and (found := surprise(cells)) is not None:
+    if first.guarantee in LOSSLESS and (found := surprise(records_of_method)) is not None:
         deviations, p = found
         if p < IMPOSSIBLE:
             return (
                 f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
                 f" the target's distribution makes it (p {p:.1g} at most)"
             )
-    if (ties := near_ties(cells, manifest).too_many) is not None:
+    if (ties := near_ties(records_of_method, manifest).too_many) is not None:
         return ties
     files = {**(manifest.get("method_files") or {}), **(manifest.get("row_files") or {})}
     file_sha256 = files.get(first.label, files.get(first.method))

@@ -79,7 +79,7 @@ def width_explains(
         steps: its steps.
         drafts: what was proposed in each.
     """
-    read = partial(_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
+    read = partial(_logits_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
     scores = read(request)
     if (contrast := sampling.contrast) is not None:
         weak = replace(request, ids=contrast.weakened(request.ids))
@@ -95,7 +95,7 @@ def width_explains(
     return choices == ids
 
 
-def _by_width(
+def _logits_by_width(
     decoder: Decoder,
     request: Request,
     ids: list[int],

@@ -55,7 +55,7 @@ def measure_tolerance(
     for sequence in sequences:
         ids = list(sequence)[: positions - done]
         if ids:
-            largest = max(largest, _difference(oracle, ids))
+            largest = max(largest, _largest_difference(oracle, ids))
             done += len(ids)
         if done == positions:
             break
@@ -65,13 +65,13 @@ def measure_tolerance(
     return Tolerance(min(2 * largest, ceiling), largest, ceiling, done)
 
 
-def _difference(oracle: Oracle, text: Sequence[int]) -> float:
-    source = oracle.itself(text)
+def _largest_difference(oracle: Oracle, text: Sequence[int]) -> float:
+    source = oracle.self_source(text)
     at_once = oracle.logits(text, source, len(text))
     worst = torch.zeros((), device=oracle.device)
-    for row, alone in zip(at_once, oracle.one_by_one(text, source), strict=True):
-        apart = torch.where(alone == row, 0.0, (alone - row).abs())  # of infinities too
-        worst = torch.maximum(worst, apart.max())
+    for row, alone in zip(at_once, oracle.stepwise_logits(text, source), strict=True):
+        difference = torch.where(alone == row, 0.0, (alone - row).abs())  # of infinities too
+        worst = torch.maximum(worst, difference.max())
     if not bool(worst.isfinite()):
         raise ArithmeticError("the target's logits are not finite on the run's own questions")
     return float(worst)

@@ -31,12 +31,12 @@ from specbench_cli.judge.tolerance import Tolerance, measure_tolerance
 from specbench_cli.stats.martingale import FINEST, TILTS
 from specbench_cli.store.schema import LOSSLESS, Drafted, Likelihood, Steps, Verdict
 
-LEAST = -12.0
+MIN_LOG_PROB = -12.0
 """Log-probabilities below are counted as this where outputs are compared with what was to be
 expected (`stats.martingale`): what is rarer is a matter of rounding."""
 
 
-_AT_ONCE = 1 << 22
+_CHUNK_SIZE = 1 << 22
 """Numbers of a distribution that are looked at together."""
 
 
@@ -103,11 +103,11 @@ class OutputJudge:
         return None if self._tolerance is None else asdict(self._tolerance)
 
     @property
-    def used(self) -> bool:
+    def was_needed(self) -> bool:
         """Whether an output differed."""
         return self._tolerance is not None
 
-    def verdict(
+    def compare(
         self,
         request: Request,
         reference: Sequence[int],
@@ -136,20 +136,20 @@ class OutputJudge:
         pairs = zip(ids, reference, strict=False)
         position = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         expected = reference[position] if position < len(reference) else None
-        if not ends_rightly(ids, request.stop):
+        if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", position, None, expected)
         gap = max(self.gaps(request, ids))
-        if gap <= self._allowed and expected is not None:
-            gap = max(gap, self._tie(request, ids[:position], (ids[position], expected)))
-        if not gap <= self._allowed:
-            return Verdict("mismatch", position, _told(gap), expected)
+        if gap <= self._allowed_gap and expected is not None:
+            gap = max(gap, self._tie_gap(request, ids[:position], (ids[position], expected)))
+        if not gap <= self._allowed_gap:
+            return Verdict("mismatch", position, _finite_or_none(gap), expected)
         tie = Verdict("near-tie", position, gap, expected)
         if self._decoder is None or steps is None:
             return tie
         explained = width_explains(self._decoder, self._sampling, request, list(ids), steps, drafts)
         return replace(tie, rounding=explained)
 
-    def reference(self, request: Request, ids: Sequence[int]) -> Verdict:
+    def judge_reference(self, request: Request, ids: Sequence[int]) -> Verdict:
         """Judge the reference itself, by transformers' own rows of its text.
 
         Returns:
@@ -157,20 +157,20 @@ class OutputJudge:
             tolerance is measured; "mismatch" where a token lacks more than that: at `position`,
             where `expected` is transformers' choice.
         """
-        if not ends_rightly(ids, request.stop):
+        if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
-        both = self._reads(request, ids)
-        rows = self._processed(self._mixed(both), ids)
+        logits = self._read_with_oracle(request, ids)
+        rows = self._process(self._contrasted(logits), ids)
         if self._choices(request, rows) == list(ids):
             return Verdict("reference", gap=0.0)
-        gaps = self._least_gaps(request, both, ids)
+        gaps = self._min_gaps(request, logits, ids)
         gap = max(gaps)
-        if gap <= self._allowed:
+        if gap <= self._allowed_gap:
             return Verdict("reference", gap=gap)
         at = gaps.index(gap)
-        return Verdict("mismatch", at, _told(gap), self._choices(request, rows)[at])
+        return Verdict("mismatch", at, _finite_or_none(gap), self._choices(request, rows)[at])
 
-    def drawn(self, request: Request, ids: Sequence[int]) -> Verdict:
+    def judge_sampled(self, request: Request, ids: Sequence[int]) -> Verdict:
         """Judge an output whose tokens are drawn, as far as tokens can be: it must end as it must,
         and hold none that the cuts leave out.
 
@@ -178,21 +178,21 @@ class OutputJudge:
             "unchecked", since nothing more can be said of tokens; else "mismatch", `gap` being how
             far beyond the cut the token at `position` lies.
         """
-        if not ends_rightly(ids, request.stop):
+        if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
-        read = self._reads(request, ids)
-        scores, distribution = self._distribution(self._processed(self._mixed(read), ids))
+        read = self._read_with_oracle(request, ids)
+        scores, distribution = self._distribution(self._process(self._contrasted(read), ids))
         chosen = _column(ids, scores)
         if bool(distribution.gather(-1, chosen).isfinite().all()):
             return Verdict("unchecked")
-        beyond = _least(
-            self._beyond(self._distribution(self._processed(rows, ids))[0], chosen).tolist()
-            for rows in self._around(read)
+        distances = _elementwise_min(
+            self._cut_distance(self._distribution(self._process(rows, ids))[0], chosen).tolist()
+            for rows in self._border_variants(read)
         )
-        gap = max(beyond)
-        if gap <= self._allowed:
+        gap = max(distances)
+        if gap <= self._allowed_gap:
             return Verdict("unchecked")
-        return Verdict("mismatch", beyond.index(gap), _told(gap), None)
+        return Verdict("mismatch", distances.index(gap), _finite_or_none(gap), None)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
         """What each token's decision score lacks of the best one after the tokens before it.
@@ -202,21 +202,21 @@ class OutputJudge:
         need not be beaten. One beyond the cut lacks its distance to the cut, if that is more. So
         with a contrast's borders: of what the readings on both sides of them say, the least counts.
         """
-        return self._least_gaps(request, self._reads(request, ids), ids)
+        return self._min_gaps(request, self._read_with_oracle(request, ids), ids)
 
-    def chances(self, request: Request, ids: Sequence[int]) -> list[float]:
+    def flip_chances(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Of each position of an output of vanilla's, the chance at most that another program, as
         right as vanilla, chooses another token there."""
         rows = self._rows(request, ids)
-        chosen, reach = _column(ids, rows), REACH * self._allowed
+        chosen, reach = _column(ids, rows), REACH * self._allowed_gap
         if self._sampling.rule == "greedy":
-            return _listed(flip_chances(rows, chosen, reach))
+            return _to_list(flip_chances(rows, chosen, reach))
         scores, decision = self._scores(request, rows)
         floor, ceiling = cut_bounds(scores, self._sampling, reach)
         inside, outside = scores > ceiling[:, None] + reach, scores < floor[:, None] - reach
-        return _listed(flip_chances(decision, chosen, reach, (inside, outside)))
+        return _to_list(flip_chances(decision, chosen, reach, (inside, outside)))
 
-    def read(self, request: Request, ids: Sequence[int]) -> OutputLikelihood:
+    def compute_likelihood(self, request: Request, ids: Sequence[int]) -> OutputLikelihood:
         """Read an output: each token's probability under the target's distribution (the warped one;
         at temperature 0 the softmax of the logits). One forward.
 
@@ -232,55 +232,57 @@ class OutputJudge:
             return OutputLikelihood([])
         drawn = self._sampling.draws
         if drawn or self._decoder is None:
-            both = self._reads(request, ids)
+            logits = self._read_with_oracle(request, ids)
         else:
-            both = self._both(request, partial(_read, self._decoder, ids=ids, n=len(ids)))
-        plain, _ = both
-        rows, chosen = self._processed(self._mixed(both), ids), _column(ids, plain)
-        heat = self._sampling.temperature
-        distribution = self._distribution(rows)[1] if heat else rows.log_softmax(-1)
+            logits = self._logit_pair(
+                request, partial(_decoder_logits, self._decoder, ids=ids, n=len(ids))
+            )
+        plain, _ = logits
+        rows, chosen = self._process(self._contrasted(logits), ids), _column(ids, plain)
+        temperature = self._sampling.temperature
+        distribution = self._distribution(rows)[1] if temperature else rows.log_softmax(-1)
         own = distribution.gather(-1, chosen)
         if not bool(own.isfinite().all()):
-            before = (plain / (heat or 1.0)).log_softmax(-1).gather(-1, chosen)
+            before = (plain / (temperature or 1.0)).log_softmax(-1).gather(-1, chosen)
             own = torch.where(own.isfinite(), own, before)
-        listed = _listed(own[:, 0].double())
-        return OutputLikelihood(listed, _likelihood(distribution, own) if drawn else None)
+        log_probs = _to_list(own[:, 0].double())
+        return OutputLikelihood(log_probs, _likelihood(distribution, own) if drawn else None)
 
     @property
-    def _allowed(self) -> float:
+    def _allowed_gap(self) -> float:
         """The tolerance in units of decision scores."""
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         contrast = self._sampling.contrast
-        grown = 1.0 if contrast is None else contrast.stretch
-        return grown * self._tolerance.value / (self._sampling.temperature or 1.0)
+        scale = 1.0 if contrast is None else contrast.stretch
+        return scale * self._tolerance.value / (self._sampling.temperature or 1.0)
 
     @cached_property
     def _oracle(self) -> Oracle:
         return Oracle(self._build())
 
-    def _tie(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
+    def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
         """What the worse of two tokens after the same text lacks of the best, by transformers'
         reading and by the engine's."""
         text = [*before, tokens[0]]  # of which the last token's row alone is read
-        readers: list[Callable[[Request], Tensor]] = [partial(self._said, ids=text, n=1)]
+        readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
-            readers.append(partial(_read, self._decoder, ids=text, n=1))
-        readings = [self._both(request, read, len(before)) for read in readers]
+            readers.append(partial(_decoder_logits, self._decoder, ids=text, n=1))
+        readings = [self._logit_pair(request, read, len(before)) for read in readers]
         processor = self._sampling.processor
         found = []
         for reading in readings:
-            around = self._around(reading)
+            around = self._border_variants(reading)
             if processor is not None:
                 around = [processor.begin()(row, before, ()) for row in around]
             for token in tokens:
                 lacks = (self._gaps(request, row, [token], len(before)) for row in around)
-                found += _least(lacks)
+                found += _elementwise_min(lacks)
         return max(found)
 
-    def _least_gaps(self, request: Request, both: LogitPair, ids: Sequence[int]) -> list[float]:
-        around = (self._processed(rows, ids) for rows in self._around(both))
-        return _least(self._gaps(request, rows, ids) for rows in around)
+    def _min_gaps(self, request: Request, logits: LogitPair, ids: Sequence[int]) -> list[float]:
+        around = (self._process(rows, ids) for rows in self._border_variants(logits))
+        return _elementwise_min(self._gaps(request, rows, ids) for rows in around)
 
     def _gaps(
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
@@ -288,13 +290,13 @@ class OutputJudge:
         """As `gaps`, of rows [n, V] from output position `first` on."""
         chosen = _column(ids, rows)
         if self._sampling.rule == "greedy":
-            return _lack(rows, chosen)
+            return _gaps_to_best(rows, chosen)
         scores, decision = self._scores(request, rows, first)
-        _, ceiling = cut_bounds(scores, self._sampling, self._allowed)
-        rivals = (scores > ceiling[:, None] + self._allowed).scatter_(-1, chosen, True)
-        beaten = _lack(decision.masked_fill(~rivals, -math.inf), chosen)
-        beyond = self._beyond(scores, chosen).tolist()
-        return [max(pair) for pair in zip(beaten, beyond, strict=True)]
+        _, ceiling = cut_bounds(scores, self._sampling, self._allowed_gap)
+        rivals = (scores > ceiling[:, None] + self._allowed_gap).scatter_(-1, chosen, True)
+        beaten = _gaps_to_best(decision.masked_fill(~rivals, -math.inf), chosen)
+        distances = self._cut_distance(scores, chosen).tolist()
+        return [max(pair) for pair in zip(beaten, distances, strict=True)]
 
     def _choices(self, request: Request, rows: Tensor) -> list[int]:
         """The tokens that rows say, without any tolerance."""
@@ -305,9 +307,9 @@ class OutputJudge:
         choices: list[int] = rows.argmax(-1).tolist()
         return choices
 
-    def _beyond(self, scores: Tensor, chosen: Tensor) -> Tensor:
+    def _cut_distance(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """How far each chosen token [n, 1] lies below the loosest reading of the cuts, [n]."""
-        floor, _ = cut_bounds(scores, self._sampling, self._allowed)
+        floor, _ = cut_bounds(scores, self._sampling, self._allowed_gap)
         own = scores.gather(-1, chosen)[:, 0]
         return torch.where(own.isneginf(), math.inf, floor - own)  # what a processor forbids
 
@@ -328,21 +330,21 @@ class OutputJudge:
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Logits [n, V], float32, that each of the n tokens was chosen from, processed. Raises
         NonFiniteLogits."""
-        return self._processed(self._mixed(self._reads(request, ids)), ids)
+        return self._process(self._contrasted(self._read_with_oracle(request, ids)), ids)
 
-    def _processed(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
+    def _process(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
         return rows if processor is None else processor.along(rows, ids)
 
-    def _reads(self, request: Request, ids: Sequence[int]) -> LogitPair:
-        """As `_both`, of transformers' own module, behind the texts that the n tokens follow."""
-        return self._both(request, partial(self._said, ids=ids, n=len(ids)))
+    def _read_with_oracle(self, request: Request, ids: Sequence[int]) -> LogitPair:
+        """Return the logits of the output tokens by the oracle; see `_logit_pair`."""
+        return self._logit_pair(request, partial(self._oracle_logits, ids=ids, n=len(ids)))
 
-    def _said(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
+    def _oracle_logits(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
         """Logits [n, V], float32, that transformers' module gives for the last n of some tokens."""
         return self._oracle.logits([*request.ids, *ids[:-1]], request.source, n)
 
-    def _both(
+    def _logit_pair(
         self, request: Request, read: Callable[[Request], Tensor], first: int = 0
     ) -> LogitPair:
         """What a model says to a request, and to its weakened prompt under a contrast; [n, V] each,
@@ -351,31 +353,31 @@ class OutputJudge:
         Raises:
             NonFiniteLogits: logits are not finite.
         """
-        contrast, plain = self._sampling.contrast, _finite(read(request), first)
+        contrast, plain = self._sampling.contrast, _check_finite(read(request), first)
         if contrast is None:
             return plain, None
         weak = replace(request, ids=contrast.weakened(request.ids))
-        return plain, _finite(read(weak), first)
+        return plain, _check_finite(read(weak), first)
 
-    def _mixed(self, both: LogitPair) -> Tensor:
+    def _contrasted(self, logits: LogitPair) -> Tensor:
         """The logits that the target decides by, before a processor."""
-        contrast, (plain, weak) = self._sampling.contrast, both
+        contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return plain
         return contrast.contrasted(plain, weak)
 
-    def _around(self, both: LogitPair) -> list[Tensor]:
+    def _border_variants(self, logits: LogitPair) -> list[Tensor]:
         """The same, on both sides of a contrast's borders, which rounding may move."""
-        contrast, (plain, weak) = self._sampling.contrast, both
+        contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return [plain]
-        self._allowed  # noqa: B018  the tolerance is measured
+        self._allowed_gap  # noqa: B018  the tolerance is measured
         assert self._tolerance is not None
         near = contrast.around(plain.shape[-1], self._tolerance.value)
         return [each.contrasted(plain, weak) for each in (contrast, *near)]
 
 
-def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:
+def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
     """Whether an output ends at its first EOS or stop string, or exactly at the budget: by none of
     the stop rule's own code, which every method's text went through."""
 
@@ -408,14 +410,14 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
     if sampling.top_p < 1.0:
         mass = ordered.softmax(-1)
         before = mass.cumsum(-1) - mass
-        loose, strict = (before < _moved(sampling.top_p, by) for by in (tolerance, -tolerance))
+        loose, strict = (before < _shift_mass(sampling.top_p, by) for by in (tolerance, -tolerance))
         lowest = ordered.masked_fill(~loose, math.inf).amin(-1)
         highest = ordered.masked_fill(strict, -math.inf).amax(-1)
         floor, ceiling = torch.maximum(floor, lowest), torch.maximum(ceiling, highest)
     return floor, ceiling
 
 
-def _moved(mass: float, by: float) -> float:
+def _shift_mass(mass: float, by: float) -> float:
     """A mass once all scores in it are higher and all others lower by so much."""
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
@@ -424,12 +426,12 @@ def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
     """How the log-probabilities of drawn tokens, [n, 1], lie to those that a distribution [n, V]
     gives to be expected."""
     sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
-    few = max(1, _AT_ONCE // distribution.shape[-1])
-    for rows, own in zip(distribution.split(few), chosen.split(few), strict=True):
-        p, steps = rows.exp().double(), rows.clamp_min(LEAST).double()
+    chunk = max(1, _CHUNK_SIZE // distribution.shape[-1])
+    for rows, own in zip(distribution.split(chunk), chosen.split(chunk), strict=True):
+        p, steps = rows.exp().double(), rows.clamp_min(MIN_LOG_PROB).double()
         mean = (p * steps).sum(-1, keepdim=True)
         steps -= mean
-        found = [(own.double().clamp_min(LEAST) - mean).sum(), (p * steps * steps).sum()]
+        found = [(own.double().clamp_min(MIN_LOG_PROB) - mean).sum(), (p * steps * steps).sum()]
         for sign in (-1.0, 1.0):
             moment = (sign * FINEST * steps).exp()
             for _ in (tilt for tilt in TILTS if tilt * sign > 0.0):
@@ -440,7 +442,7 @@ def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
     return Likelihood(excess, variance, cumulants)
 
 
-def _read(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Tensor:
+def _decoder_logits(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Tensor:
     """Logits [n, V], float32, that a decoder gives for the last n of some tokens."""
     text = torch.tensor([[*request.ids, *ids[:-1]]], device=decoder.device)
     last = torch.arange(text.shape[1] - n, text.shape[1], device=decoder.device)
@@ -450,7 +452,7 @@ def _read(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Ten
     return logits[0].float()
 
 
-def _finite(rows: Tensor, first: int = 0) -> Tensor:
+def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
     """Rows [n, V], each with a greatest number that is one, from output position `first` on; raises
     NonFiniteLogits where there is none."""
     bad = ~rows.amax(-1).isfinite()
@@ -459,7 +461,7 @@ def _finite(rows: Tensor, first: int = 0) -> Tensor:
     return rows
 
 
-def _least(readings: Iterable[Sequence[float]]) -> list[float]:
+def _elementwise_min(readings: Iterable[Sequence[float]]) -> list[float]:
     """Of several readings of the same positions, the least at each."""
     return [min(each) for each in zip(*readings, strict=True)]
 
@@ -468,15 +470,15 @@ def _column(ids: Sequence[int], rows: Tensor) -> Tensor:
     return torch.tensor(list(ids), device=rows.device)[:, None]
 
 
-def _told(gap: float) -> float | None:
+def _finite_or_none(gap: float) -> float | None:
     """A gap as verdicts have it: none where a token cannot be chosen at all."""
     return gap if math.isfinite(gap) else None
 
 
-def _lack(scores: Tensor, chosen: Tensor) -> list[float]:
-    return _listed(scores.amax(-1) - scores.gather(-1, chosen)[:, 0])
+def _gaps_to_best(scores: Tensor, chosen: Tensor) -> list[float]:
+    return _to_list(scores.amax(-1) - scores.gather(-1, chosen)[:, 0])
 
 
-def _listed(values: Tensor) -> list[float]:
+def _to_list(values: Tensor) -> list[float]:
     numbers: list[float] = values.tolist()
     return numbers

@@ -26,8 +26,8 @@ HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
 REAL_TARGET = "smollm2-135m"  # a real model that a package brings
 
-Where = Literal["local", "cached", "downloadable", "missing"]
-NEARNESS: tuple[Where, ...] = ("local", "cached", "downloadable", "missing")
+Availability = Literal["local", "cached", "downloadable", "missing"]
+BY_AVAILABILITY: tuple[Availability, ...] = ("local", "cached", "downloadable", "missing")
 
 
 class HubCall:
@@ -35,10 +35,10 @@ class HubCall:
 
     def __init__(self) -> None:
         self._answer = "no answer"
-        self._asking = threading.Thread(target=self._ask, daemon=True)
-        self._asking.start()
+        self._thread = threading.Thread(target=self._send_request, daemon=True)
+        self._thread.start()
 
-    def _ask(self) -> None:
+    def _send_request(self) -> None:
         from huggingface_hub import constants
 
         try:
@@ -54,16 +54,16 @@ class HubCall:
     def check(self) -> HealthCheck:
         """What came back; waits no longer than the limit, a name server that hangs included."""
         if offline():
-            return _hub("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
-        self._asking.join(HUB_TIMEOUT_S)
-        return _hub(
+            return _hub_check("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
+        self._thread.join(HUB_TIMEOUT_S)
+        return _hub_check(
             self._answer,
             "connect this machine, or set HF_ENDPOINT to a mirror, or bring the files: copy the"
             " hub's cache (HF_HOME) and a folder for SPECBENCH_DATA from a machine that has them",
         )
 
 
-def _hub(trouble: str, mend: str) -> HealthCheck:
+def _hub_check(trouble: str, mend: str) -> HealthCheck:
     return HealthCheck(
         "hub",
         "limited" if trouble else "ok",
@@ -121,7 +121,7 @@ def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
         )
     for name in task_names():
         card = read_card(SHIPPED / f"{name}.yaml")
-        where = max((_where(source) for source in card.sources), key=NEARNESS.index)
+        where = max((_find_source(source) for source in card.sources), key=BY_AVAILABILITY.index)
         here = where in ("local", "cached")
         usable = here or (where == "downloadable" and hub_answers)
         yield HealthCheck(
@@ -129,12 +129,12 @@ def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
             "ok" if usable else "missing" if name == DEFAULT_TASK else "limited",
             where if usable or where == "missing" else f"{where}, but not from here now",
             f"specbench run --task {name}",
-            card.obtain or f"where there is a network: {_fetch(name, card.sources)}",
+            card.obtain or f"where there is a network: {_fetch_command(name, card.sources)}",
             needed=name == DEFAULT_TASK,
         )
 
 
-def _fetch(name: str, sources: Sequence[Source]) -> str:
+def _fetch_command(name: str, sources: Sequence[Source]) -> str:
     """What to type to have a task's data."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
@@ -142,7 +142,7 @@ def _fetch(name: str, sources: Sequence[Source]) -> str:
     return f"specbench run --task {name} --limit 1, which fills the cache (SPECBENCH_CACHE)"
 
 
-def _where(source: Source) -> Where:
+def _find_source(source: Source) -> Availability:
     """Where a file of a shipped task is."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):

@@ -10,10 +10,15 @@ from typing import Any
 from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.watch import Told
-from specbench_cli.measure.measurement import DecodedOutput, Measurement, count_step, drafted
+from specbench_cli.measure.measurement import (
+    DecodedOutput,
+    Measurement,
+    build_draft_record,
+    count_step,
+)
 from specbench_cli.measure.memory import peak_bytes, reset_peak
-from specbench_cli.measure.method_code import limited, one_line
-from specbench_cli.measure.phases import divided
+from specbench_cli.measure.method_code import describe_failure, enforce_time_limit
+from specbench_cli.measure.phases import split_time
 from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import Ns, Trace
 
@@ -31,25 +36,32 @@ class BatchMeasurement:
     """
 
     def __init__(
-        self, cells: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
+        self,
+        measurements: Sequence[Measurement],
+        size: int,
+        chunk: int,
+        arrivals: Sequence[float] = (),
     ) -> None:
-        self._cells, self._size, self._arrivals = cells, size, arrivals
+        self._measurements, self._size, self._arrivals = measurements, size, arrivals
         self._chunk = chunk
 
     def measure(self) -> None:
         """Decode the prompts with the clock running; see `Measurement.measure`."""
-        cells, first = self._cells, self._cells[0]
+        measurements, first = self._measurements, self._measurements[0]
         device = first.prepare()
         watch = first.create_watch()
         reset_peak(device, None)
         batch = first.create_batch(
-            [cell.request for cell in cells], self._size, self._batch_options()
+            [measurement.request for measurement in measurements], self._size, self._batch_options()
         )
-        counted = [(cell.new_counters(), dict[str, float](), list[Told]()) for cell in cells]
+        counted = [
+            (measurement.new_counters(), dict[str, float](), list[Told]())
+            for measurement in measurements
+        ]
         error = None
         gc.disable()
         try:
-            with limited(first.limit_s and first.limit_s * len(cells)):
+            with enforce_time_limit(first.limit_s and first.limit_s * len(measurements)):
                 first.energy.begin()
                 watch.begin(*batch.sessions)
                 made = first.method_run.method.generate_batch(batch)
@@ -60,7 +72,7 @@ class BatchMeasurement:
                 watch.end()
         except BaseException as failure:  # a method's fault fails its cells, not the run
             watch.end()
-            error = one_line(failure)
+            error = describe_failure(failure)
         finally:
             gc.enable()
         joules = first.energy.end()
@@ -70,12 +82,16 @@ class BatchMeasurement:
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns
         total = watch.ended_ns - started
-        busy = divided(batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns, since=0)
-        share = _share(busy, len(cells))
-        for place, (cell, session) in enumerate(zip(cells, batch.sessions, strict=True)):
+        busy = split_time(
+            batch.meter.forwards, total - batch.idle_ns, batch.prefill_ns, decode_start=0
+        )
+        share = _share(busy, len(measurements))
+        for place, (measurement, session) in enumerate(
+            zip(measurements, batch.sessions, strict=True)
+        ):
             steps, extra, told = counted[place]
             own = [f for f in batch.meter.forwards if f.rows is None or place in f.rows]
-            cell.output = DecodedOutput(
+            measurement.output = DecodedOutput(
                 output_ids=list(session.output()),
                 origin=list(texts[place].origin),
                 finish=session.finish or "error",
@@ -83,12 +99,12 @@ class BatchMeasurement:
                 trace=Trace.pack(_own(f, place) for f in own),
                 ns=share,
                 peak=peak,
-                drafts=[drafted(each) for each in told],
+                drafts=[build_draft_record(each) for each in told],
                 extra=extra,
                 version=None,
-                error=error or cell.find_fault(session, told),
+                error=error or measurement.find_fault(session, told),
                 batch=Batched(
-                    len(cells),
+                    len(measurements),
                     place,
                     total,
                     max(1, texts[place].last_ns - started),
@@ -96,28 +112,38 @@ class BatchMeasurement:
                     round(self._arrivals[place] * 1e9) if self._arrivals else None,
                     texts[place].first_ns - started if self._arrivals else None,
                 ),
-                joules=None if joules is None else joules / len(cells),
+                joules=None if joules is None else joules / len(measurements),
             )
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
-        for cell in self._cells:
-            cell.finish(other_cpu, noisy)
+        for measurement in self._measurements:
+            measurement.finish(other_cpu, noisy)
 
     def _batch_options(self) -> dict[str, Any]:
         """What the cells know beforehand of their outputs."""
-        recordings = {at: cell.recording for at, cell in enumerate(self._cells) if cell.recording}
-        references = {at: cell.reference for at, cell in enumerate(self._cells) if cell.reference}
+        recordings = {
+            at: measurement.recording
+            for at, measurement in enumerate(self._measurements)
+            if measurement.recording
+        }
+        references = {
+            at: measurement.reference
+            for at, measurement in enumerate(self._measurements)
+            if measurement.reference
+        }
         known = {"recordings": recordings, "references": references}
         return {**known, "arrivals": self._arrivals, "chunk": self._chunk}
 
 
 def make_measurable(
-    cells: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
+    measurements: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
 ) -> Measurement | BatchMeasurement:
     """Cells of one row as they are measured: one alone, or several as `BatchMeasurement` has it."""
     return (
-        cells[0] if size == 1 and not arrivals else BatchMeasurement(cells, size, chunk, arrivals)
+        measurements[0]
+        if size == 1 and not arrivals
+        else BatchMeasurement(measurements, size, chunk, arrivals)
     )
 
 

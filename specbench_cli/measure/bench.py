@@ -36,7 +36,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.processor import Processor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.energy import EnergyMeter
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.placement import check_threads, choose_device, placement
 from specbench_cli.models.heads import HeadFiles, resolve_head
@@ -45,17 +45,17 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.tasks import Question, answer_text, conversation, render
 
-_Read = TypeVar("_Read")
+_T = TypeVar("_T")
 
 CHECK_S = 10.0
 """Time in seconds after which the check of first turns stops at the next question that fails."""
-NAMED = 5
+MAX_NAMED = 5
 """Maximum number of further questions that an error names."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
-_LETTERS = 16
+_CHARACTERS = 16
 """Characters per context position of the text prefix that is tokenized first."""
 
-_SURELY = 2
+_MAX_TOKENS_FACTOR = 2
 """Multiple of the context. If a prefix has more tokens, the whole text is too long, even if the cut
 split a token."""
 
@@ -84,7 +84,7 @@ class Bench:
         self._plan = plan
         self.device = choose_device(config.home)
         self._graphs = self._records_graphs()
-        self.energy = Energy.of(self.device)
+        self.energy = EnergyMeter.of(self.device)
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
         self.placement = placement(plan, self.device) if plan.parallel else None
@@ -96,32 +96,32 @@ class Bench:
             role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = tokenizer_of(plan.target)
-        self.processor = self._held()
-        words = {role: self._words(role, each) for role, each in checkpoints.items()}
+        self.processor = self._grammar_processor()
+        translations = {role: self._translation(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
-        for device, roles in self._roles().items():
+        for device, roles in self._roles_by_device().items():
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         ids = min(facts.vocab_size for facts in self.facts.values())
         imposed = None if config.acceptance is None else (config.acceptance, ids)
         load = partial(loaded, dtype=dtype, imposed=imposed, graphs=self._graphs)
-        decoders = self._load_decoders(load, words)
+        decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(
             lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
         )
         self._heads: dict[Trained, HeadFiles] = {}
-        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
         self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
-        if self._beside:
+        if self._second_draft_device:
             self.workspace.recipes = {
                 "draft": partial(
                     load,
                     checkpoints["draft"].path,
                     name="draft",
-                    device=self._beside,
+                    device=self._second_draft_device,
                     input_vocab_size=self.facts["target"].vocab_size,
                 )
             }
@@ -143,7 +143,7 @@ class Bench:
         return config.graphs != "off" and on_gpu
 
     def _load_decoders(
-        self, load: Callable[..., Decoder], words: Mapping[str, Translation | None]
+        self, load: Callable[..., Decoder], translations: Mapping[str, Translation | None]
     ) -> dict[str, Decoder]:
         """Load the decoder of each role.
 
@@ -164,8 +164,8 @@ class Bench:
             for role, checkpoint in checkpoints.items()
         }
         for role, decoder in decoders.items():
-            decoder.translation = words[role]
-        _encoding(decoders, checkpoints)
+            decoder.translation = translations[role]
+        _check_encoders(decoders, checkpoints)
         if plan.config.contrast is not None and decoders["target"].parted(())[1] is not None:
             raise UsageError(
                 f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
@@ -182,7 +182,7 @@ class Bench:
         """
         unfit: dict[str, SpecbenchError] = {}
         for method_run in self._plan.method_runs:
-            if method_run.label not in self._plan.apart:
+            if method_run.label not in self._plan.isolated:
                 try:
                     for wanted in method_run.method.artifacts():
                         self.workspace.artifact(wanted)
@@ -192,7 +192,7 @@ class Bench:
                     unfit[method_run.label] = fault
         return unfit
 
-    def _held(self) -> Processor | None:
+    def _grammar_processor(self) -> Processor | None:
         grammar = self._plan.grammar
         if grammar is None:
             return None
@@ -201,19 +201,19 @@ class Bench:
         return grammar.processor(self.tokenizer, ends, self._plan.target.label)
 
     @property
-    def _beside(self) -> torch.device | None:
+    def _second_draft_device(self) -> torch.device | None:
         """Where a worker holds a draft of its own, if one does."""
         placed = self.placement
-        return placed.device if placed is not None and placed.apart else None
+        return placed.device if placed is not None and placed.separate_draft else None
 
-    def _roles(self) -> dict[torch.device, list[str]]:
+    def _roles_by_device(self) -> dict[torch.device, list[str]]:
         """The models that each device holds, once for each time that it holds them."""
         held = {self.device: list(self._plan.checkpoints)}
-        if self._beside is not None:
-            held.setdefault(self._beside, []).append("draft")
+        if self._second_draft_device is not None:
+            held.setdefault(self._second_draft_device, []).append("draft")
         return held
 
-    def _words(self, role: str, draft: Checkpoint) -> Translation | None:
+    def _translation(self, role: str, draft: Checkpoint) -> Translation | None:
         """The translation for a draft with another vocabulary than the target's.
 
         Raises:
@@ -222,16 +222,16 @@ class Bench:
         if role == "target":
             return None
         target, theirs = self._plan.target, tokenizer_of(draft)
-        differing = _differing(self.tokenizer, theirs, self.facts[role].vocab_size)
+        differing = _count_differing_tokens(self.tokenizer, theirs, self.facts[role].vocab_size)
         if not differing:
             return None
-        asking = [
+        methods = [
             method_run.method
             for method_run in self._plan.method_runs
             if role in _roles_of(method_run.method)
         ]
-        if role != "draft" or not all(method.any_vocabulary for method in asking):
-            names = sorted({m.name for m in asking if not m.any_vocabulary})
+        if role != "draft" or not all(method.any_vocabulary for method in methods):
+            names = sorted({m.name for m in methods if not m.any_vocabulary})
             raise UsageError(
                 f"{draft.label} cannot draft for {target.label}"
                 f"{' with ' + ', '.join(names) if names else ''}: their vocabularies differ"
@@ -251,7 +251,7 @@ class Bench:
         sizes = [self.facts[each].vocab_size for each in ("target", role)]
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
-    def _make(self, wanted: Trained) -> Any:
+    def _load_artifact(self, wanted: Trained) -> Any:
         """The trained module that a method asks for."""
         kind = wanted.kind
         target = self._plan.target
@@ -330,7 +330,7 @@ class Bench:
             first, *others = faults
             more = ""
             if others:
-                named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
+                named = ", ".join(others[:MAX_NAMED]) + (", ..." if len(others) > MAX_NAMED else "")
                 more = f" (and {len(others)} more cannot be asked: {named})"
             raise PromptError(faults[first].message + more, faults[first].hint)
 
@@ -339,7 +339,7 @@ class Bench:
 
         Tokenizing a whole text of 50 MB would take minutes and gigabytes.
         """
-        most, end = _SURELY * self.context, _LETTERS * self.context
+        most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS * self.context
         while end < len(text):
             tokens = len(self.tokenizer(text[:end], add_special_tokens=False).input_ids)
             if tokens > most:
@@ -378,7 +378,7 @@ class Bench:
     @property
     def devices(self) -> dict[str, str] | None:
         """Where the workers of methods that have some compute, as --devices has it."""
-        return None if self.placement is None else dict(self.placement.words)
+        return None if self.placement is None else dict(self.placement.device_names)
 
     def peak(self, phase: str) -> None:
         """Keep the peak of a phase that ends here; the next one begins."""
@@ -388,7 +388,11 @@ class Bench:
     def memory(self) -> dict[str, Any]:
         """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
         holds once more (`again`) among them, and of states, the worker's left out; and `peaks`."""
-        draft = self.workspace.decoders["draft"].weight_bytes if self._beside is not None else 0
+        draft = (
+            self.workspace.decoders["draft"].weight_bytes
+            if self._second_draft_device is not None
+            else 0
+        )
         return {
             "weight_bytes": self.workspace.weight_bytes + draft,
             "state_bytes": self.workspace.state_bytes,
@@ -481,7 +485,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles) -> _Read:
+def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
     """What `read` makes of a checkpoint's folder, which may say anything of itself.
 
     Raises:
@@ -529,7 +533,7 @@ def check_memory(
         )
 
 
-def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
+def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
     """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
 
     def encodes(decoder: Decoder) -> bool:
@@ -552,7 +556,7 @@ def _roles_of(method: Method) -> set[str]:
     return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
 
 
-def _differing(ours: Any, theirs: Any, width: int) -> int:
+def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:
     """How many ids of the target's tokenizer a draft does not read as the same token.
 
     Vocabularies may be padded differently, and the draft's may go on where the target's ends.

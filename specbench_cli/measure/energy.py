@@ -29,7 +29,7 @@ class Counter:
     wraps: float = 0.0
 
 
-class Energy:
+class EnergyMeter:
     """What decodings on a device take.
 
     Attributes:
@@ -42,11 +42,11 @@ class Energy:
         self._before: list[float] = []
 
     @classmethod
-    def of(cls, device: torch.device) -> Energy:
+    def of(cls, device: torch.device) -> EnergyMeter:
         """Of a run on a device: all of its counters, or none."""
-        counters, why_not = packages()
+        counters, why_not = rapl_counters()
         if device.type == "cuda":
-            board, missing = gpu(device.index or 0)
+            board, missing = nvml_counter(device.index or 0)
             why_not = why_not or missing
             counters = [*counters, *([board] if board else [])]
         return cls([] if why_not else counters, why_not)
@@ -71,7 +71,7 @@ class Energy:
         return {"counters": [each.name for each in self.counters], "why_not": self.why_not}
 
 
-def packages() -> tuple[list[Counter], str | None]:
+def rapl_counters() -> tuple[list[Counter], str | None]:
     """The CPUs' packages by RAPL (Linux' powercap; Intel's and AMD's), or why not."""
     zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
     whole = [zone for zone in zones if zone.name.count(":") == 1]
@@ -81,7 +81,7 @@ def packages() -> tuple[list[Counter], str | None]:
             f"no RAPL on this system ({POWERCAP}/intel-rapl:0): virtual machines have none",
         )
     try:
-        counters = [_package(zone) for zone in whole]
+        counters = [_rapl_counter(zone) for zone in whole]
         for counter in counters:
             counter.read()
     except (OSError, ValueError) as fault:
@@ -90,14 +90,14 @@ def packages() -> tuple[list[Counter], str | None]:
     return counters, None
 
 
-def _package(zone: Path) -> Counter:
+def _rapl_counter(zone: Path) -> Counter:
     file = zone / "energy_uj"
     name = (zone / "name").read_text().strip()
     span = float((zone / "max_energy_range_uj").read_text())
     return Counter(f"RAPL {name}", lambda: float(file.read_text()) / 1e6, span / 1e6)
 
 
-def gpu(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
+def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
     """A GPU's board by NVML, or why not.
 
     Args:
@@ -109,17 +109,17 @@ def gpu(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
         return None, f"NVML ({LIBRARY}) is not on this machine"
     handle, found = ctypes.c_void_p(), ctypes.c_ulonglong()
 
-    def told(code: int) -> None:
+    def check(code: int) -> None:
         if code:
             raise OSError(f"NVML's code {code}")
 
     def read() -> float:
-        told(nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
+        check(nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
         return found.value / 1e3
 
     try:
-        told(nvml.nvmlInit_v2())
-        told(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
+        check(nvml.nvmlInit_v2())
+        check(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
         read()
     except OSError as fault:
         return None, f"NVML tells no energy of GPU {index}: {fault}"

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import psutil
 
-FADE = 0.5 ** (1 / 8)
+DECAY = 0.5 ** (1 / 8)
 """What an output weighs in its row's pace beside the next one: half after eight. Where a machine
 becomes quiet, or busy, what it took before says little of what is left; eight and those before them
 are enough that the lengths of outputs cancel."""
 
 
-LOADING = 0.6
+JUDGE_LOADING = 0.6
 """What judging first takes, which loads transformers, to the start of a process, which loads torch
 and the models: 0.5 to 0.7 in runs of the embedded pair."""
 
@@ -33,23 +33,23 @@ class Work:
     later: float = 0.0
     done: float = 0.0
     spent: float = 0.0
-    faded_done: float = 0.0
-    faded_spent: float = 0.0
+    recent_done: float = 0.0
+    recent_spent: float = 0.0
 
     def add(self, units: float, seconds: float) -> None:
         """Count units that took so long."""
         self.done += units
         self.spent += seconds
-        self.faded_done = self.faded_done * FADE + units
-        self.faded_spent = self.faded_spent * FADE + seconds
+        self.recent_done = self.recent_done * DECAY + units
+        self.recent_spent = self.recent_spent * DECAY + seconds
 
     @property
-    def pace(self) -> float:
+    def seconds_per_unit(self) -> float:
         """Seconds a unit, of late."""
-        return self.faded_spent / self.faded_done
+        return self.recent_spent / self.recent_done
 
 
-def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
+def estimate_seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
     """Seconds that remain: of each row what is left, at its pace.
 
     A row that has done nothing yet counts as the others do. What is no cell's time (judging,
@@ -65,9 +65,9 @@ def seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
     spent = sum(row.spent for row in known)
     if not spent:
         return None
-    others = sum(row.faded_spent for row in known) / sum(row.faded_done for row in known)
+    average = sum(row.recent_spent for row in known) / sum(row.recent_done for row in known)
     rest = sum(
-        (max(0.0, row.due - row.done) + row.later) * (row.pace if row.done else others)
+        (max(0.0, row.due - row.done) + row.later) * (row.seconds_per_unit if row.done else average)
         for row in rows.values()
     )
     return rest * max(1.0, elapsed / spent)
@@ -93,49 +93,51 @@ class EtaEstimator:
         judging: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rows = rows
+        self._work = rows
         self._later, self._start, self._judging = later, start, judging
         self._clock = clock
-        self._begun = clock()
-        self._aside = 0.0
-        self._times = 0
+        self._started = clock()
+        self._first_judging = 0.0
+        self._judgings = 0
 
     @contextmanager
     def spent(self, label: str, units: float) -> Iterator[None]:
         """Add the work units and the seconds of the `with` block to a method."""
-        begun = self._clock()
+        started = self._clock()
         yield
-        self._rows[label].add(units, self._clock() - begun)
+        self._work[label].add(units, self._clock() - started)
 
     @contextmanager
     def judging(self) -> Iterator[None]:
         """Judge cells inside. The first time loads what is needed later on, too, and tells nothing
         of how long the others take."""
-        begun = self._clock()
+        started = self._clock()
         yield
-        self._times += 1
-        if self._times == 1:
-            self._aside = self._clock() - begun
+        self._judgings += 1
+        if self._judgings == 1:
+            self._first_judging = self._clock() - started
 
     def drop(self, label: str) -> None:
         """Nothing more is done for a row."""
-        row = self._rows[label]
+        row = self._work[label]
         row.due, row.later = row.done, 0.0
 
     def left(self) -> float | None:
         """Seconds that remain until all is measured; None while nothing is known."""
-        spent = sum(row.spent for row in self._rows.values())
-        other = self._clock() - self._begun - self._aside - spent
-        if self._times > 1:
-            other *= self._times / (self._times - 1)
-        rest = seconds_left(self._rows, spent + other)
+        spent = sum(row.spent for row in self._work.values())
+        other = self._clock() - self._started - self._first_judging - spent
+        if self._judgings > 1:
+            other *= self._judgings / (self._judgings - 1)
+        rest = estimate_seconds_left(self._work, spent + other)
         if rest is None:
             return None
-        first, due = (self._aside, 0.0) if self._times else (self._judging, self._judging)
+        first, due = (
+            (self._first_judging, 0.0) if self._judgings else (self._judging, self._judging)
+        )
         return rest + self._later * (self._start + first) + due
 
 
-def report_seconds(start_s: float, rows: int, cells: int) -> float:
+def estimate_report_seconds(start_s: float, rows: int, cells: int) -> float:
     """Seconds from the last cell to the end of the process: records are read, intervals drawn,
     figures and files written.
 
@@ -151,7 +153,7 @@ def report_seconds(start_s: float, rows: int, cells: int) -> float:
     return start_s * (1.0 + 0.12 * rows + 0.0015 * cells)
 
 
-def process_seconds() -> float:
+def process_age() -> float:
     """Seconds since this process began."""
-    begun: float = psutil.Process().create_time()
-    return time.time() - begun
+    started: float = psutil.Process().create_time()
+    return time.time() - started

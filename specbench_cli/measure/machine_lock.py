@@ -20,9 +20,9 @@ import psutil
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 
-PATIENCE_S = 120.0
+PARTNER_WAIT_S = 120.0
 """How long the first one waits for a second."""
-_LOOK_S = 0.005
+_POLL_S = 0.005
 """How often who waits for another's turn looks whether it came; in it the other takes the lock."""
 _MOST_CHARACTERS = 1 << 20
 
@@ -48,7 +48,7 @@ class MachineLock:
     ) -> None:
         self._path = path
         self._name = _name(psutil.Process()) if name is None else name
-        self._alive = _exists if alive is None else alive
+        self._alive = _is_alive if alive is None else alive
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -62,68 +62,70 @@ class MachineLock:
             raise UsageError(
                 f"--in-turn {error.message}", hint="name a file that does not exist"
             ) from error
-        others = self._others()
-        self._met, self.waits_for_partner = bool(others), True
-        self._write(last=self._read().get("last") if others else None, others=others)
+        partners = self._partners()
+        self._has_partner, self.waits_for_partner = bool(partners), True
+        self._write(last=self._read().get("last") if partners else None, partners=partners)
 
     def pass_on(self) -> bool:
-        """Let another one work until it passes on; returns whether there was one.
+        """Let another process measure until it passes the lock on. Return True if there was one.
 
-        Wait at most `PATIENCE_S` for the first partner, and only once. Wait for a known partner as
-        long as its process runs.
+        Wait at most `PARTNER_WAIT_S` for the first partner, and only once. Wait for a known partner
+        as long as its process runs.
         """
-        end = time.monotonic() + (PATIENCE_S if self.waits_for_partner and not self._met else 0.0)
+        end = time.monotonic() + (
+            PARTNER_WAIT_S if self.waits_for_partner and not self._has_partner else 0.0
+        )
         self.waits_for_partner = False
-        self._write(last=self._name, others=self._others())
+        self._write(last=self._name, partners=self._partners())
         while True:
             _unlock(self._file)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             _lock(self._file)
-            others = self._others()
-            self._met |= bool(others)
+            partners = self._partners()
+            self._has_partner |= bool(partners)
             if self._read().get("last") != self._name:
                 return True
-            if not others and (self._met or time.monotonic() >= end):
+            if not partners and (self._has_partner or time.monotonic() >= end):
                 return False
 
     def close(self) -> None:
         """Take no turns any more."""
         self._file.close()
 
-    def _others(self) -> list[str]:
+    def _partners(self) -> list[str]:
         """Who else takes part, and lives."""
-        there: list[str] = self._read().get("there", [])
-        return [name for name in there if name != self._name and self._alive(name)]
+        members: list[str] = self._read().get("there", [])
+        return [name for name in members if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
         """What is in the file; raises UsageError where that is somebody else's."""
         self._file.seek(0)
         try:
             text = self._file.read(_MOST_CHARACTERS)
-            held: dict[str, Any] = json.loads(text) if text else {}
+            content: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
-            held = {}
-        if text and not _is_ours(held):
+            content = {}
+        if text and not _is_lock_file(content):
             self.close()
             raise UsageError(
                 f"--in-turn {self._path} is a file of something else",
                 hint="name one that does not exist",
             )
-        return held
+        return content
 
-    def _write(self, *, last: str | None, others: list[str]) -> None:
+    def _write(self, *, last: str | None, partners: list[str]) -> None:
         self._file.seek(0)
         self._file.truncate()
-        json.dump({"last": last, "there": [*others, self._name]}, self._file)
+        json.dump({"last": last, "there": [*partners, self._name]}, self._file)
         self._file.flush()
 
 
-def _is_ours(held: Any) -> bool:
+def _is_lock_file(content: Any) -> bool:
     """Return True if `MachineLock` wrote the content of the file."""
-    if not isinstance(held, dict) or held.keys() != {"last", "there"}:
+    if not isinstance(content, dict) or content.keys() != {"last", "there"}:
         return False
-    last, there = held["last"], held["there"]
-    names = [*there, *([] if last is None else [last])] if isinstance(there, list) else [None]
+    last, members = content["last"], content["there"]
+    names = [*members, *([] if last is None else [last])] if isinstance(members, list) else [None]
     return all(isinstance(name, str) for name in names)
 
 
@@ -138,7 +140,7 @@ def _name(process: psutil.Process) -> str:
     return f"{process.pid} {process.create_time():.2f}"
 
 
-def _exists(name: str) -> bool:
+def _is_alive(name: str) -> bool:
     """Whether a process is there, and not only because its parent does not know of its end."""
     try:
         process = psutil.Process(int(name.partition(" ")[0]))

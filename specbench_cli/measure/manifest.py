@@ -16,7 +16,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import on_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
-from specbench_cli.measure.redaction import shown
+from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.plan.controls import is_control
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
@@ -33,7 +33,7 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "version": __version__,
         "created_utc": now(),
-        "config": {"effective": public(plan)},
+        "config": {"effective": effective_config(plan)},
         "config_sources": {key: Path(source).name for key, source in sources.items()},
         "machine": fingerprint(),
         "models": {},
@@ -73,15 +73,15 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 def program(plan: Plan) -> dict[str, str]:
     """What must be the same when a run is resumed, but for weights, which the manifest has apart:
     a word for each thing, checksums cut to 12 digits. Where others measure, what is said of the
-    machine is theirs (`placed`)."""
+    machine is theirs (`machine_facts`)."""
     packages = {name: str(version) for name, version in environment.versions().items()}
-    settings = public(plan)
+    settings = effective_config(plan)
     return {
         **packages,
         "specbench": __version__,
-        "specbench's source": _source(),
+        "specbench's source": _source_checksum(),
         "schema": str(SCHEMA),
-        **(placed() if plan.config.executor == "local" else {}),
+        **(machine_facts() if plan.config.executor == "local" else {}),
         **{
             f"the file of {method_run.name}": method_run.file_sha256[:12]
             for method_run in plan.method_runs
@@ -93,19 +93,19 @@ def program(plan: Plan) -> dict[str, str]:
     }
 
 
-def placed() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
     """What must be the same wherever a run is measured."""
     variables = {f"variable {name}": value for name, value in environment.variables().items()}
     return {"machine": machine_id(), **variables}
 
 
-def is_placed(key: str) -> bool:
-    """Whether a word of `program` is one of `placed`."""
+def is_machine_key(key: str) -> bool:
+    """Whether a word of `program` is one of `machine_facts`."""
     return key == "machine" or key.startswith("variable ")
 
 
 @cache
-def _source() -> str:
+def _source_checksum() -> str:
     """Checksum of our own code."""
     home = Path(specbench_cli.__file__).parents[1]
     files = (file for name in ("specbench_cli", "methods") for file in (home / name).rglob("*.py"))
@@ -131,7 +131,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         {
             "label": method_run.label,
             "method": method_run.name,
-            "params": shown(method_run.method.params.model_dump(mode="json")),
+            "params": redact_setting(method_run.method.params.model_dump(mode="json")),
             "source": method_run.source,
             "timing_free": method_run.method.timing_free,
             "state_scope": method_run.method.scope,
@@ -163,10 +163,10 @@ def _uses(plan: Plan, method_run: MethodRun) -> list[str]:
     return [*draft, *others, *(wanted.kind.kind for wanted in method_run.method.artifacts())]
 
 
-def public(plan: Plan) -> dict[str, Any]:
+def effective_config(plan: Plan) -> dict[str, Any]:
     """The configuration with names in place of paths."""
     return {
-        **shown(plan.config.model_dump(mode="json")),
+        **redact_setting(plan.config.model_dump(mode="json")),
         "target": plan.target.label,
         "draft": plan.draft.label if plan.draft else None,
         "grammar": None if plan.grammar is None else str(plan.grammar),

@@ -25,11 +25,11 @@ from specbench_cli.errors import (
     on_one_line,
     truncate,
 )
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.energy import EnergyMeter
 from specbench_cli.measure.memory import peak_bytes, reset_peak
-from specbench_cli.measure.method_code import limited, one_line, staffed
-from specbench_cli.measure.phases import divided
-from specbench_cli.measure.redaction import shown
+from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
+from specbench_cli.measure.phases import split_time
+from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
@@ -44,7 +44,7 @@ from specbench_cli.store.schema import (
     Verdict,
 )
 
-NO_METER = Energy((), "nobody asked")
+NO_METER = EnergyMeter((), "nobody asked")
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
@@ -118,7 +118,7 @@ class Measurement:
         previous_delay: LearningDelay | None = None,
         limit_s: float | None = None,
         load: str | None = None,
-        energy: Energy = NO_METER,
+        energy: EnergyMeter = NO_METER,
     ) -> None:
         self.method_run = method_run
         self.prompt = prompt
@@ -176,7 +176,7 @@ class Measurement:
         error = None
         gc.disable()
         try:
-            with staffed(session, transport, parallel), limited(self.limit_s):
+            with run_workers(session, transport, parallel), enforce_time_limit(self.limit_s):
                 self.energy.begin()
                 watch.begin(session)
                 made = self.method_run.method.generate(session)
@@ -189,7 +189,7 @@ class Measurement:
             return
         except BaseException as failure:  # a method's fault fails its cell, not the run
             watch.end()
-            error = one_line(failure)
+            error = describe_failure(failure)
         finally:
             gc.enable()
         joules = self.energy.end()
@@ -203,14 +203,14 @@ class Measurement:
             finish=session.finish or "error",
             steps=steps,
             trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
-            ns=divided(
+            ns=split_time(
                 harness.meter.forwards,
                 ended_ns - watch.began_ns,
                 text.first_ns - watch.began_ns,
                 self._previous_delay.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[drafted(each) for each in told],
+            drafts=[build_draft_record(each) for each in told],
             extra=extra,
             version=version if learns else None,
             error=error,
@@ -229,7 +229,7 @@ class Measurement:
         try:
             self.delay.ns = learn(self.method_run.method, session)
         except BaseException as failure:
-            output.error = one_line(failure)
+            output.error = describe_failure(failure)
         finally:
             gc.enable()
         output.peak = peak_bytes(session.device)
@@ -348,8 +348,8 @@ class Measurement:
             label=self.method_run.label,
             peer=peer,
             params=Params(
-                shown(self.method_run.passed),
-                shown(method.params.model_dump()),
+                redact_setting(self.method_run.passed),
+                redact_setting(method.params.model_dump()),
                 self.method_run.source,
             ),
             sampling="replay" if self.is_replay else self._sampling.rule,
@@ -403,7 +403,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def drafted(told: Told) -> Drafted:
+def build_draft_record(told: Told) -> Drafted:
     """Return the draft of a step, as a record keeps it."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:

@@ -34,11 +34,11 @@ from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.placement import choose_device
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import Plan, make_plan, wave
+from specbench_cli.plan.plan import Plan, make_plan, prompts_per_batch
 from specbench_cli.tasks import Question, conversation, render
 from specbench_cli.tasks.schema import Message
 
-CHANCE = 0.7
+DEFAULT_ACCEPTANCE = 0.7
 """That a draft token stands, as long as nothing is known: `LengthParams.acceptance`'s default."""
 
 
@@ -53,25 +53,25 @@ class MemoryModel:
             for role, checkpoint in plan.checkpoints.items()
         }
         self._budget = max(map(plan.budget, plan.questions))
-        self._prompts = list(_prompts(plan, self._budget))
-        self.asked = {method_run.label: _draft(method_run) for method_run in plan.method_runs}
+        self._prompt_lengths = list(_prompt_lengths(plan, self._budget))
+        self.asked = {method_run.label: _draft_size(method_run) for method_run in plan.method_runs}
 
-    def footprint(self, batch: int, most: int) -> Footprint:
+    def compute_footprint(self, batch: int, most: int) -> Footprint:
         """Of a batch whose rows draft at most so many tokens a step."""
         plan = self._plan
         methods = [
-            (_limited(method_run, min(asked, most)), min(asked, most))
+            (_limit_draft(method_run, min(asked, most)), min(asked, most))
             for method_run, asked in zip(plan.method_runs, self.asked.values(), strict=True)
         ]
-        groups = _groups(plan, batch, self._prompts)
+        groups = _batches(plan, batch, self._prompt_lengths)
         chunk, rule = plan.config.prefill_chunk, plan.config.rule
-        return footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
+        return compute_footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def tokens(self, batch: int, most: int) -> float:
         """Tokens that a step of each row is expected to bring, all rows together."""
         return batch * sum(
-            expected(
-                getattr(method_run.method.params, "acceptance", CHANCE),
+            expected_tokens(
+                getattr(method_run.method.params, "acceptance", DEFAULT_ACCEPTANCE),
                 min(self.asked[method_run.label], most),
                 tree="nodes" in type(method_run.method.params).model_fields,
             )
@@ -82,7 +82,7 @@ class MemoryModel:
         """The rows of a configuration that draft at most so many tokens."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
-            key, asked = _key(method_run.method), self.asked[method_run.label]
+            key, asked = _draft_param(method_run.method), self.asked[method_run.label]
             changed = {} if key is None or asked <= most else {key: most}
             rows.append({**row.model_dump(), "params": {**row.params, **changed}})
         return rows
@@ -102,45 +102,47 @@ def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         return config, None
     limit = nbytes(config.memory_budget)
     try:
-        room = MemoryModel(config)
-        least = room.footprint(1, 1)
+        model = MemoryModel(config)
+        least = model.compute_footprint(1, 1)
         if least.total > limit:
             raise UsageError(
                 f"--memory-budget {config.memory_budget} is impossible: batch 1 with drafts of one"
-                f" token takes {written(least)}",
+                f" token takes {format_footprint(least)}",
                 hint=f"--memory-budget {-(-least.total // 1_000_000)}MB or more, a smaller --target"
                 " or --draft, --dtype bfloat16, fewer methods, or shorter outputs"
                 " (--max-new-tokens)",
             )
-        batch, most = max(_fitting(room, config.batch, limit), key=lambda each: room.tokens(*each))
-        chosen = room.footprint(batch, most)
+        batch, most = max(
+            _fitting_settings(model, config.batch, limit), key=lambda each: model.tokens(*each)
+        )
+        chosen = model.compute_footprint(batch, most)
     except MethodFault as fault:
         raise UsageError(
             f"--memory-budget: {fault.message}", hint="leave that row out, or --memory-budget"
         ) from fault
-    rows = room.limited(most)
-    told = {
+    rows = model.limited(most)
+    facts = {
         "budget_bytes": limit,
-        "asked": {"batch": config.batch, "drafts": room.asked},
+        "asked": {"batch": config.batch, "drafts": model.asked},
         "chosen": {
             "batch": batch,
-            "drafts": {label: min(asked, most) for label, asked in room.asked.items()},
+            "drafts": {label: min(asked, most) for label, asked in model.asked.items()},
         },
         "predicted": {**asdict(chosen), "total": chosen.total},
     }
     data = {**config.model_dump(), "batch": batch, "methods": rows}
-    return RunConfig.model_validate(data), told
+    return RunConfig.model_validate(data), facts
 
 
-def written(found: Footprint) -> str:
+def format_footprint(found: Footprint) -> str:
     """A footprint, for a person."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
 
-def sentence(told: Mapping[str, Any]) -> str:
+def describe_choice(facts: Mapping[str, Any]) -> str:
     """What was chosen, for a person."""
-    asked, chosen = told["asked"], told["chosen"]
+    asked, chosen = facts["asked"], facts["chosen"]
     drafts = ", ".join(
         f"{label} {most} of {asked['drafts'][label]}"
         for label, most in chosen["drafts"].items()
@@ -149,28 +151,28 @@ def sentence(told: Mapping[str, Any]) -> str:
     words = f"batch {chosen['batch']} of {asked['batch']}" + (
         f"; drafts: {drafts}" if drafts else ""
     )
-    found = Footprint(**{k: v for k, v in told["predicted"].items() if k != "total"})
-    return f"within {_mb(told['budget_bytes'])}: {words}; predicted {written(found)}"
+    found = Footprint(**{k: v for k, v in facts["predicted"].items() if k != "total"})
+    return f"within {_mb(facts['budget_bytes'])}: {words}; predicted {format_footprint(found)}"
 
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _fitting(room: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
+def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
     """For each batch that fits, the largest first, with the longest drafts that do."""
-    longest = max(1, *room.asked.values())
+    longest = max(1, *model.asked.values())
     for batch in range(asked, 0, -1):
         low, high = 0, longest  # what takes more with each draft token is searched by halves
         while low < high:
             middle = -(-(low + high) // 2)
-            fits = room.footprint(batch, middle).total <= limit
+            fits = model.compute_footprint(batch, middle).total <= limit
             low, high = (middle, high) if fits else (low, middle - 1)
         if low:
             yield batch, low
 
 
-def _key(method: Method) -> str | None:
+def _draft_param(method: Method) -> str | None:
     """The parameter that bounds a method's draft; None for one that drafts nothing."""
     params = method.params
     if isinstance(params, LengthParams):
@@ -179,9 +181,9 @@ def _key(method: Method) -> str | None:
     return next((key for key in ("nodes", "length") if key in fields), None)
 
 
-def _draft(method_run: MethodRun) -> int:
+def _draft_size(method_run: MethodRun) -> int:
     """Most draft tokens a step. Raises MethodFault where that is chosen later."""
-    key = _key(method_run.method)
+    key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
         raise MethodFault(
@@ -190,19 +192,19 @@ def _draft(method_run: MethodRun) -> int:
     return most
 
 
-def _limited(method_run: MethodRun, most: int) -> Method:
-    key, method = _key(method_run.method), method_run.method
+def _limit_draft(method_run: MethodRun, most: int) -> Method:
+    key, method = _draft_param(method_run.method), method_run.method
     if key is None:
         return method
     return type(method)(method.params.model_copy(update={key: most}))
 
 
-def _prompts(plan: Plan, budget: int) -> Iterator[int]:
+def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
     """The longest prompt of each question: all its turns, with the longest answers in between."""
     tokenizer, label = tokenizer_of(plan.target), plan.target.label
     for question in plan.questions:
         lengths: list[int] = []
-        for turn, before in zip(question.turns, _before(question), strict=True):
+        for turn, before in zip(question.turns, _context_messages(question), strict=True):
             messages = conversation([turn], [], before)
             try:
                 ids = render(tokenizer, messages, raw=plan.config.raw, label=label)
@@ -215,15 +217,15 @@ def _prompts(plan: Plan, budget: int) -> Iterator[int]:
         yield sum(lengths) + (len(lengths) - 1) * budget
 
 
-def _before(question: Question) -> list[Sequence[Message]]:
+def _context_messages(question: Question) -> list[Sequence[Message]]:
     """What stands before each turn, but for the turns themselves."""
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
-def _groups(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
+def _batches(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
     """The prompts that are decoded together, in each turn."""
     asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
-    size = len(asked) if plan.loads else wave(batch)
+    size = len(asked) if plan.loads else prompts_per_batch(batch)
     dealt = [asked[first : first + size] for first in range(0, len(asked), size)]
     return [
         [n for turns, n in own if turns >= turn]
@@ -253,7 +255,7 @@ class ModelSizes:
     weights: int
     row: int
     scratch: int
-    moving: int
+    temporaries: int
     logits: int
     vocab: int
 
@@ -283,7 +285,7 @@ class ModelSizes:
             weights=weights,
             row=text.num_hidden_layers * kv * size,
             scratch=(2 * inner + 2 * heads * width + kv + hidden) * size,
-            moving=(halves + 3 * hidden) * size,
+            temporaries=(halves + 3 * hidden) * size,
             logits=facts.vocab_size * size,
             vocab=facts.vocab_size,
         )
@@ -307,7 +309,7 @@ class Footprint:
         return sum(asdict(self).values())
 
 
-def footprint(
+def compute_footprint(
     methods: Sequence[tuple[Method, int]],
     sizes: Mapping[str, ModelSizes],
     groups: Sequence[Sequence[int]],
@@ -346,9 +348,9 @@ def footprint(
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
     # Neighbours are prefilled together: the first ones, and others where as many end at once.
-    seats = max(method.held(batch) for method, _ in methods)
+    slots = max(method.held(batch) for method, _ in methods)
     joining = max(
-        (group[first : first + seats] for group in groups for first in range(len(group))), key=sum
+        (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
     # Buffers of short blocks are kept: of prompts, and of a step or two.
     short = sorted({n for group in groups for n in group if n <= FEW})[-MAX_SCRATCH:]
@@ -362,10 +364,13 @@ def footprint(
         noise = block * 4 * min(2, -(-budget // rows)) * batch  # of each one's last two blocks
         distributions = block * 8 * NOISE_PARTS
     long = sum(joining) if max(joining) > FEW else 0
-    prefill = sum(joining) * target.moving + long * target.scratch, len(joining) * target.logits
+    prefill = (
+        sum(joining) * target.temporaries + long * target.scratch,
+        len(joining) * target.logits,
+    )
     # A step's logits are held until the next one's are there.
-    beside = min(chunk, longest) if max(map(len, groups)) > seats else 0
-    verify = (step + beside) * target.moving, 2 * step * target.logits
+    beside = min(chunk, longest) if max(map(len, groups)) > slots else 0
+    verify = (step + beside) * target.temporaries, 2 * step * target.logits
     decide = 0, verify[1] + distributions
     activations, candidates = max(prefill, verify, decide, key=sum)
     return Footprint(
@@ -377,7 +382,7 @@ def footprint(
     )
 
 
-def expected(chance: float, nodes: int, *, tree: bool) -> float:
+def expected_tokens(chance: float, nodes: int, *, tree: bool) -> float:
     """Tokens that a step brings with so many draft tokens: the target's own and, of a chain or of
     the best tree, the sum of the chances that all up to a node stand.
 

@@ -14,7 +14,7 @@ from specbench_cli.time_limit import limit_time
 
 
 @contextmanager
-def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
+def run_workers(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
     """While entered, a method may have workers beside the target, which computes where it then
     should; afterwards they have nothing more to do, and disturb no other method."""
     with transport.placed() if parallel else nullcontext():
@@ -30,7 +30,7 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
 
 
 @contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
+def enforce_time_limit(seconds: float | None) -> Iterator[None]:
     """While entered, Python code is interrupted after so many seconds; in the main thread of a
     system that has such a timer.
 
@@ -42,7 +42,7 @@ def limited(seconds: float | None) -> Iterator[None]:
         yield
 
 
-def one_line(failure: BaseException) -> str:
+def describe_failure(failure: BaseException) -> str:
     """The failure, where it arose and what to do about it, without a path of this machine.
 
     Raises:

@@ -16,38 +16,38 @@ from specbench_cli.measure.manifest import now
 from specbench_cli.measure.probe import Probe, ProbeResult
 from specbench_cli.measure.probe_rounds import BatchDecoding, SessionDecoding
 from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
-from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
+from specbench_cli.measure.step_costs import StepCosts, measure_step_costs, step_costs_from_probe
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
-GROWN: tuple[dict[str, Any], ...] = (
+TREE_PARAMS: tuple[dict[str, Any], ...] = (
     {"depth": 2, "width": 4, "nodes": 4},
     {"depth": 5, "width": 4, "nodes": 16},
     {"depth": 5, "width": 8, "nodes": 32},
 )
-DRAFTING: dict[str, tuple[dict[str, Any], ...]] = {
+PROBED_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": (),
     "sps": ({"length": 2}, {"length": 6}),
     "sps-tree": (
         {"widths": (2, 1)},
         {"widths": (4, 1, 1, 1, 1)},
-        *({"shape": "dynamic"} | params for params in GROWN),
+        *({"shape": "dynamic"} | params for params in TREE_PARAMS),
     ),
-    "eagle2": GROWN,
-    "eagle3": GROWN,
+    "eagle2": TREE_PARAMS,
+    "eagle3": TREE_PARAMS,
     "mtp": ({"length": 1}, {"length": 4}),
 }
 """Parameters of the sessions that tell what drafting costs the host; of others, those given."""
 
-TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
+BATCH_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": ({},),
     "pld": ({},),
     "eqspec": ({"length": 2}, {"length": 6}),
 }
 """What decodes batches that are probed, as far as there is a draft model for it."""
 
-TEXTS = 24
+MAX_PROMPTS = 24
 """Questions of a run that a probe between its prompts decodes to time the host's work."""
 
 
@@ -65,8 +65,8 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     if held:
         costs = StepCosts.model_validate(held)
     else:
-        kept = None if by_load else _kept(plan, bench, run_dir.manifest["machine"])
-        costs = kept or quick(
+        kept = None if by_load else _load_cached(plan, bench, run_dir.manifest["machine"])
+        costs = kept or measure_step_costs(
             bench.workspace,
             MeasurementWindows(NoiseMeter(), allow_noise=True),
             bench.context,
@@ -77,7 +77,7 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     bench.workspace.costs = cache(costs)
 
 
-def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
+def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
     """Those of a kept probe that a run of now can go by."""
     facts = bench.models() | bench.drafting_heads()
     models = {name: each["sha256"] for name, each in facts.items()}
@@ -86,7 +86,7 @@ def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | N
     if found is None or found.quietness.noisy:
         return None
     then = found.version, found.machine.get("versions")
-    return of_kept(found) if then == (__version__, machine["versions"]) else None
+    return step_costs_from_probe(found) if then == (__version__, machine["versions"]) else None
 
 
 def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
@@ -95,11 +95,11 @@ def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
         " ".join((method_run.label, *settings(params))): registry.build(
             method_run.name, {**method_run.passed, **params}
         ).generate
-        for params in DRAFTING.get(method_run.name, ({},))
+        for params in PROBED_PARAMS.get(method_run.name, ({},))
     }
 
 
-def sizes(most: int | None) -> tuple[int, ...]:
+def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
     """The batches that are probed: 1, 2, 4 and so on, up to the most."""
     if most is None:
         return ()
@@ -111,26 +111,26 @@ def together(drafted: bool) -> dict[str, BatchDecoding]:
     """What decodes batches, by name."""
     return {
         " ".join((name, *settings(params))): registry.build(name, params).generate_batch
-        for name, each in TOGETHER.items()
+        for name, each in BATCH_PARAMS.items()
         for params in each
         if drafted or "draft" not in registry.ours()[name].needs
     }
 
 
-def costs_of(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
+def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
     """What a probe found, with whose it is."""
     return Costs(
         version=__version__,
         created_utc=now(),
         machine=machine,
-        models=models_of(bench),
+        models=probed_models(bench),
         setup=CostSetup(dtype=plan.config.dtype, **bench.resolved()),
         seed=plan.config.seed,
         **vars(found),
     )
 
 
-def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
+def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
     """Of each model that is probed what tells it from others."""
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
@@ -160,16 +160,16 @@ class InterleavedProbe:
             and not method_run.method.peer
             and method_run.method.workers == 1
         ]
-        asked = plan.config
+        config = plan.config
         self._probe = Probe(
             bench.workspace,
-            MeasurementWindows(NoiseMeter(), allow_noise=asked.allow_noise),
+            MeasurementWindows(NoiseMeter(), allow_noise=config.allow_noise),
             {name: each for method_run in own for name, each in sessions(method_run).items()},
             positions=bench.context,
-            prompts=[bench.prompt(question, ()) for question in plan.questions[:TEXTS]],
-            batches=sizes(asked.batch if asked.batch > 1 else None),
+            prompts=[bench.prompt(question, ()) for question in plan.questions[:MAX_PROMPTS]],
+            batches=probed_batch_sizes(config.batch if config.batch > 1 else None),
             together=together("draft" in bench.workspace.decoders),
-            seed=asked.seed,
+            seed=config.seed,
         )
         self.done = 0
 
@@ -187,4 +187,4 @@ class InterleavedProbe:
         found = self._probe.result() if self.done else None
         if found is None or found.too_noisy:
             return None
-        return costs_of(found, self._bench, self._plan, fingerprint())
+        return make_costs(found, self._bench, self._plan, fingerprint())

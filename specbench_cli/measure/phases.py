@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from specbench_cli.engine.types import Forward
 from specbench_cli.store.schema import Ns
 
-Span = tuple[int, int]
+Interval = tuple[int, int]
 
 
-def divided(
+def split_time(
     forwards: Sequence[Forward],
     total: int,
     prefill: int,
     learn: int | None = None,
     *,
-    since: int | None = None,
+    decode_start: int | None = None,
 ) -> Ns:
     """The times of a decoding, with what learning delayed it by. What prompts had of forwards
     beside others' rows is added to `prefill`, a row as long as another.
@@ -32,23 +32,23 @@ def divided(
         learn: nanoseconds, added to the total; None where nothing is learnt.
         since: when decoding begins, if not after `prefill`: several prompts join one by one.
     """
-    since = prefill if since is None else since
-    prefill += (beside := _beside(forwards))
+    decode_start = prefill if decode_start is None else decode_start
+    prefill += (prompt_time := _prompt_time(forwards))
     decode, total, end = total - prefill, total + (learn or 0), total
     if all(forward.worker == 0 for forward in forwards):
-        decoding = [f for f in forwards if f.t0_ns >= since]
+        decoding = [f for f in forwards if f.t0_ns >= decode_start]
         verify = sum(f.t1_ns - f.t0_ns for f in decoding if f.role == "verify")
-        verify -= beside
+        verify -= prompt_time
         draft = sum(f.t1_ns - f.t0_ns for f in decoding if f.role in ("draft", "aux"))
         return Ns(total, prefill, decode, draft, verify, decode - draft - verify, learn)
     spans = [(f.role, max(f.t0_ns, prefill), min(f.t1_ns, end)) for f in forwards]
-    verifying = covered((t0, t1) for role, t0, t1 in spans if role == "verify")
-    drafting = covered((t0, t1) for role, t0, t1 in spans if role != "verify")
-    either = covered((t0, t1) for _, t0, t1 in spans)
+    verifying = union_length((t0, t1) for role, t0, t1 in spans if role == "verify")
+    drafting = union_length((t0, t1) for role, t0, t1 in spans if role != "verify")
+    either = union_length((t0, t1) for _, t0, t1 in spans)
     return Ns(total, prefill, decode, drafting, verifying, decode - either, learn)
 
 
-def _beside(forwards: Sequence[Forward]) -> int:
+def _prompt_time(forwards: Sequence[Forward]) -> int:
     """Nanoseconds that prompts had of forwards beside others' rows."""
     return sum(
         (f.t1_ns - f.t0_ns)
@@ -59,7 +59,7 @@ def _beside(forwards: Sequence[Forward]) -> int:
     )
 
 
-def covered(spans: Iterable[Span]) -> int:
+def union_length(spans: Iterable[Interval]) -> int:
     """Length of the union of intervals; those that end before they begin hold nothing."""
     length, end = 0, 0
     for t0, t1 in sorted(span for span in spans if span[0] < span[1]):

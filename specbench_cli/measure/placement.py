@@ -17,7 +17,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
 
 TIMEOUT_S = 30.0
-TIMEOUT = "SPECBENCH_WORKER_TIMEOUT"
+TIMEOUT_VARIABLE = "SPECBENCH_WORKER_TIMEOUT"
 """Seconds after which a worker that does not answer counts as lost, and the variable that says
 otherwise."""
 
@@ -33,11 +33,11 @@ class Placement:
 
     device: torch.device
     transport: Transport
-    words: Mapping[str, str]
-    apart: bool
+    device_names: Mapping[str, str]
+    separate_draft: bool
 
 
-def check_places(plan: Plan) -> None:
+def check_placement(plan: Plan) -> None:
     """Raise EnvironmentFault if this machine has not what the configuration asks for."""
     home = choose_device(plan.config.home)
     check_threads(plan.config.threads)
@@ -48,10 +48,10 @@ def check_places(plan: Plan) -> None:
 def check_threads(asked: int | None) -> None:
     """Raise EnvironmentFault if more threads are asked for than this machine has processors: those
     wait for each other, and OpenMP ends the program where it cannot have them."""
-    here = os.cpu_count() or 1
-    if asked is not None and asked > here:
+    n_cpus = os.cpu_count() or 1
+    if asked is not None and asked > n_cpus:
         raise EnvironmentFault(
-            f"--threads {asked}: this machine's processors are {here}", hint=f"--threads {here}"
+            f"--threads {asked}: this machine's processors are {n_cpus}", hint=f"--threads {n_cpus}"
         )
 
 
@@ -64,14 +64,14 @@ def placement(plan: Plan, home: torch.device) -> Placement:
     """
     asked = plan.config.devices
     if home.type == "cpu":
-        return _on_cores(asked)
+        return _place_on_cores(asked)
     name = asked["draft"] if asked else str(home)
     device = choose_device(name)
     target, draft = (f"cuda:{each.index or 0}" for each in (home, device))
-    words = {"target": target, "draft": draft}
+    device_names = {"target": target, "draft": draft}
     if target == draft:
-        return Placement(device, Threads(timeout=_timeout()), words, apart=False)
-    return Placement(device, Processes(timeout=_timeout()), words, apart=True)
+        return Placement(device, Threads(timeout=_timeout()), device_names, separate_draft=False)
+    return Placement(device, Processes(timeout=_timeout()), device_names, separate_draft=True)
 
 
 def choose_device(name: str) -> torch.device:
@@ -88,9 +88,9 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _on_cores(asked: Mapping[str, str] | None) -> Placement:
-    named = {role: cores_of(place) for role, place in (asked or {}).items()}
-    places = {role: Place(cores) for role, cores in named.items()}
+def _place_on_cores(asked: Mapping[str, str] | None) -> Placement:
+    cores_by_role = {role: cores_of(place) for role, place in (asked or {}).items()}
+    places = {role: Place(cores) for role, cores in cores_by_role.items()}
     default = dict(zip(ROLES, halves(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
@@ -104,12 +104,14 @@ def _on_cores(asked: Mapping[str, str] | None) -> Placement:
     if not any(place.cores for place in places.values()):
         places = default
     transport = Processes(places["target"], places["draft"], timeout=_timeout())
-    words = {role: written(place.cores) if place.cores else "cpu" for role, place in places.items()}
-    return Placement(torch.device("cpu"), transport, words, apart=True)
+    device_names = {
+        role: written(place.cores) if place.cores else "cpu" for role, place in places.items()
+    }
+    return Placement(torch.device("cpu"), transport, device_names, separate_draft=True)
 
 
 def _timeout() -> float:
-    text = os.environ.get(TIMEOUT)
+    text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
         return TIMEOUT_S
     try:
@@ -118,6 +120,7 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(
-            f"the variable {TIMEOUT} must be a number of seconds, got {text!r}", f"unset {TIMEOUT}"
+            f"the variable {TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}",
+            f"unset {TIMEOUT_VARIABLE}",
         )
     return seconds

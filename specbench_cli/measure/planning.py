@@ -12,7 +12,7 @@ from typing import Any
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.plan import tune
-from specbench_cli.plan.controls import controlled
+from specbench_cli.plan.controls import add_controls
 from specbench_cli.plan.plan import Plan, fitting, make_plan
 from specbench_cli.plan.tune import Tuning
 
@@ -40,7 +40,7 @@ def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """
     _check_plugins(config)
     config, left_out = fitting(config, fetch=fetch)
-    config = controlled(config)
+    config = add_controls(config)
     memory = None
     if config.memory_budget is not None:
         from specbench_cli.measure.memory_budget import within
@@ -86,7 +86,7 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
             "development": len(tuning.development),
             "held_out": len(plan.questions),
             "candidates": {row: len(method_runs) for row, method_runs in tuning.rows.items()},
-            "cells": tune.rehearsal(plan, tuning).cells,
+            "cells": tune.tuning_plan(plan, tuning).n_outputs,
         },
     }
 

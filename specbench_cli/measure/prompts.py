@@ -40,7 +40,9 @@ class PromptBuilder:
     ) -> None:
         self._plan, self._bench, self._run_dir = plan, bench, run_dir
         self._answers, self._sampling = answers, sampling
-        self._bounds = any(method_run.method.upper_bound for method_run in plan.method_runs)
+        self._has_upper_bound = any(
+            method_run.method.upper_bound for method_run in plan.method_runs
+        )
 
     def build(
         self, question: Question, turn: int, answers: Sequence[Sequence[int]]
@@ -80,7 +82,7 @@ class PromptBuilder:
         replays = self._plan.config.verify == REPLAY
         return KnownOutput(
             self._vanilla(request, number) if replays else None,
-            self._vanilla(request, number) if self._bounds else None,
+            self._vanilla(request, number) if self._has_upper_bound else None,
         )
 
     def _vanilla(self, request: Request, number: int) -> list[int]:

@@ -119,27 +119,27 @@ class MeasurementWindows:
         self._allow_noise = allow_noise
         self._before_window = before_window
         self._on_window = on_window
-        self._cells: list[Measurable] = []
+        self._measurables: list[Measurable] = []
 
-    def run(self, cell: Measurable) -> None:
+    def run(self, measurable: Measurable) -> None:
         """Measure a cell inside the current window; settles the window once it is full."""
-        if not self._cells:
+        if not self._measurables:
             if self._before_window is not None:
                 self._before_window()
             self._meter.open()
-        cell.measure()
-        self._cells.append(cell)
+        measurable.measure()
+        self._measurables.append(measurable)
         if self._meter.full():
             self.close()
 
     @property
     def open(self) -> bool:
         """Whether cells wait for their window's end."""
-        return bool(self._cells)
+        return bool(self._measurables)
 
     def close(self) -> None:
         """End the window, measuring its cells again while it was too noisy, and tell them."""
-        if not self._cells:
+        if not self._measurables:
             return
         share = self._meter.close()
         for again in range(RETRIES):
@@ -147,13 +147,13 @@ class MeasurementWindows:
                 break
             self._report(share, f"repeat {again + 2} of {RETRIES + 1}")
             self._meter.open()
-            for cell in self._cells:
-                cell.measure()
+            for measurable in self._measurables:
+                measurable.measure()
             share = self._meter.close()
         self._report(share, "times kept" if self._allow_noise else TIMES_VOID)
-        for cell in self._cells:
-            cell.finish(share, is_noisy(share) and not self._allow_noise)
-        self._cells = []
+        for measurable in self._measurables:
+            measurable.finish(share, is_noisy(share) and not self._allow_noise)
+        self._measurables = []
 
     def _report(self, share: float | None, if_noisy: str) -> None:
         """Say how quiet a window was, and what becomes of it if it was not."""

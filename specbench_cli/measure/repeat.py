@@ -21,7 +21,7 @@ from specbench_cli.measure.dropped_methods import DroppedMethods
 from specbench_cli.measure.isolation.plugin_methods import PluginMeasurements, PluginMethods
 from specbench_cli.measure.machine_lock import MachineLock
 from specbench_cli.measure.measurement import DecodedOutput, LearningDelay, Measurement
-from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.method_code import describe_failure
 from specbench_cli.measure.method_costs import InterleavedProbe
 from specbench_cli.measure.prompts import KnownOutput, PromptBuilder
 from specbench_cli.measure.quiet import Measurable, MeasurementWindows, NoiseMeter
@@ -34,11 +34,11 @@ from specbench_cli.measure.record_builder import (
     select_draft_samples,
     tolerance_texts,
 )
-from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
+from specbench_cli.measure.repeat_progress import RepeatProgress, Schedule
 from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import Plan, wave
+from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
@@ -85,7 +85,7 @@ class Repeat:
         between: InterleavedProbe | None = None,
     ) -> None:
         self._plan = plan
-        self._between = between
+        self._interleaved_probe = between
         self._progress = RepeatProgress(plan, view, between, part)
         self._dropped = DroppedMethods(run_dir, view, self._progress.drop)
         self._bench = bench
@@ -100,23 +100,23 @@ class Repeat:
             texts=lambda: tolerance_texts(plan, bench),
             decoder=bench.workspace.decoders["target"],
         )
-        self._turns = turns
+        self._machine_lock = turns
         self._windows = MeasurementWindows(
-            NoiseMeter(self._working_for_it),
+            NoiseMeter(self._helper_processes),
             allow_noise=config.allow_noise,
-            before_window=None if turns is None else self._pass_on,
+            before_window=None if turns is None else self._pass_lock_on,
             on_window=view.window,
         )
         self._pending: deque[PromptMeasurements] = deque()
-        self._pictured = select_draft_samples(plan.questions)
+        self._draft_samples = select_draft_samples(plan.questions)
         self._prompts = PromptBuilder(plan, bench, run_dir, answers, self._sampling)
         self._judging = RecordBuilder(
-            self.judge, plan, self._sampling, bench.tokenizer, self._pictured
+            self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
         )
-        self._opening: dict[str, list[Measurement]] = {}
+        self._first_outputs: dict[str, list[Measurement]] = {}
         self._delays: dict[str, LearningDelay] = {}  # of each row's next cell
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
-        self._alone = self._warm = self._judged = False
+        self._has_no_partner = self._warm = self._judged = False
 
     @property
     def left_out(self) -> Mapping[str, WorkerLost]:
@@ -125,61 +125,61 @@ class Repeat:
 
     def run(self, number: int) -> None:
         """Measure the missing outputs of repeat `number` (from 1), one of `Plan.passes`."""
-        visits = [] if self.is_over() else self._missing(number)
-        if not visits:
+        schedule = [] if self.is_over() else self._missing(number)
+        if not schedule:
             return
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         self._delays.clear()
-        self._opening.clear()
+        self._first_outputs.clear()
         self._view.stage(f"warming up {len(self._plan.method_runs)} rows")
-        self._warm_up(visits[0][0], number, memory)
+        self._warm_up(schedule[0][0], number, memory)
         # What is loaded by now is no garbage: the collection before each output need not go through
         # all of torch, which takes longer than many an output.
         gc.freeze()
         try:
-            self._measure(visits, number, memory)
+            self._measure(schedule, number, memory)
         finally:
             gc.unfreeze()
 
-    def _missing(self, number: int) -> Visits:
+    def _missing(self, number: int) -> Schedule:
         """Return the questions with missing outputs, or all if a method must start over."""
-        every = list(self._plan.visits(number))
-        visits = [visit for visit in every if self._answers.lack(*visit, number)]
+        every = list(self._plan.schedule(number))
+        schedule = [visit for visit in every if self._answers.lack(*visit, number)]
         again = any(
-            self._whole(method_run) and self._answers.lack(question, (method_run,), number)
-            for question, method_runs in visits
+            self._must_restart(method_run) and self._answers.lack(question, (method_run,), number)
+            for question, method_runs in schedule
             for method_run in method_runs
         )
-        return every if again else visits
+        return every if again else schedule
 
-    def _measure(self, visits: Visits, number: int, memory: Mapping[str, Memory]) -> None:
-        """Measure the questions in order, then decode the first one again (`look_back`)."""
-        size = len(visits) if self._plan.loads else wave(self._plan.config.batch)
-        back = visits[0][0] if len(visits) > size else None
-        loads_judge = self._compares and "transformers.modeling_utils" not in sys.modules
+    def _measure(self, schedule: Schedule, number: int, memory: Mapping[str, Memory]) -> None:
+        """Measure the questions in order, then decode the first one again (`check_leaks`)."""
+        size = len(schedule) if self._plan.loads else prompts_per_batch(self._plan.config.batch)
+        repeated_question = schedule[0][0] if len(schedule) > size else None
+        loads_judge = self._compares_tokens and "transformers.modeling_utils" not in sys.modules
         progress = self._progress
-        progress.begin(number, visits, self._answers, back, loads_judge=loads_judge)
+        progress.begin(number, schedule, self._answers, repeated_question, loads_judge=loads_judge)
         begun, limit = monotonic(), self._plan.config.stop_after
-        for first in range(0, len(visits), size):
+        for first in range(0, len(schedule), size):
             done = f"{progress.measured} of {progress.prompts} prompts"
             if limit is not None and first and monotonic() - begun > limit:
                 self._view.note(f"--stop-after {limit:g}: {done}")
                 break
-            together = visits[first : first + size]
+            together = schedule[first : first + size]
             questions = [question for question, _ in together]
-            self._converse(questions, together[0][1], number, memory)
+            self._measure_conversations(questions, together[0][1], number, memory)
             progress.measured += len(together)
-            self._probe((first + len(together)) / len(visits))
+            self._probe((first + len(together)) / len(schedule))
             progress.report()
             if self.is_over():
                 done = f"{progress.measured} of {progress.prompts} prompts"
                 self._view.note(f"only vanilla is left: the run ends after {done}")
                 break
         self._windows.close()
-        self._write()
-        if back is not None and not self.is_over():
+        self._store()
+        if repeated_question is not None and not self.is_over():
             self._view.stage("decoding the first prompt once more")
-            self.look_back()
+            self.check_leaks()
 
     def is_over(self) -> bool:
         """Return True if vanilla is the only method left to measure."""
@@ -190,44 +190,46 @@ class Repeat:
 
         No method may learn from prompt to prompt.
         """
-        visits = [visit for visit in self._plan.visits(number) if visit[0].prompt_id in names]
+        schedule = [visit for visit in self._plan.schedule(number) if visit[0].prompt_id in names]
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         if not self._warm:
-            self._warm_up(visits[0][0], number, memory)
+            self._warm_up(schedule[0][0], number, memory)
             gc.freeze()
             self._warm = True
-        self._converse([question for question, _ in visits], visits[0][1], number, memory)
+        self._measure_conversations(
+            [question for question, _ in schedule], schedule[0][1], number, memory
+        )
         self._windows.close()
-        self._write()
+        self._store()
 
     def _probe(self, share: float) -> None:
         """Measure the rounds of the probe that are due when such a share of the prompts is done."""
-        if self._between is None:
+        if self._interleaved_probe is None:
             return
-        for _ in range(self._between.due(share)):
+        for _ in range(self._interleaved_probe.due(share)):
             self._windows.close()
             with self._progress.probing():
-                self._between.round()
+                self._interleaved_probe.round()
 
-    def look_back(self) -> None:
+    def check_leaks(self) -> None:
         """Decode the first prompt again, untimed, and note the methods whose output changed.
 
         Only methods with `MethodRun.is_reproducible` are checked.
         """
         leaks: dict[str, str] = {}
-        for label, cells in self._opening.items():
-            before = [cell.output for cell in cells]
+        for label, measurements in self._first_outputs.items():
+            before = [cell.output for cell in measurements]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
-            self._measurable(cells[0].method_run, cells).measure()
-            for cell, was in zip(cells, before, strict=True):
+            self._measurable(measurements[0].method_run, measurements).measure()
+            for cell, was in zip(measurements, before, strict=True):
                 assert was is not None
                 if cell.lost is None and not cell.matches(was):
                     leaks[label] = cell.prompt.prompt_id
         if leaks:
             self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
 
-    def _converse(
+    def _measure_conversations(
         self,
         questions: Sequence[Question],
         method_runs: Sequence[MethodRun],
@@ -246,14 +248,14 @@ class Repeat:
             ]
         ):
             asked = [self._prompts.build(each, turn, answers[each.prompt_id]) for each in live]
-            able: list[tuple[Question, Prompt]] = []
+            decodable: list[tuple[Question, Prompt]] = []
             for question, (prompt, fault) in zip(live, asked, strict=True):
                 if fault is None:
-                    able.append((question, prompt))
+                    decodable.append((question, prompt))
                 else:
-                    self._refuse(question, prompt, fault, method_runs, number)
-            found = self._visit(able, method_runs, number, memory) if able else []
-            for (question, _), answer in zip(able, found, strict=True):
+                    self._record_prompt_error(question, prompt, fault, method_runs, number)
+            found = self._measure_batch(decodable, method_runs, number, memory) if decodable else []
+            for (question, _), answer in zip(decodable, found, strict=True):
                 if answer is not None:
                     answers[question.prompt_id].append(answer)
             turn += 1
@@ -268,7 +270,7 @@ class Repeat:
             None if there is no near-tie to explain, or outputs are not compared token by token.
         """
         if needed is None:
-            needed = self._compares and has_near_tie(self._run_dir.records())
+            needed = self._compares_tokens and has_near_tie(self._run_dir.records())
         if not needed:
             return None
         self._view.stage("looking for near-ties")
@@ -277,22 +279,22 @@ class Repeat:
         )
 
     @property
-    def _compares(self) -> bool:
+    def _compares_tokens(self) -> bool:
         """Whether outputs are compared token by token."""
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
-    def _working_for_it(self) -> set[int]:
+    def _helper_processes(self) -> set[int]:
         """Processes of other programs that decode for rows of the run."""
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
         }
 
-    def _whole(self, method_run: MethodRun) -> bool:
+    def _must_restart(self, method_run: MethodRun) -> bool:
         """Whether a row that lacks some cells is decoded from its beginning: what was decoded
         before an interruption is learnt once more, or meets those that are missing under load."""
         return method_run.learns_from_prompts or bool(self._plan.loads)
 
-    def _refuse(
+    def _record_prompt_error(
         self,
         question: Question,
         prompt: Prompt,
@@ -325,9 +327,9 @@ class Repeat:
         if group.measurements:
             self._view.note(f"{fault.message}; the run continues without this turn")
             self._pending.append(group)
-            self._write()
+            self._store()
 
-    def _visit(
+    def _measure_batch(
         self,
         asked: Sequence[tuple[Question, Prompt]],
         method_runs: Sequence[MethodRun],
@@ -355,7 +357,7 @@ class Repeat:
             for turn in turns
         ]
         self._pending.extend(groups)
-        self._write()
+        self._store()
         return [group.reference for group in groups]
 
     def _measure_method(
@@ -363,14 +365,16 @@ class Repeat:
     ) -> None:
         """Measure the missing outputs of one method on a batch of prompts."""
         done = [turn.key(method_run, number) in self._answers.done for turn in turns]
-        whole = method_run.learns_from_prompts or (self._whole(method_run) and not all(done))
+        whole = method_run.learns_from_prompts or (self._must_restart(method_run) and not all(done))
         due = [
             (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
         ]
         if not due:
             return
-        cells = [self._cell(method_run, turn, number, memory) for turn, _ in due]
-        measurable = self._measurable(method_run, cells)
+        measurements = [
+            self._create_measurement(method_run, turn, number, memory) for turn, _ in due
+        ]
+        measurable = self._measurable(method_run, measurements)
         with self._progress.spent(method_run, [turn.question for turn, _ in due]):
             if any(new for _, new in due):
                 self._windows.run(measurable)
@@ -378,18 +382,18 @@ class Repeat:
                 measurable.measure()
         if not self._windows.open:
             self._progress.report_if_due()
-        self._dropped.count_failures(method_run, cells)
+        self._dropped.count_failures(method_run, measurements)
         if method_run.is_reproducible:
-            self._opening.setdefault(method_run.label, cells)
-        lost = next((each.lost for each in cells if each.lost is not None), None)
+            self._first_outputs.setdefault(method_run.label, measurements)
+        lost = next((each.lost for each in measurements if each.lost is not None), None)
         if lost is not None:
             self._dropped.leave_out(method_run, number, lost)
             return
-        for cell, (turn, new) in zip(cells, due, strict=True):
+        for cell, (turn, new) in zip(measurements, due, strict=True):
             if new:
                 turn.measurements.append(cell)
 
-    def _cell(
+    def _create_measurement(
         self, method_run: MethodRun, turn: _MeasuredPrompt, number: int, memory: Memory
     ) -> Measurement:
         cell = Measurement(
@@ -402,7 +406,7 @@ class Repeat:
             memory,
             None if method_run.method.peer else turn.known.recording,
             turn.known.reference if method_run.method.upper_bound else None,
-            keeps_drafts=number == 1 and turn.question.prompt_id in self._pictured,
+            keeps_drafts=number == 1 and turn.question.prompt_id in self._draft_samples,
             previous_delay=self._delays.get(method_run.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
@@ -412,14 +416,14 @@ class Repeat:
         return cell
 
     def _reference(
-        self, prompt: Prompt, number: int, cells: Sequence[Measurement]
+        self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
     ) -> list[int] | None:
-        for cell in cells:
+        for cell in measurements:
             if cell.method_run.label == BASELINE and cell.output and cell.output.error is None:
                 return cell.output.output_ids
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
-    def _write(self) -> None:
+    def _store(self) -> None:
         """Judge and keep the groups whose windows are settled, in order."""
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
@@ -437,23 +441,23 @@ class Repeat:
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record.key, record.output_ids)
-                self._view.cell(record)
+                self._view.show_record(record)
 
-    def _measurable(self, method_run: MethodRun, cells: Sequence[Measurement]) -> Measurable:
+    def _measurable(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
-        arrivals = self._plan.loads[load][: len(cells)] if load else ()
+        arrivals = self._plan.loads[load][: len(measurements)] if load else ()
         if method_run.label in self._plugins.labels:
-            return PluginMeasurements(self._plugins, cells, size, chunk, arrivals)
-        return make_measurable(cells, size, chunk, arrivals)
+            return PluginMeasurements(self._plugins, measurements, size, chunk, arrivals)
+        return make_measurable(measurements, size, chunk, arrivals)
 
-    def _pass_on(self) -> None:
+    def _pass_lock_on(self) -> None:
         """Let another run measure a window; say so once where there is none."""
-        assert self._turns is not None
-        self._write()  # while nobody measures
-        if not self._turns.pass_on() and not self._alone:
-            self._alone = True
+        assert self._machine_lock is not None
+        self._store()  # while nobody measures
+        if not self._machine_lock.pass_on() and not self._has_no_partner:
+            self._has_no_partner = True
             self._run_dir.update(alone=True)  # later passes do not wait for a partner again
             self._view.note("no other run takes turns with this one: it goes on alone")
 
@@ -478,11 +482,13 @@ class Repeat:
             except WorkerLost as lost:
                 dropped.leave_out(method_run, number, lost)
             except BaseException as fault:
-                failures[method_run.label] = one_line(fault)
+                failures[method_run.label] = describe_failure(fault)
         for label, failure in failures.items():
             if failure is not None:
                 self._view.note(f"{label} failed while warming up: {failure}")
-        dropped.cold = {label for label, failure in failures.items() if failure is not None}
+        dropped.failed_warm_up = {
+            label for label, failure in failures.items() if failure is not None
+        }
         self._bench.peak("warming up")
         for kept in memory.values():
             kept.restore(fresh)

@@ -40,8 +40,8 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or broken(ours, manifest):
         return ExitCode.BAD_ANSWER
-    lacking = manifest.get("left_out") or lacks_comparison(records, manifest)
-    return ExitCode.ENVIRONMENT if has_noisy_method(records) or lacking else ExitCode.OK
+    incomplete = manifest.get("left_out") or lacks_comparison(records, manifest)
+    return ExitCode.ENVIRONMENT if has_noisy_method(records) or incomplete else ExitCode.OK
 
 
 def lacks_comparison(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:

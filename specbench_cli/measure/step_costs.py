@@ -26,16 +26,16 @@ from specbench_cli.measure.probe_rounds import ProbeGrid
 from specbench_cli.measure.quiet import MeasurementWindows
 from specbench_cli.measure.step_timing import StepSample
 
-MIDDLING = 256
+PROBE_CONTEXT = 256
 """Rows before the forwards, or as many as the models have room for."""
 
 ROUNDS, SECONDS = 32, 2.0
 """Of a quick probe: so many rounds at most, in about that time."""
 
-LEAST = 3
+MIN_ROUNDS = 3
 """Rounds, however long they take."""
 
-STEADY, STEPS_SECONDS = 6, 6.0
+STEP_MIN_ROUNDS, STEPS_SECONDS = 6, 6.0
 """Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
 and one length's gain over another is less."""
 
@@ -113,7 +113,7 @@ class StepCosts(BaseModel):
             tree = model == "target"
             lines = curve.trees_by_context if tree else curve.by_context
             sizes = sorted({int(n) for _, line in lines for n, _ in line})
-            ns = _rising([curve.ns(n, context, tree=tree) for n in sizes])
+            ns = _smooth_increasing([curve.ns(n, context, tree=tree) for n in sizes])
             times[model] = dict(zip(sizes, ns, strict=True))
         unit = times["target"][1]
         return cls(
@@ -161,7 +161,7 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     }
 
 
-def _rising(times: Sequence[float]) -> list[float]:
+def _smooth_increasing(times: Sequence[float]) -> list[float]:
     """Times that do not fall with work: halfway between the largest so far and the least to come,
     so that a single odd one moves its neighbours little."""
     largest = accumulate(times, max)
@@ -169,18 +169,18 @@ def _rising(times: Sequence[float]) -> list[float]:
     return [(low + high) / 2 for low, high in zip(least, largest, strict=True)]
 
 
-def of_kept(costs: Costs) -> StepCosts:
+def step_costs_from_probe(costs: Costs) -> StepCosts:
     """What a kept probe says."""
     longest = costs.curves["target"].by_context[-1][0]
     return StepCosts.of(
         costs.curves,
-        min(MIDDLING, longest),
+        min(PROBE_CONTEXT, longest),
         source=f"the probe of {costs.created_utc}",
         noisy=costs.quietness.noisy,
     )
 
 
-def quick(
+def measure_step_costs(
     workspace: Workspace,
     windows: MeasurementWindows,
     positions: int,
@@ -201,7 +201,7 @@ def quick(
         UsageError: the models' context is too short.
     """
     grid = ProbeGrid(contexts=(1,), chains=(1,), lone=())
-    context = min(MIDDLING, positions - grid.spare)
+    context = min(PROBE_CONTEXT, positions - grid.spare)
     if context < 1:
         raise UsageError(
             f"what forwards cost cannot be measured on models with {positions} positions: it takes"
@@ -211,7 +211,7 @@ def quick(
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
     grid = ProbeGrid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
     series = ProbeSeries(workspace, windows, {}, grid, seed=0, sampling=sampling)
-    least, seconds = (STEADY, STEPS_SECONDS) if most else (LEAST, SECONDS)
+    least, seconds = (STEP_MIN_ROUNDS, STEPS_SECONDS) if most else (MIN_ROUNDS, SECONDS)
     for _ in range(max(least, min(ROUNDS, int(seconds / series.warm_up_s)))):
         series.measure_round()
     found = series.quiet_samples()

@@ -23,10 +23,10 @@ class StoredOutputs:
     @classmethod
     def read(cls, run_dir: RunDir) -> StoredOutputs:
         """Read a run's folder."""
-        found = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
+        outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
         for key, ids in run_dir.answered().items():
-            found.add(key, ids)
-        return found
+            outputs.add(key, ids)
+        return outputs
 
     def add(self, key: Key, output_ids: list[int] | None) -> None:
         """Take note of a record."""

@@ -43,7 +43,7 @@ class RunView(Protocol):
         """A window was timed: other processes' share of the machine, and the same in words with
         what follows from it."""
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """A record was written."""
 
     def handed_over(self) -> None:

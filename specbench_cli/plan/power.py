@@ -20,7 +20,7 @@ ASSUMED = "assumed"
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
-def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
+def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     """The smallest ratio between the speeds of two rows that would be found.
 
     Returns:
@@ -28,7 +28,7 @@ def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
         questions of the log ratio of two rows' times), spread_from (a run of the same target, or
         "assumed").
     """
-    spread, origin = _seen(plan.target.label, runs) or (SPREAD, ASSUMED)
+    spread, origin = _measured_spread(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}
     families = {question.family for question in plan.questions}
     ranked = [method_run for method_run in plan.method_runs if not method_run.declared.upper_bound]
@@ -43,7 +43,7 @@ def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     }
 
 
-def _seen(target: str, runs: Path) -> tuple[float, str] | None:
+def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
     """The spread of the newest finished run of a target, with the run's name."""
     for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names begin with the time
         try:

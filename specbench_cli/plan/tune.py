@@ -102,7 +102,7 @@ def _rank(seed: int, cluster: tuple[str, str]) -> bytes:
     return hashlib.sha256("\n".join([f"tune {seed}", *cluster]).encode()).digest()
 
 
-def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
+def tuning_plan(plan: Plan, tuning: Tuning) -> Plan:
     """The tuning as a plan: every candidate on every development question, once."""
     return replace(
         plan,

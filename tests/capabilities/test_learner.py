@@ -31,7 +31,7 @@ class View:
     def __init__(self, last=None):
         self.last, self.cells = last, 0
 
-    def cell(self, record):
+    def show_record(self, record):
         self.cells += 1
         if self.cells == self.last:
             raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_records_hold_the_version_and_what_learning_took(whole):
 def test_an_interrupted_run_is_resumed_to_what_it_would_have_been(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path / "cut", LEARNING, last=7)
-    plan, run_dir = execute.reopen(tmp_path / "cut" / "run", View())
+    plan, run_dir = execute.resume_run(tmp_path / "cut" / "run", View())
     assert 7 <= len(list(run_dir.records())) < 2 * ROUNDS * len(QUESTIONS)
     assert counted(of(finished(plan, run_dir, View()), "learning")) == counted(
         of(whole, "learning")

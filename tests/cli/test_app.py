@@ -169,7 +169,7 @@ def test_help_of_each_command_has_panels_and_every_default_on_80_columns(
 
 
 def test_only_the_command_that_is_named_is_built():
-    asked = app._asked(["train", "draft", "--help"])
+    asked = app._make_order(["train", "draft", "--help"])
     (group,) = asked.registered_groups
     assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
     assert not asked.registered_commands

@@ -10,9 +10,9 @@ from specbench_cli.measure import quiet, repeat_progress
 from specbench_cli.measure.eta import (
     EtaEstimator,
     Work,
-    process_seconds,
-    report_seconds,
-    seconds_left,
+    estimate_report_seconds,
+    estimate_seconds_left,
+    process_age,
 )
 from specbench_cli.measure.measurement import Measurement
 from specbench_cli.measure.view import RunProgress
@@ -33,21 +33,21 @@ def worked(due, units, seconds):
 
 
 def test_nothing_is_known_before_the_first_cell():
-    assert seconds_left({"vanilla": Work(10)}, 0.0) is None
+    assert estimate_seconds_left({"vanilla": Work(10)}, 0.0) is None
 
 
 def test_each_row_is_left_at_its_own_speed():
     rows = {"slow": worked(4, 2, 20), "fast": worked(10, 2, 2)}
-    assert seconds_left(rows, 22) == 2 * 10 + 8 * 1
+    assert estimate_seconds_left(rows, 22) == 2 * 10 + 8 * 1
 
 
 def test_a_row_without_a_cell_counts_as_the_others():
     rows = {"known": worked(2, 2, 6), "new": Work(due=2)}
-    assert seconds_left(rows, 6) == 2 * 3
+    assert estimate_seconds_left(rows, 6) == 2 * 3
 
 
 def test_time_outside_cells_goes_on_as_it_came():
-    assert seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
+    assert estimate_seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
 
 
 def test_later_passes_count_with_their_starts():
@@ -159,11 +159,15 @@ def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
 
 
 def test_a_report_takes_longer_the_more_there_is_to_tell_and_the_slower_the_machine():
-    little = report_seconds(2.0, rows=5, cells=70)
-    assert little < report_seconds(2.0, rows=14, cells=196) < report_seconds(2.0, 45, 4365)
-    assert report_seconds(4.0, rows=5, cells=70) == 2 * little
-    assert report_seconds(0.0, rows=5, cells=70) == 0
+    little = estimate_report_seconds(2.0, rows=5, cells=70)
+    assert (
+        little
+        < estimate_report_seconds(2.0, rows=14, cells=196)
+        < estimate_report_seconds(2.0, 45, 4365)
+    )
+    assert estimate_report_seconds(4.0, rows=5, cells=70) == 2 * little
+    assert estimate_report_seconds(0.0, rows=5, cells=70) == 0
 
 
 def test_seconds_of_this_process_grow():
-    assert 0 < process_seconds() < process_seconds()
+    assert 0 < process_age() < process_age()

@@ -85,7 +85,7 @@ def test_run_that_dies_at_work_holds_up_nobody(file):
 
 
 def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
     file.parent.mkdir()
     now = psutil.Process()
     before = f"{now.pid} {now.create_time() - 100:.2f}"
@@ -96,7 +96,7 @@ def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatc
 
 
 def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
     with closing(MachineLock(file, "a")) as own:
         assert not own.pass_on()
 
@@ -107,14 +107,14 @@ def test_a_run_that_went_on_alone_never_waits_again(file, monkeypatch):
     monkeypatch.setattr(machine_lock.time, "monotonic", lambda: next(clock))
     with closing(MachineLock(file, "a")) as own:
         assert not own.pass_on()
-        assert len(looks) == machine_lock.PATIENCE_S  # a second passes at each look
+        assert len(looks) == machine_lock.PARTNER_WAIT_S  # a second passes at each look
         for _ in range(5):
             assert not own.pass_on()
-        assert len(looks) == machine_lock.PATIENCE_S + 5
+        assert len(looks) == machine_lock.PARTNER_WAIT_S + 5
 
 
 def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     log, alive = [], {"a"}
     with closing(MachineLock(file, "a", alive=lambda name: name in alive)) as own:
         assert not own.pass_on()
@@ -131,7 +131,7 @@ def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
 @pytest.mark.usefixtures("small_pair")
 def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypatch):
     waited, opened = [], []
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
 
     def anew(path):  # as in a process of its own, which ends
         for each in opened:
@@ -174,7 +174,7 @@ def test_file_with_invalid_names_is_left_alone(file, there):
 
 @pytest.mark.parametrize("name", ["", "a", f"{10**30} 5", "1e400 5", "-1 5", "nan"])
 def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     file.parent.mkdir()
     file.write_text(json.dumps({"last": None, "there": [name]}))
     with closing(MachineLock(file)) as own:

@@ -219,7 +219,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
     with pytest.raises(KeyboardInterrupt):
         specbench("edited", log=specbench.log(interrupt_after=1), **asked)
-    whole = execute.reopen(specbench.path(1), specbench.log())[1]
+    whole = execute.resume_run(specbench.path(1), specbench.log())[1]
     whole.release()  # nothing changed: it would go on
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
     versions = environment.versions()
@@ -227,7 +227,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
     with pytest.raises(UsageError, match="was begun with something else") as refused:
-        execute.reopen(specbench.path(1), specbench.log())
+        execute.resume_run(specbench.path(1), specbench.log())
     names = ("the data of task own (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
@@ -235,11 +235,11 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     # The plug-in is compared first, before any of its code runs.
     Path(path).write_text(Path(path).read_text() + "# edited")
     with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
-        execute.reopen(specbench.path(1), specbench.log())
+        execute.resume_run(specbench.path(1), specbench.log())
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
     permission.permit(execute.permissions_to_resume(specbench.path(1), True))
-    plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
+    plan, run_dir = execute.resume_run(specbench.path(1), specbench.log(), force=True)
     execute.run(plan, run_dir, specbench.log(), force=True)
     names = (*names, "the file of edited (")
     mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
@@ -345,7 +345,7 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
     shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
     with pytest.raises(UsageError, match="changed since: the weights of eagle cut"):
         specbench(resume=specbench.path(1))
-    plan, run_dir = execute.reopen(specbench.path(1), view, force=True)
+    plan, run_dir = execute.resume_run(specbench.path(1), view, force=True)
     view.interrupt_after = None
     assert execute.run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
     assert run_dir.manifest["left_out"] == {}
@@ -367,7 +367,7 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
     weights.write_bytes(whole[:2000])
     view.interrupt_after = None
     if force:
-        plan, run_dir = execute.reopen(path, view, force=True)
+        plan, run_dir = execute.resume_run(path, view, force=True)
         done = execute.run(plan, run_dir, view, force=True)
         assert done.exit_code == ExitCode.ENVIRONMENT
         manifest = RunDir.open(path).manifest

@@ -39,7 +39,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     from specbench_cli.measure.costs import CostSetup, cache_path, check_writable
     from specbench_cli.measure.isolation.plugin_process import check_plugins
     from specbench_cli.measure.machine import fingerprint
-    from specbench_cli.measure.method_costs import costs_of, models_of
+    from specbench_cli.measure.method_costs import make_costs, probed_models
     from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction import print_costs
 
@@ -48,11 +48,11 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     bench = Bench(plan)
     machine = fingerprint()
     setup = CostSetup(dtype=asked.dtype, **bench.resolved())
-    file = options.out or cache_path(machine["id"], models_of(bench), setup)
+    file = options.out or cache_path(machine["id"], probed_models(bench), setup)
     overwrite = options.overwrite or options.out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
     found = _measured(bench, plan, options)
-    costs = costs_of(found, bench, plan, machine)
+    costs = make_costs(found, bench, plan, machine)
     costs.save(file, overwrite=overwrite, tracked=True)
     if options.as_json:
         facts = costs.model_dump(mode="json", by_alias=True)
@@ -69,7 +69,7 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
     Raises:
         EnvironmentFault: the machine is too busy.
     """
-    from specbench_cli.measure.method_costs import sessions, sizes, together
+    from specbench_cli.measure.method_costs import probed_batch_sizes, sessions, together
     from specbench_cli.measure.probe import ROUNDS, Probe
     from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
 
@@ -85,7 +85,7 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
             },
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions],
-            batches=sizes(options.batch),
+            batches=probed_batch_sizes(options.batch),
             together=together("draft" in bench.workspace.decoders),
             seed=asked.seed,
         )

@@ -15,7 +15,11 @@ from specbench_cli.errors import (
 )
 from specbench_cli.measure.batch_measurement import BatchMeasurement
 from specbench_cli.measure.isolation.orders import LoadOrder, MeasurementOrder
-from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
+from specbench_cli.measure.isolation.plugin_process import (
+    PluginProcess,
+    find_plugin_file,
+    get_plugin_process,
+)
 from specbench_cli.measure.isolation.replies import MeasurementReply
 from specbench_cli.measure.measurement import DecodedOutput, Measurement
 from specbench_cli.plan.method_run import MethodRun
@@ -38,19 +42,19 @@ class PluginMethods:
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
-        self.labels = plan.apart
+        self.labels = plan.isolated
         self._plan, self._run_dir, self._threads = plan, run_dir, threads
         files = {
-            method_run.name: file_of(method_run.name, plan.config.plugins)
+            method_run.name: find_plugin_file(method_run.name, plan.config.plugins)
             for method_run in plan.method_runs
             if method_run.label in self.labels
         }
         self._processes = {
-            method_run.label: process_of(files[method_run.name])
+            method_run.label: get_plugin_process(files[method_run.name])
             for method_run in plan.method_runs
             if method_run.name in files
         }
-        self._opened: set[PluginProcess] = set()
+        self._loaded: set[PluginProcess] = set()
         self._warm: dict[str, tuple[list[int], int]] = {}
         self._cold: set[str] = set()
         self._finished: list[tuple[Any, ...]] = []
@@ -58,7 +62,7 @@ class PluginMethods:
         self.unfit: dict[str, SpecbenchError] = {}
         for process in dict.fromkeys(self._processes.values()):
             try:
-                self.heads |= self._open(process)
+                self.heads |= self._load_models(process)
             except (UsageError, EnvironmentFault) as fault:
                 own = (label for label, each in self._processes.items() if each is process)
                 self.unfit |= dict.fromkeys(own, fault)
@@ -67,14 +71,14 @@ class PluginMethods:
         """Run a row a little, at the beginning of a pass; why that failed."""
         self._warm[method_run.label] = [*ids], capacity
         try:
-            return self._warmed(method_run.label)
+            return self._warm_up(method_run.label)
         except MethodFault as fault:
             return fault.message
 
     def measure(
         self,
         method_run: MethodRun,
-        cells: Sequence[Measurement],
+        measurements: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
@@ -88,32 +92,34 @@ class PluginMethods:
         if not process.alive and method_run.method.state_scope != "prompt":
             raise MethodFault("its process ended before, and with it what it had learnt")
         if not process.alive:
-            self._opened.discard(process)
+            self._loaded.discard(process)
             self._cold |= {label for label, each in self._processes.items() if each is process}
-        self._open(process)
+        self._load_models(process)
         if method_run.label in self._cold and method_run.label in self._warm:
-            self._warmed(method_run.label)
-        asked = [_asked(cell) for cell in cells]
+            self._warm_up(method_run.label)
+        orders = [_make_order(measurement) for measurement in measurements]
         settled, self._finished = self._finished, []
         began = time.perf_counter_ns()
         with self._run_dir.guarded(method_run.label):
             how = size, chunk, [*arrivals]
-            found: list[MeasurementReply] = process.ask(
-                "measure", method_run.label, asked, settled, *how, within=limit * len(cells)
+            found: list[MeasurementReply] = process.call(
+                "measure", method_run.label, orders, settled, *how, within=limit * len(measurements)
             )
         took = time.perf_counter_ns() - began
-        if len(found) != len(cells) or any(
+        if len(found) != len(measurements) or any(
             each.output is not None and (each.output.ns.total or 0) > took for each in found
         ):
             raise MethodFault("its process tells of more time than there was")
         return found
 
-    def mark_finished(self, method_run: MethodRun, cells: Sequence[Measurement]) -> None:
+    def mark_finished(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
         """Cells will not be measured again."""
-        self._finished += [(method_run.label, *_asked(cell).key) for cell in cells]
+        self._finished += [
+            (method_run.label, *_make_order(measurement).key) for measurement in measurements
+        ]
 
-    def _open(self, process: PluginProcess) -> dict[str, Any]:
-        if process in self._opened:
+    def _load_models(self, process: PluginProcess) -> dict[str, Any]:
+        if process in self._loaded:
             return {}
         plan = self._plan
         rows = tuple(
@@ -133,18 +139,18 @@ class PluginMethods:
         models = plan.target, plan.draft, dict(plan.others)
         opening = LoadOrder(config, *models, costs, rows, plan.grammar)
         with self._run_dir.guarded(", ".join(names)):
-            heads: dict[str, Any] = truncate_texts(process.ask("open", opening))
-        self._opened.add(process)
+            heads: dict[str, Any] = truncate_texts(process.call("open", opening))
+        self._loaded.add(process)
         return heads
 
-    def _warmed(self, label: str) -> str | None:
+    def _warm_up(self, label: str) -> str | None:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
         process = self._processes[label]
         with self._run_dir.guarded(label):
-            said: str | None = process.ask("warm_up", label, ids, capacity, within=limit)
+            failure: str | None = process.call("warm_up", label, ids, capacity, within=limit)
         self._cold.discard(label)
-        return said
+        return failure
 
 
 class PluginMeasurements(BatchMeasurement):
@@ -153,43 +159,45 @@ class PluginMeasurements(BatchMeasurement):
     def __init__(
         self,
         methods: PluginMethods,
-        cells: Sequence[Measurement],
+        measurements: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
     ) -> None:
-        super().__init__(cells, size, chunk, arrivals)
+        super().__init__(measurements, size, chunk, arrivals)
         self._methods = methods
 
     def measure(self) -> None:
         """Have them measured; a process that ends fails them."""
-        cells = self._cells
+        measurements = self._measurements
         try:
             how = self._size, self._chunk, self._arrivals
-            found = self._methods.measure(cells[0].method_run, cells, *how)
+            found = self._methods.measure(measurements[0].method_run, measurements, *how)
         except MethodFault as fault:
-            for cell in cells:
-                cell.output = DecodedOutput.failed(f"{cell.method_run.label}: {fault.message}")
+            for measurement in measurements:
+                measurement.output = DecodedOutput.failed(
+                    f"{measurement.method_run.label}: {fault.message}"
+                )
             return
-        for cell, each in zip(cells, found, strict=True):
-            cell.output, cell.delay.ns = each.output, each.delay_ns
+        for measurement, each in zip(measurements, found, strict=True):
+            measurement.output, measurement.delay.ns = each.output, each.delay_ns
             if each.lost is not None:
-                cell.lost = WorkerLost(each.lost)
+                measurement.lost = WorkerLost(each.lost)
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
         super().finish(other_cpu, noisy)
-        self._methods.mark_finished(self._cells[0].method_run, self._cells)
+        self._methods.mark_finished(self._measurements[0].method_run, self._measurements)
 
 
-def _asked(cell: Measurement) -> MeasurementOrder:
-    recording, reference = cell.recording, cell.reference
+def _make_order(measurement: Measurement) -> MeasurementOrder:
+    recording, reference = measurement.recording, measurement.reference
     return MeasurementOrder(
-        cell.prompt,
-        cell.request.stop.max_new_tokens,
-        cell.pass_,
+        measurement.prompt,
+        measurement.request.stop.max_new_tokens,
+        measurement.pass_,
         None if recording is None else [*recording],
         None if reference is None else [*reference],
-        cell.keeps_drafts,
-        cell.previous_delay_ns,
+        measurement.keeps_drafts,
+        measurement.previous_delay_ns,
     )

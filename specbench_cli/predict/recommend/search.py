@@ -23,7 +23,7 @@ from specbench_cli.measure.view import RunProgress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.grid import candidates
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import fitting, make_plan, plug_in
+from specbench_cli.plan.plan import fitting, load_plugins, make_plan
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
@@ -174,7 +174,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
     permission.check(permission.requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     check_plugins(journal.config)
-    plug_in(journal.config)  # a resumed one knows none of its plug-ins yet
+    load_plugins(journal.config)  # a resumed one knows none of its plug-ins yet
     candidates = _candidates(journal)
     rounds = Rounds(journal, folder, view, force)
     budget = journal.minutes * 60
@@ -245,7 +245,7 @@ class Rounds:
         if _finished(path):
             return read_result(RunDir.open(path))
         if RunDir.holds_run(path):
-            plan, run_dir = execute.reopen(path, view, force=self._force)
+            plan, run_dir = execute.resume_run(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)
         config = self._config(name, round_)
         fresh_plan, run_dir = execute.start(config, self._journal.sources, path, view)

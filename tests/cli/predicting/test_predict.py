@@ -424,8 +424,8 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
     found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
     rows = zip(*(each["modelled"] for each in found), strict=True)
     assert [len(each["also"]) for each in found] == [0, 0, 1]
-    for quick, late, mean in rows:
-        assert mean["decode"] == pytest.approx((quick["decode"] + late["decode"]) / 2)
+    for measure_step_costs, late, mean in rows:
+        assert mean["decode"] == pytest.approx((measure_step_costs["decode"] + late["decode"]) / 2)
         assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
 
 

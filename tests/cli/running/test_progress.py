@@ -17,7 +17,7 @@ from specbench_cli.commands._progress import (
     how_far,
     make_progress,
 )
-from specbench_cli.measure.eta import report_seconds
+from specbench_cli.measure.eta import estimate_report_seconds
 from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 from specbench_cli.measure.view import RunProgress
@@ -102,11 +102,11 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     view = Lines(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
     view.stage("warming up 2 rows")
-    view.cell(record("vanilla", "a", ns=200))
+    view.show_record(record("vanilla", "a", ns=200))
     view.prompt(RunProgress("", 1, 2, None))
     now = 9.0
     view.prompt(RunProgress("", 1, 2, 30.0))  # the same prompt, just now
-    view.cell(record("sps", "a", ns=100))
+    view.show_record(record("sps", "a", ns=100))
     view.window(0.62, "62% other CPU, repeat 2 of 3")
     now = 61.0
     view.prompt(RunProgress("", 1, 2, 30.0))  # it takes its time
@@ -159,7 +159,7 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
     for named in (part, TUNING):
         view.prompt(RunProgress(named, 1, 4, 9.0))
     _, last, tuning = map(json.loads, capsys.readouterr().out.splitlines())
-    assert last["left_s"] == 9.0 + report_seconds(6.0, rows=2, cells=28) > 9.0
+    assert last["left_s"] == 9.0 + estimate_report_seconds(6.0, rows=2, cells=28) > 9.0
     assert tuning["left_s"] == 9.0
 
 
@@ -173,8 +173,8 @@ def test_json_events_are_a_line_each(capsys):
     view = make_progress(json=True)
     view.planned(PLAN)
     view.started(2, 0, Path("runs/x"))
-    view.cell(record("vanilla"))
-    view.cell(record("sps", ns=50))
+    view.show_record(record("vanilla"))
+    view.show_record(record("sps", ns=50))
     view.stage("loading")
     view.prompt(RunProgress("", 1, 2, 3.5))
     view.window(None, "other CPU unknown")
@@ -210,9 +210,9 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
         assert isinstance(view, Bar)
         view.started(2, 0, Path("runs/x"))
         assert threading.active_count() == threads
-        view.cell(record("vanilla"))
+        view.show_record(record("vanilla"))
         capsys.readouterr()
-        view.cell(record("[b]sps", ns=50))
+        view.show_record(record("[b]sps", ns=50))
         assert "[b]sps 2.00x" in capsys.readouterr().err
         view.prompt(RunProgress("", 5, 12, 40.0))
         assert "prompt 5 of 12 done, about 40 s left" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
 
 
 def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
-    monkeypatch.setattr(plan, "WAVES", 2)
+    monkeypatch.setattr(plan, "PROMPTS_PER_SLOT", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn

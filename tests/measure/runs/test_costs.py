@@ -31,10 +31,10 @@ def probes(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     made, asked = [], []
 
-    def quick(workspace, windows, positions, *, most, sampling):
+    def measure_step_costs(workspace, windows, positions, *, most, sampling):
         made.append(sorted(workspace.decoders))
         asked.append((most, sampling.rule))
-        line = {1: 1.0, 64: 1.0 + quick.rows}
+        line = {1: 1.0, 64: 1.0 + measure_step_costs.rows}
         return StepCosts(
             source="test",
             context=256,
@@ -43,9 +43,9 @@ def probes(monkeypatch, tmp_path):
             relative={"target": line, "draft": {1: 0.1}},
         )
 
-    quick.rows, quick.made, quick.asked = 1.0, made, asked
-    monkeypatch.setattr(module, "quick", quick)
-    return quick
+    measure_step_costs.rows, measure_step_costs.made, measure_step_costs.asked = 1.0, made, asked
+    monkeypatch.setattr(module, "measure_step_costs", measure_step_costs)
+    return measure_step_costs
 
 
 def nodes(outcome):
@@ -90,7 +90,7 @@ def rounds(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
-    monkeypatch.setattr(module, "TEXTS", 1)
+    monkeypatch.setattr(module, "MAX_PROMPTS", 1)
     told, go_on = [], module.InterleavedProbe.round
     monkeypatch.setattr(
         module.InterleavedProbe, "round", lambda between: (told.append("round"), go_on(between))
@@ -121,7 +121,7 @@ def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
     from specbench_cli.measure import run as execute
 
     def here(run_dir, number, what, flags, *, kept):
-        plan, again = execute.reopen(run_dir.path, specbench.log(), part=True)
+        plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
         execute.run(plan, again, specbench.log(), only_pass=number)
 
     monkeypatch.setattr(execute, "run_repeat", here)
