@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.hooks import steps_of
-from specbench_cli.engine.watch import Told
+from specbench_cli.engine.watch import ReportedStep
 from specbench_cli.measure.measurement import (
     DecodedOutput,
     Measurement,
@@ -55,7 +55,7 @@ class BatchMeasurement:
             [measurement.request for measurement in measurements], self._size, self._batch_options()
         )
         counted = [
-            (measurement.new_counters(), dict[str, float](), list[Told]())
+            (measurement.new_counters(), dict[str, float](), list[ReportedStep]())
             for measurement in measurements
         ]
         error = None
@@ -68,7 +68,7 @@ class BatchMeasurement:
                 for step in steps_of(first.method_run.method, "generate_batch", made, len(counted)):
                     steps, extra, told = counted[step.seq]
                     count_step(steps, extra, step)
-                    told.append(Told.of(step))
+                    told.append(ReportedStep.of(step))
                 watch.end()
         except BaseException as failure:  # a method's fault fails its cells, not the run
             watch.end()
@@ -77,7 +77,7 @@ class BatchMeasurement:
             gc.enable()
         joules = first.energy.end()
         batch.meter.resolve()
-        error = error or watch.fault(batch.meter)
+        error = error or watch.find_fault(batch.meter)
         peak = peak_bytes(device, None)
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.learning import Memory, Saved, learn
+from specbench_cli.engine.learning import Memory, MemorySnapshot, learn
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.watch import Told, Watch, misreported
+from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_step
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
     WorkerLost,
@@ -95,7 +95,7 @@ class Measurement:
         delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
-    If `recording` is set, the tokens are replayed from it (`engine.sequence.Recording`). If
+    If `recording` is set, the tokens are replayed from it (`engine.sequence.RecordedOutput`). If
     `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
     `keeps_drafts` is True, the drafts are stored. Each measurement starts with the same `memory`
     and fails after `limit_s` seconds. `load` describes how the requests of its repeat arrive.
@@ -123,7 +123,7 @@ class Measurement:
         self.method_run = method_run
         self.prompt = prompt
         self.request = request
-        self._workspace = workspace.alone(method_run.method.decodes)
+        self._workspace = workspace.decode_alone(method_run.method.decodes)
         self._sampling = sampling
         self.pass_ = pass_
         self._memory = memory
@@ -133,7 +133,7 @@ class Measurement:
         self.limit_s = limit_s
         self._load = load
         self.energy = energy
-        self._memory_before: Saved | None = None
+        self._memory_before: MemorySnapshot | None = None
         self._previous_delay = LearningDelay() if previous_delay is None else previous_delay
         self.delay = LearningDelay()
         self.output: DecodedOutput | None = None
@@ -172,7 +172,7 @@ class Measurement:
         )
         harness, text = session.harness, session.harness.text
         steps, extra = self.new_counters(), dict[str, float]()
-        told: list[Told] = []
+        told: list[ReportedStep] = []
         error = None
         gc.disable()
         try:
@@ -182,7 +182,7 @@ class Measurement:
                 made = self.method_run.method.generate(session)
                 for step in steps_of(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
-                    told.append(Told.of(step))
+                    told.append(ReportedStep.of(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -194,7 +194,7 @@ class Measurement:
             gc.enable()
         joules = self.energy.end()
         harness.meter.resolve()
-        error = error or watch.fault(harness.meter) or self.find_fault(session, told)
+        error = error or watch.find_fault(harness.meter) or self.find_fault(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.output = DecodedOutput(
@@ -243,7 +243,7 @@ class Measurement:
             requests,
             self._sampling,
             size=size,
-            held=self.method_run.method.held(size),
+            slots=self.method_run.method.held(size),
             pass_=self.pass_,
             memory=self._memory,
             **options,
@@ -269,7 +269,7 @@ class Measurement:
             other.drafts,
         )
 
-    def find_fault(self, session: Session, told: Sequence[Told]) -> str | None:
+    def find_fault(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
         """What is wrong with an output that came without an error, or with what is told of the
         steps that it came in; None if nothing is."""
         if session.finish is None:
@@ -280,7 +280,11 @@ class Measurement:
         if self.is_replay and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
         method = self.method_run.method
-        return None if method.peer else misreported(session.harness.seen, told, bonus=method.bonus)
+        return (
+            None
+            if method.peer
+            else find_misreported_step(session.harness.step_records, told, bonus=method.bonus)
+        )
 
     def create_watch(self) -> Watch:
         """What sees a decoding of this cell from outside of the method."""
@@ -403,7 +407,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def build_draft_record(told: Told) -> Drafted:
+def build_draft_record(told: ReportedStep) -> Drafted:
     """Return the draft of a step, as a record keeps it."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:
