@@ -1,10 +1,14 @@
-"""Which rows are BROKEN: claimed more than was found, by what a run recorded and by audits.
+"""Detection of broken methods, from the records of a run and from audits.
 
-One answer for tables, files, figures and exit codes. A row is broken by an output that is neither
-vanilla's nor tied with it, by more near-ties than rounding makes, by drawn outputs that the target
-makes less or more likely than chance allows, by counters that depend on the prompts before, and by
-a failed audit of the method's very file. Vanilla is broken where transformers' own module, asked
-about its text, says otherwise.
+Tables, files, figures and exit codes all use this result. A method is broken if
+
+- an output is neither vanilla's nor tied with it,
+- it has more near-ties than rounding explains,
+- the likelihood of its sampled outputs is too far from the target's distribution,
+- its counters depend on earlier prompts, or
+- the newest audit of its file failed.
+
+Vanilla is broken if transformers' own module disagrees with its text.
 """
 
 from __future__ import annotations
@@ -23,26 +27,29 @@ from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
-"""Where reports look for the certificates of audits (`specbench audit --out`)."""
+"""Folder in which reports look for audit certificates (`specbench audit --out`)."""
 _MOST_BYTES = 16 * files.MB
-"""Bytes of a certificate."""
+"""Maximum size of a certificate in bytes."""
 
 Output = tuple[str, int]
-"""An output whichever pass it is of: prompt and turn."""
+"""Prompt and turn: an output, independent of the repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearTieCounts:
-    """A row's near-ties, by output.
+    """Numbers of a method's near-ties, by output.
 
-    found: outputs that are near-ties in some pass. explained: those that width explains wherever
-    they are; unexplained: those that it does not, where that was asked. expected: how many rounding
-    makes at most, on average. p: the chance of at least as many as were found, at most, and
-    unexplained_p of those that width does not explain. Null where vanilla's gaps were not measured.
+    found: Outputs that are near-ties in at least one repeat.
+    explained: Outputs whose near-ties are all explained by batch width.
+    unexplained: Outputs with a near-tie that width does not explain, where this was checked.
+    expected: Expected number of near-ties from rounding (upper bound). None if vanilla's gaps were
+        not measured. The same holds for both probabilities.
+    p: Probability (upper bound) of at least `found` near-ties.
+    unexplained_p: Probability (upper bound) of at least `unexplained` ones.
 
-    A forward as wide as the method's is as like the method's as like vanilla's, or more. So where
-    those two part by rounding, it sides with vanilla no more than half the time: the chance of a
-    near-tie that width does not explain is half that of a near-tie.
+    A forward as wide as the method's is at least as similar to the method's as to vanilla's. If the
+    two differ by rounding, it agrees with vanilla in at most half of the cases. So the probability
+    of an unexplained near-tie is half that of a near-tie.
     """
 
     found: int
@@ -54,7 +61,7 @@ class NearTieCounts:
 
     @property
     def too_many(self) -> str | None:
-        """Which of them rounding does not make, and how unlikely; None where it may."""
+        """The near-ties that rounding cannot explain, with their probability; None if it can."""
         if self.p is None or self.expected is None or self.unexplained_p is None:
             return None
         if self.p < LEVEL:
@@ -72,9 +79,13 @@ class NearTieCounts:
 
 
 def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
-    """How many standard deviations the likelihood of a row's drawn outputs lies from what the
-    target's distribution gives to be expected, and the chance of that, at most
-    (`stats.martingale`); None where nothing was drawn, or where every token was certain."""
+    """Compare the likelihood of sampled outputs with its expectation under the target's
+    distribution.
+
+    Returns:
+        The deviation in standard deviations, and an upper bound of its probability
+        (`stats.martingale`). None if nothing was sampled, or if every token was certain.
+    """
     found = [
         r.likelihood for r in records_of_method if r.likelihood is not None and r.error is None
     ]
@@ -119,13 +130,14 @@ def broken(
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None] | None = None,
 ) -> dict[str, str]:
-    """Why rows are broken, by label; a row that stands is not in it.
+    """Return the reasons why methods are broken, by label. Methods that are not broken are left
+    out.
 
     Args:
-        records: all of a run's.
-        manifest: the run's.
-        failed_audit: tells of a method and its file's hash what its newest audit found wrong;
-            default: `find_failed_audit`.
+        records: All records of a run.
+        manifest: Manifest of the run.
+        failed_audit: Returns the failure of the newest audit for a method and the hash of its file.
+            Default: `find_failed_audit`.
     """
     records_of_method: dict[str, list[Record]] = {}
     for record in records:
@@ -141,9 +153,10 @@ _REFUTING = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 
 
 def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
-    """What the newest certificate of a method's file says if it refutes the method's claim, or that
-    the method does what it says it does, or could see nothing of either; None if it does none of
-    that, or if there is none."""
+    """Return the failure that the newest certificate of a method's file states, or None.
+
+    A certificate fails if it refutes the guarantee or a declaration, or if it had too few cases.
+    """
     own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
     if not own or own[-1].get("verdict") not in _REFUTING:
         return None
@@ -151,8 +164,7 @@ def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None)
 
 
 def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
-    """A method's certificates in a folder, the newest last, whatever version of its file they are
-    of."""
+    """Return the certificates of a method in a folder, newest last."""
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:

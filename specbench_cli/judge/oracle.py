@@ -1,4 +1,4 @@
-"""transformers' own module of a target, read as its family is: what outputs are judged by."""
+"""The oracle: transformers' own module of a target, against which outputs are judged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbench_cli.engine.types import Source
 
 
 class Oracle:
-    """Logits of texts, and nothing of ours in them.
+    """Logits of texts, computed without code of the engine.
 
     Args:
-        module: a language model of transformers, in eval mode: causal, sequence-to-sequence or
+        module: A language model of transformers, in eval mode: causal, sequence-to-sequence or
             image-text.
     """
 
@@ -29,7 +29,7 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, text: Sequence[int], source: Source | None, last: int) -> Tensor:
-        """Those of the last tokens, [last, V] float32, by one forward."""
+        """Return the logits of the last tokens, [last, vocab] float32, from one forward."""
         few = {"logits_to_keep": last} if "logits_to_keep" in self._parameters else {}
         out = self.module(**self._inputs(text, source), **few)
         rows: Tensor = out.logits[0, -last:].float()
@@ -37,7 +37,7 @@ class Oracle:
 
     @torch.inference_mode()
     def stepwise_logits(self, text: Sequence[int], source: Source | None) -> Iterator[Tensor]:
-        """Those of each token, [V] float32, by forwards over one token each, with the module's own
+        """Yield the logits of each token, [vocab] float32, from forwards over one token with the
         cache."""
         name, fixed = "input_ids", {}
         if self._encodes:
@@ -53,7 +53,7 @@ class Oracle:
             yield out.logits[0, -1].float()
 
     def self_source(self, text: Sequence[int]) -> Source | None:
-        """Something to read beside a text that is read for its own sake."""
+        """Return the text as its own encoder input; None for a model without an encoder."""
         return Source(ids=tuple(text)) if self._encodes else None
 
     def _inputs(self, text: Sequence[int], source: Source | None) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""The verdict on one output: the reference's tokens, tokens that tie with them, or neither.
+"""The verdict on an output: identical to vanilla's, a near-tie, or a mismatch.
 
-Two honest programs may part where two tokens score alike up to rounding, and from there on their
-texts have nothing to do with each other. So an output that differs is judged by itself:
-transformers' own module of the target reads it, and every token of it must be, up to the measured
-tolerance, the best choice after the tokens before it. Where the two part both tokens must be so,
-and by the engine's own reading too. The reference is judged the same way, and outputs whose tokens
-are drawn by what the target cannot say and by how likely it makes the rest.
+Two correct programs may choose different tokens if two scores are equal up to rounding. After that,
+their texts are unrelated. So an output that differs is judged on its own: transformers' module of
+the target reads it, and every token must be the best choice, up to the measured tolerance. At the
+first difference, this must hold for both tokens, and for the engine's own logits too.
+
+Vanilla's output is judged in the same way. Sampled outputs are judged by tokens that the target
+cannot generate, and by their likelihood.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from specbench_cli.stats.martingale import FINEST, TILTS
 from specbench_cli.store.schema import LOSSLESS, Drafted, Likelihood, Steps, Verdict
 
 MIN_LOG_PROB = -12.0
-"""Log-probabilities below are counted as this where outputs are compared with what was to be
-expected (`stats.martingale`): what is rarer is a matter of rounding."""
+"""Lower bound of log-probabilities that are compared with their expectation (`stats.martingale`).
+Smaller ones depend on rounding."""
 
 
 _CHUNK_SIZE = 1 << 22
-"""Numbers of a distribution that are looked at together."""
+"""Number of probabilities that are processed at once."""
 
 
 class NonFiniteLogits(ArithmeticError):
-    """Logits of the target that are no finite numbers, by transformers' own module or by ours.
+    """Logits of the target are not finite, by transformers' module or by the engine.
 
     Attributes:
-        at: the output token that was to be chosen from them.
+        position: Output token that these logits choose.
     """
 
     def __init__(self, at: int) -> None:
@@ -53,36 +54,38 @@ class NonFiniteLogits(ArithmeticError):
 
 
 LogitPair = tuple[Tensor, Tensor | None]
-"""Logits [n, V] behind a prompt, and behind its weakened form; None without a contrast."""
+"""Logits [n, vocab] after a prompt and after its weakened form. None without a contrast."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLikelihood:
-    """An output as the target reads it: natural logarithms of its tokens' probabilities, and how
-    they lie to what was to be expected where the tokens are drawn."""
+    """Log-probabilities of an output's tokens under the target.
+
+    likelihood: Comparison with their expectation, if the tokens were sampled.
+    """
 
     log_probs: list[float]
     likelihood: Likelihood | None = None
 
 
 def is_judged(guarantee: Guarantee, rule: Rule) -> bool:
-    """Whether an output is compared with the reference's, token by token.
+    """Return True if an output is compared with vanilla's, token by token.
 
-    A lossless promise means vanilla's very tokens wherever they are chosen and not drawn, whatever
-    the method calls it; where tokens are drawn it means a distribution, and lossy methods promise
-    neither.
+    A lossless method must generate vanilla's tokens under greedy and coupled sampling. Under other
+    rules it guarantees a distribution. Lossy methods guarantee neither.
     """
     return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
 
 class OutputJudge:
-    """Gives verdicts. All that it costs is spent at the first output that differs.
+    """Judge of outputs. The cost is paid at the first output that differs.
 
     Args:
-        oracle: builds transformers' own module of the target; called at most once.
-        sampling: the run's decoding rule, greedy or coupled.
-        texts: gives sequences of ids to measure the tolerance on.
-        decoder: the target as vanilla runs it, to tell what width explains; None: nobody asks.
+        oracle: Builds transformers' module of the target. Called at most once.
+        sampling: Sampling settings of the run.
+        texts: Returns token sequences on which the tolerance is measured.
+        decoder: The target as vanilla runs it, used to decide whether batch width explains a
+            near-tie. None skips the check.
     """
 
     def __init__(
@@ -99,12 +102,12 @@ class OutputJudge:
         self._tolerance: Tolerance | None = None
 
     def facts(self) -> dict[str, Any] | None:
-        """The tolerance, for the run's manifest; None if no output needed one."""
+        """Return the tolerance for the manifest; None if no output needed it."""
         return None if self._tolerance is None else asdict(self._tolerance)
 
     @property
     def was_needed(self) -> bool:
-        """Whether an output differed."""
+        """Return True if an output differed."""
         return self._tolerance is not None
 
     def compare(
@@ -118,18 +121,18 @@ class OutputJudge:
         """Compare an output with vanilla's.
 
         Args:
-            request: what was decoded.
-            reference: vanilla's output.
-            ids: the output to judge.
-            steps, drafts: how the engine came to it; None where it was not the engine.
+            request: The decoded request.
+            reference: Output of vanilla.
+            ids: The output to judge.
+            steps, drafts: Steps of the engine and their drafts. None if another program decoded.
+
         Returns:
-            "identical"; "near-tie" if the output ends as it must and no token lacks more than the
-            tolerance, nor vanilla's where the two part; else "mismatch". `position` is where the
-            two first differ, `expected` the reference's token there (None where it had ended), and
-            `gap` the largest of `gaps`, wherever in the output, since a bug may hide behind a tie.
-            It is None for an output that ends wrongly, whose tokens are not looked at, and for one
-            with a token that the processor forbids. `rounding` of a near-tie: whether width
-            explains it.
+            "identical"; "near-tie" if the output ends correctly and no gap exceeds the tolerance,
+            neither of its tokens nor of vanilla's token at the first difference; otherwise
+            "mismatch". `position` is the first difference and `expected` vanilla's token there
+            (None if it had ended). `gap` is the largest of `gaps`, anywhere in the output, because
+            a tie may hide a bug. It is None if the output ends wrongly or contains a token that the
+            processor forbids. `rounding` of a near-tie: True if width explains it.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -150,12 +153,12 @@ class OutputJudge:
         return replace(tie, rounding=explained)
 
     def judge_reference(self, request: Request, ids: Sequence[int]) -> Verdict:
-        """Judge the reference itself, by transformers' own rows of its text.
+        """Judge vanilla's own output with transformers' logits of its text.
 
         Returns:
-            "reference" with its `gap`: 0 where transformers chooses the same tokens, and then no
-            tolerance is measured; "mismatch" where a token lacks more than that: at `position`,
-            where `expected` is transformers' choice.
+            "reference" with its `gap`; 0 if transformers chooses the same tokens, in which case no
+            tolerance is measured. "mismatch" if a gap exceeds the tolerance, with its `position`
+            and transformers' choice as `expected`.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -171,12 +174,12 @@ class OutputJudge:
         return Verdict("mismatch", at, _finite_or_none(gap), self._choices(request, rows)[at])
 
     def judge_sampled(self, request: Request, ids: Sequence[int]) -> Verdict:
-        """Judge an output whose tokens are drawn, as far as tokens can be: it must end as it must,
-        and hold none that the cuts leave out.
+        """Judge a sampled output: it must end correctly and contain only tokens inside top-k and
+            top-p.
 
         Returns:
-            "unchecked", since nothing more can be said of tokens; else "mismatch", `gap` being how
-            far beyond the cut the token at `position` lies.
+            "unchecked", because tokens prove nothing more; otherwise "mismatch", where `gap` is the
+            distance of the token at `position` beyond the cut.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -195,18 +198,18 @@ class OutputJudge:
         return Verdict("mismatch", distances.index(gap), _finite_or_none(gap), None)
 
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """What each token's decision score lacks of the best one after the tokens before it.
+        """Return how far each token's decision score is below the best one after the same tokens.
 
-        Scores are logits (greedy) or log p_warped + noise (coupled). Of a token within the
-        tolerance of a top-k or top-p cut nobody can say on which side it is: it may be chosen, and
-        need not be beaten. One beyond the cut lacks its distance to the cut, if that is more. So
-        with a contrast's borders: of what the readings on both sides of them say, the least counts.
+        Scores are logits (greedy) or log p_warped + noise (coupled). A token within the tolerance
+        of a top-k or top-p cut may be inside or outside. It may be chosen, and need not be beaten.
+        A token beyond the cut has at least its distance to the cut as gap. At the borders of a
+        contrast, the smallest gap of both sides counts.
         """
         return self._min_gaps(request, self._read_with_oracle(request, ids), ids)
 
     def flip_chances(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """Of each position of an output of vanilla's, the chance at most that another program, as
-        right as vanilla, chooses another token there."""
+        """Return an upper bound, for each position of vanilla's output, of the probability that
+        another correct program chooses another token there."""
         rows = self._rows(request, ids)
         chosen, reach = _column(ids, rows), REACH * self._allowed_gap
         if self._sampling.rule == "greedy":
@@ -217,13 +220,13 @@ class OutputJudge:
         return _to_list(flip_chances(decision, chosen, reach, (inside, outside)))
 
     def compute_likelihood(self, request: Request, ids: Sequence[int]) -> OutputLikelihood:
-        """Read an output: each token's probability under the target's distribution (the warped one;
-        at temperature 0 the softmax of the logits). One forward.
+        """Compute each token's probability under the target's distribution, with one forward.
 
-        It is transformers' forward where tokens are drawn: what stands there in place of a verdict
-        must not come from the engine that is judged. Elsewhere it is vanilla's own, if that is
-        known. A token that the processor or the cuts leave out, by rounding or by a fault, counts
-        with its probability before them: one such token must not drown all others.
+        The distribution is the warped one, or the softmax of the logits at temperature 0. Sampled
+        outputs are read by transformers, because the engine must not provide the evidence in its
+        own favor. Other outputs are read by vanilla's decoder, if there is one. A token outside the
+        cuts or forbidden by the processor counts with its probability before them, so that it does
+        not hide all others.
 
         Raises:
             NonFiniteLogits: the logits are not finite.
@@ -262,8 +265,7 @@ class OutputJudge:
         return Oracle(self._build())
 
     def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
-        """What the worse of two tokens after the same text lacks of the best, by transformers'
-        reading and by the engine's."""
+        """Return the larger gap of two tokens after the same text, by oracle and engine."""
         text = [*before, tokens[0]]  # of which the last token's row alone is read
         readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
@@ -287,7 +289,7 @@ class OutputJudge:
     def _gaps(
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
     ) -> list[float]:
-        """As `gaps`, of rows [n, V] from output position `first` on."""
+        """Return the gaps of rows [n, vocab] from output position `first` on; see `gaps`."""
         chosen = _column(ids, rows)
         if self._sampling.rule == "greedy":
             return _gaps_to_best(rows, chosen)
@@ -299,7 +301,7 @@ class OutputJudge:
         return [max(pair) for pair in zip(beaten, distances, strict=True)]
 
     def _choices(self, request: Request, rows: Tensor) -> list[int]:
-        """The tokens that rows say, without any tolerance."""
+        """Return the tokens that rows choose, without a tolerance."""
         if self._sampling.rule != "greedy":
             scores, decision = self._scores(request, rows)
             floor, _ = cut_bounds(scores, self._sampling, 0.0)
@@ -308,19 +310,21 @@ class OutputJudge:
         return choices
 
     def _cut_distance(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """How far each chosen token [n, 1] lies below the loosest reading of the cuts, [n]."""
+        """Return how far each chosen token [n, 1] is below the loosest cut, [n]."""
         floor, _ = cut_bounds(scores, self._sampling, self._allowed_gap)
         own = scores.gather(-1, chosen)[:, 0]
         return torch.where(own.isneginf(), math.inf, floor - own)  # what a processor forbids
 
     def _distribution(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities before and behind the cuts, [n, V] each; none of the engine's code."""
+        """Return log-probabilities before and after the cuts, [n, vocab] each, without the engine's
+        code."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         floor, _ = cut_bounds(scores, self._sampling, 0.0)
         return scores, scores.masked_fill(scores < floor[:, None], -math.inf).log_softmax(-1)
 
     def _scores(self, request: Request, rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Log-probabilities before the cuts, and with the keyed noise added: [n, V] each."""
+        """Return log-probabilities before the cuts, and with the keyed noise added, [n, vocab]
+        each."""
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         noise = Noise(
             self._sampling.seed, request.prompt_id, request.turn, rows.shape[-1], rows.device
@@ -328,7 +332,7 @@ class OutputJudge:
         return scores, scores + noise.rows(first, rows.shape[0])
 
     def _rows(self, request: Request, ids: Sequence[int]) -> Tensor:
-        """Logits [n, V], float32, that each of the n tokens was chosen from, processed. Raises
+        """Return the processed logits [n, vocab] float32 that chose the n tokens. Raises
         NonFiniteLogits."""
         return self._process(self._contrasted(self._read_with_oracle(request, ids)), ids)
 
@@ -341,14 +345,16 @@ class OutputJudge:
         return self._logit_pair(request, partial(self._oracle_logits, ids=ids, n=len(ids)))
 
     def _oracle_logits(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
-        """Logits [n, V], float32, that transformers' module gives for the last n of some tokens."""
+        """Return the oracle's logits [n, vocab] float32 for the last n of some tokens."""
         return self._oracle.logits([*request.ids, *ids[:-1]], request.source, n)
 
     def _logit_pair(
         self, request: Request, read: Callable[[Request], Tensor], first: int = 0
     ) -> LogitPair:
-        """What a model says to a request, and to its weakened prompt under a contrast; [n, V] each,
-        from output position `first` on.
+        """Return a model's logits for a request, and for its weakened prompt under a contrast.
+
+        Args:
+            first: Output position of the first row.
 
         Raises:
             NonFiniteLogits: logits are not finite.
@@ -360,14 +366,14 @@ class OutputJudge:
         return plain, _check_finite(read(weak), first)
 
     def _contrasted(self, logits: LogitPair) -> Tensor:
-        """The logits that the target decides by, before a processor."""
+        """Return the logits that the target decides with, before a processor."""
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return plain
         return contrast.contrasted(plain, weak)
 
     def _border_variants(self, logits: LogitPair) -> list[Tensor]:
-        """The same, on both sides of a contrast's borders, which rounding may move."""
+        """Return the logits for both sides of a contrast's borders, which rounding may move."""
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return [plain]
@@ -378,8 +384,10 @@ class OutputJudge:
 
 
 def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
-    """Whether an output ends at its first EOS or stop string, or exactly at the budget: by none of
-    the stop rule's own code, which every method's text went through."""
+    """Return True if an output ends at its first EOS or stop string, or exactly at the budget.
+
+    This does not use the code of the stop rule, which every method's text went through.
+    """
 
     def completes(n: int) -> bool:
         text = stop.decode(ids[:n]) if stop.decode is not None and stop.strings else ""
@@ -391,16 +399,17 @@ def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
 
 
 def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Where the top-k and top-p cuts may lie: the lowest score kept and the highest one left out.
+    """Return the range of the top-k and top-p cuts: the lowest score kept and the highest one left
+    out.
 
     Args:
-        scores: [n, V] log-probabilities before the cuts.
-        tolerance: of the scores. Where each is off by d at most, the odds of any mass m change by
-            the factor e^2d at most, and m moves to m e^2d / (m e^2d + 1 - m): top-p may lie as far
-            from where it was set.
+        scores: [n, vocab] log-probabilities before the cuts.
+        tolerance: Tolerance d of the scores. The odds of a mass m change by at most the factor
+            e^2d, and m moves to m e^2d / (m e^2d + 1 - m). The top-p limit may move as far.
+
     Returns:
-        (floor [n], ceiling [n]): of tokens that the loosest reading keeps, the lowest score; of
-        tokens that the strictest leaves out, the highest. -inf where there is no cut.
+        (floor [n], ceiling [n]): the lowest score that the loosest cut keeps, and the highest score
+        that the strictest cut leaves out. -inf if there is no cut.
     """
     ordered = scores.sort(dim=-1, descending=True).values
     floor = ceiling = torch.full_like(scores[:, 0], -math.inf)
@@ -418,13 +427,13 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
 
 
 def _shift_mass(mass: float, by: float) -> float:
-    """A mass once all scores in it are higher and all others lower by so much."""
+    """Return a mass after its scores rise and all others fall by the same amount."""
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
 
 def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
-    """How the log-probabilities of drawn tokens, [n, 1], lie to those that a distribution [n, V]
-    gives to be expected."""
+    """Compare log-probabilities of sampled tokens, [n, 1], with their expectation, given [n,
+    vocab]."""
     sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
     chunk = max(1, _CHUNK_SIZE // distribution.shape[-1])
     for rows, own in zip(distribution.split(chunk), chosen.split(chunk), strict=True):
@@ -443,7 +452,7 @@ def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
 
 
 def _decoder_logits(decoder: Decoder, request: Request, ids: Sequence[int], n: int) -> Tensor:
-    """Logits [n, V], float32, that a decoder gives for the last n of some tokens."""
+    """Return a decoder's logits [n, vocab] float32 for the last n of some tokens."""
     text = torch.tensor([[*request.ids, *ids[:-1]]], device=decoder.device)
     last = torch.arange(text.shape[1] - n, text.shape[1], device=decoder.device)
     state = request.state(decoder, text.shape[1])
@@ -453,8 +462,11 @@ def _decoder_logits(decoder: Decoder, request: Request, ids: Sequence[int], n: i
 
 
 def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
-    """Rows [n, V], each with a greatest number that is one, from output position `first` on; raises
-    NonFiniteLogits where there is none."""
+    """Return rows [n, vocab]. Raise NonFiniteLogits if the maximum of a row is not finite.
+
+    Args:
+        first: Output position of the first row.
+    """
     bad = ~rows.amax(-1).isfinite()
     if bool(bad.any()):
         raise NonFiniteLogits(first + int(bad.nonzero()[0, 0]))
@@ -462,7 +474,7 @@ def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
 
 
 def _elementwise_min(readings: Iterable[Sequence[float]]) -> list[float]:
-    """Of several readings of the same positions, the least at each."""
+    """Return the smallest of several gaps at each position."""
     return [min(each) for each in zip(*readings, strict=True)]
 
 
@@ -471,7 +483,7 @@ def _column(ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def _finite_or_none(gap: float) -> float | None:
-    """A gap as verdicts have it: none where a token cannot be chosen at all."""
+    """Return a gap as verdicts store it: None if the token cannot be chosen at all."""
     return gap if math.isfinite(gap) else None
 
 
