@@ -131,7 +131,9 @@ class MethodRun:
             value = value() if callable(value) else value
             if not fits(value):
                 fault = wrong_return(self.method, hook, value, what)
-                raise UsageError(fault.message, "docs/methods.md describes what each hook returns")
+                raise UsageError(
+                    fault.message, "docs/reference/hooks.md describes what each hook returns"
+                )
 
     @property
     def file_sha256(self) -> str:

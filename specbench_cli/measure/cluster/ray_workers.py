@@ -30,7 +30,7 @@ CONNECT_TIMEOUT_S = 5.0
 """The longest that a cluster's head may take to take a call."""
 
 _START_HINT = (
-    "ray start --head (docs/workers.md says how on several machines, Slurm and Kubernetes)"
+    "ray start --head (docs/how-to/workers.md says how on several machines, Slurm and Kubernetes)"
 )
 
 
