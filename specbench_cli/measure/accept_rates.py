@@ -1,5 +1,8 @@
-"""How many of the rejected tokens, or of the steps, rules let pass, measured before their controls
-begin."""
+"""Acceptance rates of lossy methods, which their random controls use.
+
+A rate is measured before the run: the share of rejected tokens, or of reasoning steps, that the
+method's rule accepts.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,16 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 MAX_QUESTIONS = 48
-"""That a rate is measured on, at most: first turns, evenly spaced, as a task's families lie
-together."""
+"""Maximum number of questions for a rate. They are evenly spaced, because questions of a family are
+adjacent in a task."""
 
 
 def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> Plan:
-    """The plan with each control at the rate of the row that it is `like`, without those whose
-    rates cannot be measured. The manifest keeps the rates, so that they are the same to the run's
-    end."""
+    """Return the plan with the acceptance rate of each random control.
+
+    Controls whose rate cannot be measured are removed. The manifest stores the rates, so a resumed
+    run uses the same ones.
+    """
     sources = {
         method_run.label: like
         for method_run in plan.method_runs
@@ -58,8 +63,11 @@ def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
 
 
 def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
-    """Of the levels that the lossless rule rejected, the share that a row's accept rule let pass;
-    of a rule over steps, of those that it judged. 0 where there was none."""
+    """Return the share of levels rejected by the lossless rule that the method's accept rule
+    accepts.
+
+    For a rule over reasoning steps, return the share of judged steps. 0 if there was none.
+    """
     workspace, memory = bench.workspace, Memory()
     by_step = isinstance(method_run.method.params, SpanParams)
     passed = judged = 0

@@ -1,6 +1,6 @@
-"""What runs are supplied with: models, tasks' data, and the hub that both can come from.
+"""Checks of assets: models, task data, and the hub that provides both.
 
-Nothing is downloaded, and no value holds a path.
+Nothing is downloaded, and no value contains a path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BY_AVAILABILITY: tuple[Availability, ...] = ("local", "cached", "downloadable", 
 
 
 class HubCall:
-    """Asks the hub for an answer in the background, from now on for at most `HUB_TIMEOUT_S`."""
+    """A request to the hub in the background, for at most `HUB_TIMEOUT_S` seconds."""
 
     def __init__(self) -> None:
         self._answer = "no answer"
@@ -52,7 +52,7 @@ class HubCall:
         self._answer = ""
 
     def check(self) -> HealthCheck:
-        """What came back; waits no longer than the limit, a name server that hangs included."""
+        """Return the result of the request. Wait for it at most `HUB_TIMEOUT_S` seconds."""
         if offline():
             return _hub_check("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
         self._thread.join(HUB_TIMEOUT_S)
@@ -74,7 +74,7 @@ def _hub_check(trouble: str, mend: str) -> HealthCheck:
 
 
 def models() -> Iterator[HealthCheck]:
-    """The shipped pair, a real model, and how many other short names are on this machine."""
+    """Check the shipped pair, a real model, and how many other short names are on this machine."""
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
             found, trouble, mend = resolve(name).label, "", ""
@@ -109,7 +109,7 @@ def models() -> Iterator[HealthCheck]:
 
 
 def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
-    """Each shipped task: where its data is or would come from."""
+    """Check where the data of each shipped task is or could be downloaded from."""
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():
         yield HealthCheck(
@@ -135,7 +135,7 @@ def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
 
 
 def _fetch_command(name: str, sources: Sequence[Source]) -> str:
-    """What to type to have a task's data."""
+    """Return the command that fetches the data of a task."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
         return f"curl -L -o {file} {url}; then set SPECBENCH_DATA to its folder"
@@ -143,7 +143,7 @@ def _fetch_command(name: str, sources: Sequence[Source]) -> str:
 
 
 def _find_source(source: Source) -> Availability:
-    """Where a file of a shipped task is."""
+    """Return where a file of a shipped task is available."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):
         if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):

@@ -24,15 +24,15 @@ from specbench_cli.store.schema import Ns, Trace
 
 
 class BatchMeasurement:
-    """Cells of one row whose prompts are decoded together, and measured as one.
+    """Measurements of one method whose prompts are decoded together.
 
-    Each gets the steps and the forwards that it took part in, and an equal share of the time: over
-    all prompts these add up to what the row took.
+    Each one gets the steps and forwards of its sequence, and an equal share of the time. The shares
+    add up to the time of the batch.
 
     Args:
-        size: most of them that take part in a step; others join as these come to their ends.
-        chunk: most tokens of prompts that a forward reads beside these.
-        arrivals: of each, seconds from the beginning; none: all are there.
+        size: Maximum number of sequences in a step. Others join when one ends.
+        chunk: Maximum number of prompt tokens that a forward prefills beside them.
+        arrivals: Arrival time of each request in seconds. Empty if all are there at the start.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class BatchMeasurement:
             measurement.finish(other_cpu, noisy)
 
     def _batch_options(self) -> dict[str, Any]:
-        """What the cells know beforehand of their outputs."""
+        """Return the arguments of the batch: recordings, references, arrivals and chunk size."""
         recordings = {
             at: measurement.recording
             for at, measurement in enumerate(self._measurements)
@@ -139,7 +139,7 @@ class BatchMeasurement:
 def make_measurable(
     measurements: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
 ) -> Measurement | BatchMeasurement:
-    """Cells of one row as they are measured: one alone, or several as `BatchMeasurement` has it."""
+    """Return the measurement of one output, or a `BatchMeasurement` of several."""
     return (
         measurements[0]
         if size == 1 and not arrivals
@@ -148,7 +148,7 @@ def make_measurable(
 
 
 def _own(forward: Forward, place: int) -> Forward:
-    """What a sequence had in a batch's forward: its rows, and what they were for."""
+    """Return the part of a batch's forward that belongs to one sequence (rows and role)."""
     if forward.rows is None:
         return forward
     role = "prefill" if place in forward.reading else forward.role
@@ -156,7 +156,7 @@ def _own(forward: Forward, place: int) -> Forward:
 
 
 def _share(ns: Ns, n: int) -> Ns:
-    """One of n equal shares of a time, whose parts add up."""
+    """Return one of n equal shares of a time. Its parts add up."""
     prefill, draft, verify, host = (
         (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
     )

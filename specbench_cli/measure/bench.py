@@ -61,22 +61,21 @@ split a token."""
 
 
 class Bench:
-    """What decoding needs, for all cells of a run.
+    """The loaded models of a run, with the tokenizer and the states.
 
     Attributes:
-        workspace: decoders and states.
-        tokenizer: transformers' own, of the target.
-        module: builds transformers' own module of a role.
-        facts: by role, what is known of each checkpoint.
-        device: where everything runs. energy: what counts the joules there.
-        peaks: most bytes held at once while loading, and while warming up; of single outputs the
-            records say it.
-        unfit: the rows whose trained modules do not load, with why.
-        processor: what holds the target to the run's grammar, if it has one.
+        workspace: Decoders and states.
+        tokenizer: Tokenizer of the target, from transformers.
+        module: Function that builds transformers' module of a role.
+        facts: Facts of each checkpoint, by role.
+        device: Device of the target. energy: Energy meter of this device.
+        peaks: Peak memory in bytes while loading and warming up. Records contain that of outputs.
+        unfit: Methods whose trained modules do not load, with the error.
+        processor: Logits processor of the run's grammar, if it has one.
 
     Args:
-        plan: of the run.
-        lenient: whether there may be such rows; else their fault is raised.
+        plan: Plan of the run.
+        lenient: True collects errors in `unfit`. False raises them.
     """
 
     def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
@@ -202,22 +201,22 @@ class Bench:
 
     @property
     def _second_draft_device(self) -> torch.device | None:
-        """Where a worker holds a draft of its own, if one does."""
+        """Device on which a worker loads its own copy of the draft model, if one does."""
         placed = self.placement
         return placed.device if placed is not None and placed.separate_draft else None
 
     def _roles_by_device(self) -> dict[torch.device, list[str]]:
-        """The models that each device holds, once for each time that it holds them."""
+        """Return the models on each device. A model that is loaded twice is listed twice."""
         held = {self.device: list(self._plan.checkpoints)}
         if self._second_draft_device is not None:
             held.setdefault(self._second_draft_device, []).append("draft")
         return held
 
     def _translation(self, role: str, draft: Checkpoint) -> Translation | None:
-        """The translation for a draft with another vocabulary than the target's.
+        """Return the translation for a draft model whose vocabulary differs from the target's.
 
         Raises:
-            UsageError: who asks for it does not take any.
+            UsageError: a method that uses the draft model cannot translate.
         """
         if role == "target":
             return None
@@ -252,7 +251,7 @@ class Bench:
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
     def _load_artifact(self, wanted: Trained) -> Any:
-        """The trained module that a method asks for."""
+        """Load a trained module of a method."""
         kind = wanted.kind
         target = self._plan.target
         files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
@@ -294,13 +293,13 @@ class Bench:
         return ids
 
     def stop(self, budget: int) -> StopRule:
-        """The one stop rule with a budget."""
+        """Return the stop rule of the run with a budget of new tokens."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
     def request(
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
-        """A prompt as the target reads it."""
+        """Return a request in the form that the target reads."""
         return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def request_for(self, prompt: Prompt, budget: int) -> Request:
@@ -368,7 +367,7 @@ class Bench:
         )
 
     def resolved(self) -> dict[str, Any]:
-        """The values of the configuration that only the machine could tell."""
+        """Return the configuration values that depend on the machine."""
         return {
             "threads": torch.get_num_threads(),
             "device": str(self.device),
@@ -377,17 +376,20 @@ class Bench:
 
     @property
     def devices(self) -> dict[str, str] | None:
-        """Where the workers of methods that have some compute, as --devices has it."""
+        """Devices of target and draft for methods with workers, as --devices writes them."""
         return None if self.placement is None else dict(self.placement.device_names)
 
     def peak(self, phase: str) -> None:
-        """Keep the peak of a phase that ends here; the next one begins."""
+        """Store the peak memory of a phase and start the next one."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
         reset_peak(self.device)
 
     def memory(self) -> dict[str, Any]:
-        """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
-        holds once more (`again`) among them, and of states, the worker's left out; and `peaks`."""
+        """Return the manifest entry of memory, in bytes.
+
+        `again` counts the draft model that a worker loads once more. `state_bytes` does not include
+        the worker's states.
+        """
         draft = (
             self.workspace.decoders["draft"].weight_bytes
             if self._second_draft_device is not None
@@ -405,7 +407,7 @@ class Bench:
         self.workspace.close()
 
     def models(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest keeps of each model."""
+        """Return the manifest entries of the models."""
         checkpoints = self._plan.checkpoints
         return {
             self.workspace.decoders[role].name: {
@@ -419,7 +421,7 @@ class Bench:
         }
 
     def drafting_heads(self) -> dict[str, Mapping[str, Any]]:
-        """What tells each head from others, by its name in traces."""
+        """Return facts that identify each head, by its name in traces."""
         return {
             head.name: {
                 "label": files.label,
@@ -432,7 +434,7 @@ class Bench:
         }
 
     def heads(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest keeps of each trained module."""
+        """Return the manifest entries of the trained modules."""
         return {
             f"{wanted.kind.kind} {files.label}": {
                 "sha256": Weights(files.path).sha256(),
@@ -452,12 +454,12 @@ def loaded(
     graphs: bool = False,
     input_vocab_size: int = 0,
 ) -> Decoder:
-    """A decoder of a checkpoint.
+    """Load the decoder of a checkpoint.
 
     Args:
         input_vocab_size: See `Decoder`.
-        imposed: the acceptance and the ids that it is to say.
-        graphs: whether its forwards are replayed from CUDA graphs where they can be.
+        imposed: Imposed acceptance rate and vocabulary size, if any.
+        graphs: True replays forwards from CUDA graphs where possible.
     """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
     decoder.input_vocab_size = input_vocab_size
@@ -467,7 +469,7 @@ def loaded(
 
 
 def recorded(model: Any) -> None:
-    """Have a model's forwards recorded as CUDA graphs, if it is one of fused layers."""
+    """Record the forwards of a model as CUDA graphs if its layers are fused."""
     if isinstance(model, FusedStack):
         model.record(CudaGraphs(model.device))
 
@@ -486,10 +488,10 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
 
 
 def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
-    """What `read` makes of a checkpoint's folder, which may say anything of itself.
+    """Return the result of `read` for the folder of a checkpoint, which may contain anything.
 
     Raises:
-        EnvironmentFault: its files are cut, or its config describes no model, or another one.
+        EnvironmentFault: files are cut off, or the config does not describe the model.
     """
     try:
         return read(checkpoint.path)
@@ -534,7 +536,7 @@ def check_memory(
 
 
 def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
+    """Raise UsageError if a draft model has an encoder and the target provides no input for it."""
 
     def encodes(decoder: Decoder) -> bool:
         _, source = decoder.parted(())
@@ -552,17 +554,17 @@ def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, C
 
 
 def _roles_of(method: Method) -> set[str]:
-    """The models beside the target that a method drafts with, by role."""
+    """Return the roles of the models that a method drafts with."""
     return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
 
 
 def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:
-    """How many ids of the target's tokenizer a draft does not read as the same token.
+    """Count the ids of the target's tokenizer that the draft model reads as another token.
 
-    Vocabularies may be padded differently, and the draft's may go on where the target's ends.
+    Vocabularies may be padded differently, and the draft's may be longer.
 
     Args:
-        width: ids that the draft has an embedding for.
+        width: Number of ids that the draft model has an embedding for.
     """
     at = {index: token for token, index in theirs.get_vocab().items()}
     return sum(

@@ -1,10 +1,10 @@
-"""What forwards cost on a machine: a probe's curve, kept as JSON and read between its points.
+"""Costs of forwards and host work on a machine, measured by a probe and stored as JSON.
 
-Between points a time is interpolated linearly, in new tokens and in context length. Beyond the
-last point it goes on with the last slope, but never falls; before the first it stays what it was
-there. `covers` tells the two apart. The host's time of a step, all that is done between forwards,
-is linear in the step's draft forwards and drafted tokens (`HostCost`); trees, and methods that were
-probed by name, have such a line of their own.
+Between the points, times are interpolated linearly over new tokens and context length. Beyond the
+last point, the last slope continues but never falls. Before the first point, the time is constant.
+`covers` distinguishes interpolation from extrapolation. The host time of a step, which is all work
+between forwards, is linear in draft forwards and drafted tokens (`HostCost`). Trees, and methods
+that were probed by name, have their own coefficients.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from specbench_cli.errors import UsageError
 MOST_BYTES = 64 * files.MB
 """Maximum size of a cost file in bytes."""
 SCHEMA = 4
-"""Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches,
-version 3 no `lone` forwards, and the host's lines of heads by model, not by method."""
+"""Version of the file. Version 1 had no trees and no heads, version 2 no batches, version 3 no
+`lone` forwards, and host costs of heads by model instead of by method."""
 
 TREES = "draft"
-"""The host's line of a draft model's trees."""
+"""Key of the host costs of draft trees."""
 
 PROBE = "specbench predict --probe"
 
 PointLine = Sequence[tuple[float, float]]
-"""(x, ns), by increasing x."""
+"""Points (x, ns) by increasing x."""
 
 
 class _Frozen(BaseModel):
@@ -53,9 +53,11 @@ class _Frozen(BaseModel):
 
 
 class CostPoint(_Frozen):
-    """A forward over `n_tokens` new tokens after `context` rows: the mean of `samples` times in
-    ns, far ones left out, and their interquartile range as a share of their median. A prefill has
-    context 0."""
+    """Time of a forward over `n_tokens` new tokens after `context` rows.
+
+    ns: Mean of `samples` times without outliers. spread: Interquartile range as a share of the
+    median. A prefill has context 0.
+    """
 
     n_tokens: int = Field(ge=1)
     context: int = Field(ge=0)
@@ -65,8 +67,10 @@ class CostPoint(_Frozen):
 
 
 class HostPoint(_Frozen):
-    """Host time of a step in a real session, in ns; `drafts` forwards of the draft model and
-    `nodes` drafted tokens a step."""
+    """Host time of a step in a real session, in ns.
+
+    drafts: Draft forwards per step. nodes: Drafted tokens per step.
+    """
 
     name: str
     drafts: float = Field(ge=0)
@@ -77,7 +81,7 @@ class HostPoint(_Frozen):
 
 
 class HostCost(_Frozen):
-    """Host time in ns: of any step, for each draft forward in it, for each drafted token in it."""
+    """Host time in ns: per step, per draft forward, and per drafted token."""
 
     step: float = Field(ge=0)
     draft: float = Field(ge=0)
@@ -86,8 +90,10 @@ class HostCost(_Frozen):
 
 
 class BatchPoint(_Frozen):
-    """Host time of a step of `sequences` decoded together, in ns; per step, `drafts` forwards of
-    the draft model times the sequences in them, and `nodes` drafted tokens."""
+    """Host time in ns of a step with `sequences` decoded together.
+
+    drafts: Draft forwards per step times their sequences. nodes: Drafted tokens per step.
+    """
 
     name: str
     sequences: int = Field(ge=1)
@@ -98,11 +104,12 @@ class BatchPoint(_Frozen):
 
 
 class BatchCost(_Frozen):
-    """What sequences cost that are decoded together, up to `most` of them.
+    """Costs of decoding up to `most` sequences together.
 
-    beside: by model, ns that each further sequence adds to a forward over as many rows of one; none
-    of its states is the others'. step, sequence, draft, node: host time in ns of a step, for each
-    sequence in it, for each of its draft forwards, for each of its drafted tokens.
+    beside: Time in ns, by model, that each further sequence adds to a forward over the same number
+        of rows of one sequence, because states are not shared.
+    step, sequence, draft, node: Host time in ns per step, sequence, draft forward, and drafted
+        token.
     """
 
     most: int = Field(ge=2)
@@ -115,9 +122,12 @@ class BatchCost(_Frozen):
 
 
 class Curve(_Frozen):
-    """One model's forwards, its prefills (context 0), its forwards over a tree's root and nodes
-    (none where only chains were measured), and some that came right after another one of the model,
-    with its weights still in the caches (none: as any other)."""
+    """Forward times of one model.
+
+    forwards: Chains. prefills: Context 0. trees: Rows of a tree with its root; empty if only chains
+        were measured.
+    lone: Forwards right after another one of the same model, whose weights are still in the caches.
+    """
 
     forwards: tuple[CostPoint, ...] = Field(min_length=1)
     prefills: tuple[CostPoint, ...] = Field(min_length=1)
@@ -140,14 +150,14 @@ class Curve(_Frozen):
 
     @cached_property
     def trees_by_context(self) -> list[tuple[int, PointLine]]:
-        """The same over the rows of a tree, from the root alone on."""
+        """The same for the rows of a tree, starting with the root alone."""
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
     @cached_property
     def lone_ratios(self) -> PointLine:
-        """What a forward takes by itself, as a share of one behind other models', over new tokens:
-        the median over contexts."""
+        """Time of a lone forward divided by that of a normal one, over new tokens: the median over
+        contexts."""
         shares: dict[float, list[float]] = {}
         for point in self.lone:
             usual = self.ns(point.n_tokens, point.context)
@@ -157,8 +167,12 @@ class Curve(_Frozen):
     def ns(
         self, n_tokens: float, context: float, *, tree: bool = False, lone: bool = False
     ) -> float:
-        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows;
-        lone: right after another one of the model."""
+        """Return the time of a forward over `n_tokens` new tokens, or a tree's rows, after
+        `context` rows.
+
+        Args:
+            lone: True if it follows another forward of the same model.
+        """
         lines = self.trees_by_context if tree else self.by_context
         took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)
         if not lone or not self.lone_ratios:
@@ -201,7 +215,7 @@ def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
 
 
 class CostSetup(_Frozen):
-    """What else a time depends on besides machine and models."""
+    """Settings besides machine and models that a time depends on."""
 
     device: str
     dtype: str
@@ -214,8 +228,12 @@ class CostSetup(_Frozen):
 
 
 class ProbeNoise(_Frozen):
-    """How the probe went: rounds asked for and rounds lost to noise, the largest share of the CPUs
-    that other programs took in a round kept (None: unknown), and whether noise was allowed."""
+    """Noise during a probe.
+
+    rounds: Number of rounds. void: Rounds that were lost to noise. noisy: True if noise was
+        allowed.
+    other_cpu: Largest CPU share of other programs in a round that was kept. None if unknown.
+    """
 
     rounds: int
     void: int
@@ -224,16 +242,15 @@ class ProbeNoise(_Frozen):
 
 
 class Costs(_Frozen):
-    """A machine's costs.
+    """Costs of a machine.
 
     Attributes:
-        machine: its fingerprint (`measure.machine`).
-        models: by role, `label`, `sha256`, `n_layers` and whatever else is known of it.
-        curves: by role ("target", "draft"), or a head's kind ("eagle3").
-        host: of steps with chains of a draft model, or none.
-        hosts: by method, of its steps; and that of a draft model's trees (TREES). In files of
-            schema 3 by the model that drafts.
-        batch: of several sequences together; None where they were not probed.
+        machine: Fingerprint (`measure.machine`).
+        models: By role: `label`, `sha256`, `n_layers` and other known facts.
+        curves: By role ("target", "draft"), or by the kind of a head ("eagle3").
+        host: Host costs of chains of a draft model, or of steps without drafts.
+        hosts: Host costs by method, and of draft trees (TREES). Schema 3: by the model that drafts.
+        batch: Costs of several sequences together. None if they were not probed.
     """
 
     schema_: int = Field(SCHEMA, alias="schema")
@@ -252,31 +269,31 @@ class Costs(_Frozen):
     def host_ns(
         self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, method: str = ""
     ) -> float:
-        """Time of steps outside of forwards.
+        """Return the time of steps outside of forwards.
 
         Args:
-            drafts: forwards of the draft model in them.
-            nodes: drafted tokens that they verify.
-            of: see `hosts`; where it has no such line, and by default, `host` counts.
+            drafts: Number of their draft forwards.
+            nodes: Number of drafted tokens that they verify.
+            method: Key of `hosts`. `host` applies if there is no such key.
         """
         host = self.hosts.get(method, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
 
     def covers_models(self, models: Mapping[str, str]) -> bool:
-        """Whether it was these models (role -> sha256 of the weights) that were probed."""
+        """Return True if exactly these models (role -> sha256 of the weights) were probed."""
         ours = {role: facts.get("sha256") for role, facts in self.models.items()}
         return models.items() <= ours.items()
 
     @property
     def label(self) -> str:
-        """The machine and the set-up, for a person."""
+        """Name of the machine and the setup, for the user."""
         hardware = _CostMachine.model_validate(self.machine).hardware
         on_cpu = self.setup.device == "cpu" or not hardware.accelerators
         return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Whose they are, for programs."""
+        """Machine, label and age of the costs, for programs."""
         return {
             "machine": self.machine.get("id"),
             "label": self.label,
@@ -285,11 +302,11 @@ class Costs(_Frozen):
         }
 
     def save(self, path: Path, *, overwrite: bool = False, tracked: bool = False) -> None:
-        """Write the file whole or not at all.
+        """Write the file atomically.
 
         Args:
             overwrite: True replaces a file that specbench did not write.
-            listed: True lists the file's hash, so that a changed file is not replaced later.
+            tracked: True lists the file's hash, so that a changed file is not replaced later.
 
         Raises:
             UsageError: the file cannot be written, or contains no costs.
@@ -353,11 +370,12 @@ def find_cached(
     *,
     heads: Mapping[str, str] | None = None,
 ) -> Costs | None:
-    """Return the newest costs in the cache of a machine and a set-up that know certain models.
+    """Return the newest costs in the cache for a machine, a setup and models; None if there are
+    none.
 
     Args:
-        models: role -> sha256 of the weights.
-        heads: the same of models that they had better know too: those that know most count.
+        models: Role -> sha256 of the weights.
+        heads: The same for heads. Costs that cover more of them are preferred.
     """
     fitting = []
     for path in _cache().glob("*.json"):
@@ -384,10 +402,10 @@ def _cache() -> Path:
 
 
 def interpolate(line: PointLine, x: float) -> float:
-    """The value at x of a line of points.
+    """Return the value of a line of points at x.
 
-    Linear between them; the first value before them; after them the last slope goes on, unless it
-    falls: costs do not fall with work.
+    Linear between the points, the first value before them. After them the last slope continues
+    unless it falls, because costs do not fall with work.
     """
     if x <= line[0][0] or len(line) == 1:
         return line[0][1]
@@ -413,7 +431,7 @@ def _is_costs(content: bytes) -> bool:
 
 @contextmanager
 def _report_errors(path: Path) -> Iterator[None]:
-    """Makes the folder of a file to be written, and says in our words what goes wrong."""
+    """Create the folder of a file and turn errors into a UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -425,7 +443,7 @@ def _report_errors(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
-    """Find out before a probe whether its costs can be saved. Raises UsageError if not."""
+    """Raise UsageError before a probe if its costs could not be saved."""
     with _report_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -434,7 +452,7 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
 
 
 class ProbeDifference(_Frozen):
-    """A point of two probes, and how far the second's time is from the first's, as a share."""
+    """Times of a point in two probes."""
 
     name: str
     first_ns: float
@@ -442,12 +460,12 @@ class ProbeDifference(_Frozen):
 
     @property
     def relative(self) -> float:
-        """|second - first| / first, nothing counting as a nanosecond."""
+        """|second - first| / first, where first is at least 1 ns."""
         return abs(self.second_ns - self.first_ns) / max(self.first_ns, 1.0)
 
 
 def compare_probes(first: Costs, second: Costs) -> list[ProbeDifference]:
-    """The points that two probes share, the farthest apart first."""
+    """Return the common points of two probes, largest difference first."""
     ours, theirs = _named_points(first), _named_points(second)
     found = [
         ProbeDifference(name=name, first_ns=ours[name], second_ns=theirs[name])

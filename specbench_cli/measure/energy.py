@@ -1,9 +1,8 @@
-"""Energy that a decoding takes, by the machine's own counters: RAPL of the CPUs' packages, NVML of
-a GPU. Where no counter can be read there is none, and a reason.
+"""Energy of decoding, from hardware counters: RAPL of the CPU packages, NVML of a GPU.
 
-Counters are of the whole package or board: what other programs take is in them, and so is what an
-idle machine takes. RAPL's counter moves about every millisecond, NVML's every tenth of a second, so
-that of a short decoding the figure is coarse, and of a row's sum it is not.
+If no counter can be read, there is no figure but a reason. Counters cover the whole package or
+board, including other programs and idle power. RAPL updates about every millisecond, NVML about
+every 100 ms, so the figure of a short output is coarse, but that of a method's sum is not.
 """
 
 from __future__ import annotations
@@ -22,7 +21,11 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter of joules. read: it, now. wraps: where it begins again at 0; 0: nowhere."""
+    """A counter of joules.
+
+    read: Returns the current value. wraps: Value at which the counter restarts at 0; 0 if it never
+        does.
+    """
 
     name: str
     read: Callable[[], float]
@@ -30,11 +33,11 @@ class Counter:
 
 
 class EnergyMeter:
-    """What decodings on a device take.
+    """Meter of the energy that decoding on a device uses.
 
     Attributes:
-        counters: all that can be read: the CPUs', and the device's if it is a GPU.
-        why_not: why there is no figure; None where there is one.
+        counters: The counters of the CPUs, and of the device if it is a GPU.
+        why_not: Reason why there is no figure; None if there is one.
     """
 
     def __init__(self, counters: Sequence[Counter], why_not: str | None = None) -> None:
@@ -43,7 +46,7 @@ class EnergyMeter:
 
     @classmethod
     def of(cls, device: torch.device) -> EnergyMeter:
-        """Of a run on a device: all of its counters, or none."""
+        """Return the meter of a device. It has all counters of the device, or none."""
         counters, why_not = rapl_counters()
         if device.type == "cuda":
             board, missing = nvml_counter(device.index or 0)
@@ -52,11 +55,11 @@ class EnergyMeter:
         return cls([] if why_not else counters, why_not)
 
     def begin(self) -> None:
-        """Note where the counters are."""
+        """Store the current values of the counters."""
         self._before = [each.read() for each in self.counters]
 
     def end(self) -> float | None:
-        """Joules since `begin`, of all counters; None where there is none."""
+        """Return the joules of all counters since `begin`; None if there is no counter."""
         before, self._before = self._before, []
         if not before:
             return None
@@ -67,12 +70,13 @@ class EnergyMeter:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """For a manifest."""
+        """Return the manifest entry."""
         return {"counters": [each.name for each in self.counters], "why_not": self.why_not}
 
 
 def rapl_counters() -> tuple[list[Counter], str | None]:
-    """The CPUs' packages by RAPL (Linux' powercap; Intel's and AMD's), or why not."""
+    """Return the RAPL counters of the CPU packages (Linux powercap, Intel and AMD), or why there
+    are none."""
     zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
     whole = [zone for zone in zones if zone.name.count(":") == 1]
     if not whole:
@@ -98,10 +102,10 @@ def _rapl_counter(zone: Path) -> Counter:
 
 
 def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
-    """A GPU's board by NVML, or why not.
+    """Return the NVML counter of a GPU, or why there is none.
 
     Args:
-        library: NVML's, as ctypes loads it; for tests.
+        library: NVML as loaded by ctypes, for tests.
     """
     try:
         nvml = ctypes.CDLL(LIBRARY) if library is None else library

@@ -1,4 +1,4 @@
-"""How long the rest of a run takes, by what was seen of it."""
+"""Estimate of the time left in a run, from the work done so far."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from dataclasses import dataclass
 import psutil
 
 DECAY = 0.5 ** (1 / 8)
-"""What an output weighs in its row's pace beside the next one: half after eight. Where a machine
-becomes quiet, or busy, what it took before says little of what is left; eight and those before them
-are enough that the lengths of outputs cancel."""
+"""Weight of an output relative to the next one in its method's speed: one half after eight outputs.
+Recent outputs count more because the machine may become quiet or busy. Eight are enough that the
+lengths of outputs average out."""
 
 
 JUDGE_LOADING = 0.6
-"""What judging first takes, which loads transformers, to the start of a process, which loads torch
-and the models: 0.5 to 0.7 in runs of the embedded pair."""
+"""Time of the first verdict, which loads transformers, relative to the start of a process, which
+loads torch and the models: 0.5 to 0.7 in runs of the embedded pair."""
 
 
 @dataclass(slots=True)
 class Work:
     """Work of one method in a repeat, in units (the maximum number of new tokens).
 
-    due, done: units in this repeat. later: units in the repeats after it. spent: seconds for
-    `done`.
-    faded_done, faded_spent: the same sums, with more weight on recent outputs.
+    due, done: Units in this repeat. later: Units in later repeats. spent: Seconds for `done`.
+    recent_done, recent_spent: The same sums with more weight on recent outputs.
     """
 
     due: float
@@ -37,7 +36,7 @@ class Work:
     recent_spent: float = 0.0
 
     def add(self, units: float, seconds: float) -> None:
-        """Count units that took so long."""
+        """Count units and the seconds that they took."""
         self.done += units
         self.spent += seconds
         self.recent_done = self.recent_done * DECAY + units
@@ -45,21 +44,21 @@ class Work:
 
     @property
     def seconds_per_unit(self) -> float:
-        """Seconds a unit, of late."""
+        """Recent seconds per unit."""
         return self.recent_spent / self.recent_done
 
 
 def estimate_seconds_left(rows: Mapping[str, Work], elapsed: float) -> float | None:
-    """Seconds that remain: of each row what is left, at its pace.
+    """Estimate the remaining seconds: the remaining work of each method at its speed.
 
-    A row that has done nothing yet counts as the others do. What is no cell's time (judging,
-    writing) comes on top in the measure in which it has come so far.
+    A method without finished work gets the average speed. Time outside of decoding (judging,
+    writing) is added in proportion to its share so far.
 
     Args:
-        elapsed: seconds in which all that is done was done.
+        elapsed: Seconds in which the finished work was done.
 
     Returns:
-        None while nothing is known.
+        None if no work is finished.
     """
     known = [row for row in rows.values() if row.done]
     spent = sum(row.spent for row in known)
@@ -109,8 +108,8 @@ class EtaEstimator:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Judge cells inside. The first time loads what is needed later on, too, and tells nothing
-        of how long the others take."""
+        """Time the `with` block as judging. The first time includes loading, so it does not predict
+        others."""
         started = self._clock()
         yield
         self._judgings += 1
@@ -118,12 +117,12 @@ class EtaEstimator:
             self._first_judging = self._clock() - started
 
     def drop(self, label: str) -> None:
-        """Nothing more is done for a row."""
+        """Remove the remaining work of a method."""
         row = self._work[label]
         row.due, row.later = row.done, 0.0
 
     def left(self) -> float | None:
-        """Seconds that remain until all is measured; None while nothing is known."""
+        """Return the remaining seconds of the measurement; None if they are unknown."""
         spent = sum(row.spent for row in self._work.values())
         other = self._clock() - self._started - self._first_judging - spent
         if self._judgings > 1:
@@ -138,22 +137,21 @@ class EtaEstimator:
 
 
 def estimate_report_seconds(start_s: float, rows: int, cells: int) -> float:
-    """Seconds from the last cell to the end of the process: records are read, intervals drawn,
-    figures and files written.
+    """Estimate the seconds from the last output to the end of the process.
 
-    It is work of Python's own, as the start of a process is, and is counted in such starts: how
-    fast the machine is is in both. The shares were fitted to the processor times of five runs, of
-    5 to 45 rows and 70 to 4365 cells, and meet them within 20%; 0.3 more are for the last window of
-    a run with few methods. `benchmarks/times/time_left.py` measures the error of the estimate.
+    In this time records are read, intervals computed, figures and files written. It is Python work
+    like the start of a process, so it is given in multiples of the start, which include the speed
+    of the machine. The coefficients were fitted to the CPU times of five runs with 5 to 45 methods
+    and 70 to 4365 outputs, with an error below 20%. 0.3 is added for the last window of runs with
+    few methods. `benchmarks/times/time_left.py` measures the error.
 
     Args:
-        start_s: seconds of processor time that the process took to start. The first start after an
-            installation waits for files that no cache holds yet: that is no part of them.
+        start_s: CPU seconds of the start of the process, without waiting for uncached files.
     """
     return start_s * (1.0 + 0.12 * rows + 0.0015 * cells)
 
 
 def process_age() -> float:
-    """Seconds since this process began."""
+    """Return the seconds since this process started."""
     started: float = psutil.Process().create_time()
     return time.time() - started

@@ -1,6 +1,6 @@
-"""Whether specbench works here: what is there, what is missing, what that prevents, what mends it.
+"""Checks of the installation: what is missing, what does not work without it, and how to fix it.
 
-Nothing is downloaded, and no value holds a path, a host or a user.
+Nothing is downloaded, and no value contains a path, a host or a user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
+"""Exists if the system has an NVIDIA driver, whatever torch was built for."""
 EXTRAS = {
     "test": "the tests, linters and types of this project",
     "docs": "the docs as a site: mkdocs serve",
@@ -38,19 +38,20 @@ EXTRAS = {
     "mlflow": "specbench export --mlflow",
     "mutation": "mutmut run: are the tests any good",
 }
-"""What cannot be done without an extra; all else works."""
+"""What each extra of the package is needed for."""
 
 Status = Literal["ok", "limited", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """What was found of one thing.
+    """Result of one check.
 
     Attributes:
-        status: "limited" where something is not there that a run may do without.
-        needed: whether the default run needs it.
-        prevents, mend: of what is not ok: what it stands in the way of, and what to type.
+        status: "limited" if a run can work without it.
+        needed: True if the default run needs it.
+        prevents, mend: If the status is not "ok": what does not work, and the command that fixes
+            it.
     """
 
     name: str
@@ -62,12 +63,12 @@ class HealthCheck:
 
     @property
     def fatal(self) -> bool:
-        """Whether the default run cannot work."""
+        """Return True if the default run cannot work."""
         return self.needed and self.status == "missing"
 
 
 def software() -> Iterator[HealthCheck]:
-    """Python, and every package that this installation requires."""
+    """Check Python and all packages that this installation requires."""
     version = environment.versions()["python"] or ""
     yield HealthCheck(
         "python",
@@ -117,7 +118,7 @@ def _packages() -> Iterator[HealthCheck]:
 
 
 def _extra(marker: object) -> str:
-    """The extra that a requirement belongs to: `extra == "test"`."""
+    """Return the extra that a requirement belongs to: `extra == "test"`."""
     name, _, value = str(marker or "").rpartition("extra == ")
     return value.strip("\"' ") if name or value != str(marker or "") else ""
 
@@ -130,7 +131,7 @@ def _version(package: str) -> str | None:
 
 
 def hardware() -> Iterator[HealthCheck]:
-    """Processor, memory, accelerators, threads."""
+    """Check processor, memory, accelerators and threads."""
     parts = machine.hardware()
     usable = parts["usable"] or parts["threads"]
     yield HealthCheck("cpu", "ok", f"{parts['cpu']}, {usable} usable of {parts['threads']} threads")
@@ -156,7 +157,7 @@ def hardware() -> Iterator[HealthCheck]:
 
 
 def compiler() -> HealthCheck:
-    """A C++ compiler, which torch.compile needs."""
+    """Check for a C++ compiler, which torch.compile needs."""
     name = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     found = name if name and shutil.which(name) else None
     return HealthCheck(
@@ -181,9 +182,9 @@ def kernels() -> HealthCheck:
 
 
 def quietness() -> HealthCheck:
-    """Other processes' share of the machine over the next second.
+    """Measure the CPU share of other processes during one second.
 
-    It passes: that a machine is noisy now does not make the installation wrong.
+    The check never fails: a noisy machine does not make the installation wrong.
     """
     meter = NoiseMeter()
     meter.open()
@@ -206,7 +207,7 @@ def quietness() -> HealthCheck:
 
 
 def writable(folder: Path) -> HealthCheck:
-    """Whether runs can be written below a folder that need not exist yet."""
+    """Check that runs can be written to a folder, which need not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     return HealthCheck(

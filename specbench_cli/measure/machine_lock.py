@@ -1,8 +1,8 @@
-"""Runs that take turns on a machine: one is at work, for a window of measurement, the others wait.
+"""Lock of the machine for runs that measure in turn: one measures a window while the others wait.
 
-What slows a machine for some seconds then slows all of them alike: BASE and NEW of a comparison.
-Whoever is at work holds the lock on a file, from before its models are loaded; a process that ends,
-however it does, lets go of it. In the file: who held it last, and who takes part.
+A disturbance of some seconds then affects all of them alike, for example BASE and NEW of a
+comparison. The measuring process locks a file from before its models are loaded. The lock is
+released whenever the process ends. The file contains the last holder and all members.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from specbench_cli import files
 from specbench_cli.errors import UsageError
 
 PARTNER_WAIT_S = 120.0
-"""How long the first one waits for a second."""
+"""Maximum time in seconds that the first process waits for a second one."""
 _POLL_S = 0.005
-"""How often who waits for another's turn looks whether it came; in it the other takes the lock."""
+"""Interval in seconds at which a waiting process checks for its turn. Another process takes the
+lock in this time."""
 _MOST_CHARACTERS = 1 << 20
 
 
 class MachineLock:
-    """One process' part; made when it is its turn.
+    """The machine lock of one process. Creating it waits for the lock.
 
     Args:
-        path: the file; made where there is none.
-        name: what tells it from the others; its process.
-        alive: whether the process of a name is there.
+        path: The lock file. It is created if it does not exist.
+        name: Identifies the process among the members.
+        alive: Returns True if the process with a name is running.
 
     Attributes:
         waits_for_partner: True if the next `pass_on` waits for a first partner. It waits only
             once; a partner that starts later joins without a wait.
 
     Raises:
-        UsageError: the file cannot be written, or the system has no such locks.
+        UsageError: the file cannot be written, or the system has no file locks.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class MachineLock:
                 return False
 
     def close(self) -> None:
-        """Take no turns any more."""
+        """Leave the lock."""
         self._file.close()
 
     def _partners(self) -> list[str]:
-        """Who else takes part, and lives."""
+        """Return the other members whose processes are running."""
         members: list[str] = self._read().get("there", [])
         return [name for name in members if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
-        """What is in the file; raises UsageError where that is somebody else's."""
+        """Return the content of the file. Raise UsageError if another program wrote it."""
         self._file.seek(0)
         try:
             text = self._file.read(_MOST_CHARACTERS)
@@ -131,17 +132,18 @@ def _is_lock_file(content: Any) -> bool:
 
 @cache
 def get_machine_lock(path: Path) -> MachineLock:
-    """This process' part, kept until it ends: while a run is concluded, nobody measures."""
+    """Return the lock of this process. It is kept until the process ends, so nothing is measured
+    while a run is finished."""
     return MachineLock(path)
 
 
 def _name(process: psutil.Process) -> str:
-    """Its number and when it began: numbers are given again."""
+    """Return the process id and the start time, because ids are reused."""
     return f"{process.pid} {process.create_time():.2f}"
 
 
 def _is_alive(name: str) -> bool:
-    """Whether a process is there, and not only because its parent does not know of its end."""
+    """Return True if a process is running and not only a zombie."""
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
@@ -156,7 +158,7 @@ def _is_alive(name: str) -> bool:
 
 
 def _lock(file: IO[str]) -> None:
-    """Wait for the lock; raises OSError where there are none."""
+    """Wait for the lock. Raise OSError if the system has no file locks."""
     try:
         import fcntl
     except ImportError as error:
