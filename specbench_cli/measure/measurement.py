@@ -1,4 +1,4 @@
-"""A cell: one method decodes one prompt once, and what is kept of that."""
+"""A measurement: one prompt, decoded once by one method, and its record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
 @dataclass
 class DecodedOutput:
-    """What a decoding left behind; `error` is set if it failed."""
+    """Output of one decoding, with its counters and times. `error` is set if it failed."""
 
     output_ids: list[int]
     origin: list[str]
@@ -69,16 +69,16 @@ class DecodedOutput:
 
     @classmethod
     def failed(cls, error: str) -> DecodedOutput:
-        """Nothing but why there is nothing."""
+        """Return an output that contains only an error."""
         nothing = Trace.pack([])
         return cls([], [], "error", Steps(), nothing, Ns(), None, [], {}, None, error)
 
 
 @dataclass(slots=True)
 class LearningDelay:
-    """What learning from one request delays the row's next one by.
+    """Time in ns by which learning from one request delays the method's next one.
 
-    void: whether it was measured while others took too much of the machine.
+    noisy: True if it was measured while other processes used too much CPU.
     """
 
     ns: int = 0
@@ -86,14 +86,14 @@ class LearningDelay:
 
 
 class Measurement:
-    """One output to be made, timed, judged and written.
+    """One output to decode, time, judge and store.
 
     Attributes:
-        pass_: of the run, from 1.
-        measured: the last measurement.
-        other_cpu, void: the window's verdict, once it is settled.
-        delay: of the row's next cell.
-        lost: why the cell has no output, and gets no record: a worker was lost.
+        pass_: Number of the repeat, from 1.
+        output: The last decoded output.
+        other_cpu, noisy: CPU share of other processes, and whether it was too high.
+        delay: Learning delay of the method's next measurement.
+        lost: Error if a worker was lost. Then there is no output and no record.
 
     If `recording` is set, the tokens are replayed from it (`engine.sequence.RecordedOutput`). If
     `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
@@ -143,10 +143,11 @@ class Measurement:
         self.noisy = False
 
     def measure(self) -> None:
-        """Decode the prompt with the clock running; a later call replaces the earlier result.
+        """Decode the prompt and time it. A later call replaces the earlier result.
 
-        Nothing is measured once a worker was lost. Where forwards were recorded meanwhile, which
-        takes time once and never again, it is decoded once more."""
+        Nothing is measured after a worker was lost. If CUDA graphs were recorded meanwhile, which
+        happens only once, the prompt is decoded again.
+        """
         recorded = self._workspace.recorded
         self._measure()
         if self._workspace.recorded > recorded:
@@ -224,7 +225,7 @@ class Measurement:
             self._learn(session, self.output)
 
     def _learn(self, session: Session, output: DecodedOutput) -> None:
-        """Have the method learn from what it decoded; its fault fails this cell."""
+        """Let the method learn from its output. If learning fails, the measurement fails."""
         gc.disable()
         try:
             self.delay.ns = learn(self.method_run.method, session)
@@ -237,7 +238,8 @@ class Measurement:
     def create_batch(
         self, requests: Sequence[Request], size: int, options: Mapping[str, Any]
     ) -> Batch:
-        """Requests to be decoded as this cell's would be alone, `size` of them in a step."""
+        """Return a batch of requests, decoded like the request of this measurement, `size` per
+        step."""
         return Batch(
             self._workspace,
             requests,
@@ -250,13 +252,15 @@ class Measurement:
         )
 
     def new_counters(self) -> Steps:
-        """Those of no step; of relaxed levels where an accept rule is on."""
+        """Return empty counters, including relaxed levels if an accept rule is on."""
         rule = self.method_run.method.accept
         return Steps(relaxed=None if rule is None or rule.off else [])
 
     def matches(self, other: DecodedOutput) -> bool:
-        """Whether another decoding of the prompt came to the same: output and counters. What
-        workers' forwards were is left out: how many were cancelled is a matter of time."""
+        """Return True if another decoding of the prompt has the same output and counters.
+
+        Forwards of workers are not compared, because cancellations depend on timing.
+        """
         m = self.result
         counted = [
             each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
@@ -270,8 +274,8 @@ class Measurement:
         )
 
     def find_fault(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
-        """What is wrong with an output that came without an error, or with what is told of the
-        steps that it came in; None if nothing is."""
+        """Return the fault of an output without an error, or of its reported steps; None if there
+        is none."""
         if session.finish is None:
             return (
                 f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
@@ -287,12 +291,14 @@ class Measurement:
         )
 
     def create_watch(self) -> Watch:
-        """What sees a decoding of this cell from outside of the method."""
+        """Return a watch, which observes the decoding independently of the method."""
         return Watch(self._workspace, self._memory)
 
     def prepare(self) -> torch.device:
-        """Have memory as it was before the first measurement, and let the machine come to rest;
-        returns the target's device."""
+        """Restore the memory before the first measurement and let the machine become idle.
+
+        Return the target's device.
+        """
         if self._memory_before is None:
             self._memory_before = self._memory.save()
         else:
@@ -310,12 +316,12 @@ class Measurement:
 
     @property
     def previous_delay_ns(self) -> int:
-        """What learning from the request before delayed it by."""
+        """Time in ns by which learning from the previous request delayed this one."""
         return self._previous_delay.ns
 
     @property
     def is_replay(self) -> bool:
-        """Whether recorded tokens decide in place of the target."""
+        """Return True if recorded tokens replace the target's decisions."""
         return self.recording is not None
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
@@ -333,7 +339,7 @@ class Measurement:
         log_probs: list[float] | None = None,
         valid: bool | None = None,
     ) -> Record:
-        """The cell as it is written; `verdict` is None for a failed one."""
+        """Build the record of the measurement. `verdict` is None if it failed."""
         m, method, peer = self.result, self.method_run.method, self.method_run.method.peer
         failed, void = m.error is not None, self.noisy or self._previous_delay.noisy
         ns = Ns() if failed or void else m.ns
@@ -408,7 +414,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
 
 
 def build_draft_record(told: ReportedStep) -> Drafted:
-    """Return the draft of a step, as a record keeps it."""
+    """Return the draft of a step in the form of a record."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:
         return Drafted([], None, path)

@@ -1,9 +1,9 @@
-"""`--memory-budget`: the largest settings that a run's memory has room for, chosen beforehand.
+"""`--memory-budget`: choose the largest batch and drafts that fit, before the run.
 
-The memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986), for this engine: weights of
-target and draft, rows of keys and values that are preallocated for every seat, and at the peak what
-a forward has in hand: activations of its rows, and the candidates' logits and distributions. Rows
-are counted exactly, by having the methods take their states from decoders that compute nothing.
+This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine:
+weights of target and draft model, preallocated keys and values of every batch slot, and at the peak
+the activations of a forward and the logits and distributions of the candidates. Rows are counted
+exactly: the methods allocate their states from decoders that compute nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from specbench_cli.tasks import Question, conversation, render
 from specbench_cli.tasks.schema import Message
 
 DEFAULT_ACCEPTANCE = 0.7
-"""That a draft token stands, as long as nothing is known: `LengthParams.acceptance`'s default."""
+"""Acceptance rate of a draft token if nothing is known: the default of `LengthParams.acceptance`."""
 
 
 class MemoryModel:
-    """What settings of a run take."""
+    """Memory of a run, as a function of its settings."""
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
@@ -57,7 +57,7 @@ class MemoryModel:
         self.asked = {method_run.label: _draft_size(method_run) for method_run in plan.method_runs}
 
     def compute_footprint(self, batch: int, most: int) -> Footprint:
-        """Of a batch whose rows draft at most so many tokens a step."""
+        """Return the footprint of a batch whose methods draft at most `most` tokens per step."""
         plan = self._plan
         methods = [
             (_limit_draft(method_run, min(asked, most)), min(asked, most))
@@ -68,7 +68,7 @@ class MemoryModel:
         return compute_footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def tokens(self, batch: int, most: int) -> float:
-        """Tokens that a step of each row is expected to bring, all rows together."""
+        """Return the expected tokens per step, summed over all methods."""
         return batch * sum(
             expected_tokens(
                 getattr(method_run.method.params, "acceptance", DEFAULT_ACCEPTANCE),
@@ -79,7 +79,7 @@ class MemoryModel:
         )
 
     def limited(self, most: int) -> list[dict[str, Any]]:
-        """The rows of a configuration that draft at most so many tokens."""
+        """Return the methods of the configuration with drafts of at most `most` tokens."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
             key, asked = _draft_param(method_run.method), self.asked[method_run.label]
@@ -89,14 +89,15 @@ class MemoryModel:
 
 
 def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """A configuration within its memory budget, and what the manifest keeps of that; as it is where
-    it has none.
+    """Return a configuration that fits into its memory budget, and the manifest entry of the
+    choice.
 
-    What was asked for (batch, draft lengths, tree nodes) is the most that is taken. Of all that
-    fits, what is expected to bring most tokens a step is chosen; the larger batch of two alike.
+    The configured batch, draft lengths and tree sizes are upper limits. Among the settings that
+    fit, the one with the most expected tokens per step is chosen; of two equal ones the larger
+    batch. Without a budget the configuration is unchanged.
 
     Raises:
-        UsageError: nothing fits, or a row's memory is not known beforehand.
+        UsageError: nothing fits, or the memory of a method cannot be predicted.
     """
     if config.memory_budget is None:
         return config, None
@@ -135,13 +136,13 @@ def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
 
 
 def format_footprint(found: Footprint) -> str:
-    """A footprint, for a person."""
+    """Format a footprint for the user."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
 
 def describe_choice(facts: Mapping[str, Any]) -> str:
-    """What was chosen, for a person."""
+    """Describe the chosen settings for the user."""
     asked, chosen = facts["asked"], facts["chosen"]
     drafts = ", ".join(
         f"{label} {most} of {asked['drafts'][label]}"
@@ -160,7 +161,7 @@ def _mb(size: int) -> str:
 
 
 def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
-    """For each batch that fits, the largest first, with the longest drafts that do."""
+    """Yield each batch size that fits, largest first, with the longest drafts that fit."""
     longest = max(1, *model.asked.values())
     for batch in range(asked, 0, -1):
         low, high = 0, longest  # what takes more with each draft token is searched by halves
@@ -173,7 +174,7 @@ def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tu
 
 
 def _draft_param(method: Method) -> str | None:
-    """The parameter that bounds a method's draft; None for one that drafts nothing."""
+    """Return the parameter that limits a method's draft; None if the method does not draft."""
     params = method.params
     if isinstance(params, LengthParams):
         return "length" if isinstance(params.length, int) else "max"
@@ -182,7 +183,7 @@ def _draft_param(method: Method) -> str | None:
 
 
 def _draft_size(method_run: MethodRun) -> int:
-    """Most draft tokens a step. Raises MethodFault where that is chosen later."""
+    """Return the maximum number of draft tokens per step. Raise MethodFault if it is chosen later."""
     key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
@@ -200,7 +201,8 @@ def _limit_draft(method_run: MethodRun, most: int) -> Method:
 
 
 def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
-    """The longest prompt of each question: all its turns, with the longest answers in between."""
+    """Yield the maximum prompt length of each question: all turns, with the longest answers in
+    between."""
     tokenizer, label = tokenizer_of(plan.target), plan.target.label
     for question in plan.questions:
         lengths: list[int] = []
@@ -218,12 +220,12 @@ def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
 
 
 def _context_messages(question: Question) -> list[Sequence[Message]]:
-    """What stands before each turn, but for the turns themselves."""
+    """Return the messages before each turn, without earlier turns."""
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
 def _batches(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
-    """The prompts that are decoded together, in each turn."""
+    """Return the prompt lengths of each batch, in each turn."""
     asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
     size = len(asked) if plan.loads else prompts_per_batch(batch)
     dealt = [asked[first : first + size] for first in range(0, len(asked), size)]
@@ -237,19 +239,18 @@ def _batches(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
 # ---- the footprint of a batch --------------------------------------------------------------------
 
 NOISE_BLOCK, NOISE_NUMBERS, NOISE_PARTS = 32, 1 << 20, 8
-"""Coupled decoding makes noise of so many positions at once, or fewer of a large vocabulary, by way
-of so many float64 of each; see `sampling.Noise`."""
+"""Coupled sampling computes noise for blocks of positions, with fewer positions if the vocabulary
+is large, through several float64 arrays each; see `sampling.Noise`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What a model takes, in bytes.
+    """Memory of a model in bytes.
 
-    weights: of all, copies included. row: of the keys and values of a token. scratch: of the
-    buffers that a token of a forward has (`plan.Scratch`). moving: of what is made beside them in a
-    layer: rows of the hidden size before and after, and the MLP's two halves, where their product
-    is of a form that cannot write into a buffer. logits: of a row of logits. vocab: how many there
-    are.
+    weights: All weights with copies. row: Keys and values of a token. scratch: Buffers of a token
+    in a forward (`plan.Scratch`). temporaries: Other tensors of a layer: rows of the hidden size
+    before and after it, and the MLP's two halves if their product cannot write into a buffer.
+    logits: A row of logits. vocab: Number of logits.
     """
 
     weights: int
@@ -261,10 +262,10 @@ class ModelSizes:
 
     @classmethod
     def read(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self:
-        """Of a checkpoint, by its config and the shapes of its tensors.
+        """Read the sizes of a checkpoint from its config and the shapes of its tensors.
 
         Raises:
-            MethodFault: it does not run through our own decoder.
+            MethodFault: the checkpoint does not run in our own decoder.
         """
         config = read_config(folder)
         if not fits(config):
@@ -293,9 +294,11 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes at the peak. weights, draft: of the target, of the draft model; rows: both ones' keys
-    and values; activations: of the largest forward; candidates: logits, distributions, noise of
-    drafts."""
+    """Bytes at the peak.
+
+    weights, draft: Weights of the target and of the draft model. rows: Keys and values of both.
+    activations: The largest forward. candidates: Logits, distributions and noise of drafts.
+    """
 
     weights: int
     draft: int
@@ -305,7 +308,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(asdict(self).values())
 
 
@@ -318,16 +321,19 @@ def compute_footprint(
     chunk: int,
     rule: Rule,
 ) -> Footprint:
-    """What rows of a run hold, one after another in one process; states are kept between them.
+    """Return the memory of methods that run one after another in one process, which keeps their
+    states.
 
     Args:
-        methods: each with its most draft tokens a step.
-        sizes: of "target", and of "draft" if a method needs one.
-        groups: lengths of the prompts that are decoded together, in their order; budget: most new
-            tokens.
-        batch: sequences that take part in a step. chunk: most tokens of prompts beside them.
+        methods: Each with its maximum number of draft tokens per step.
+        sizes: Sizes of "target", and of "draft" if a method needs one.
+        groups: Prompt lengths of each batch, in their order.
+        budget: Maximum number of new tokens.
+        batch: Number of sequences in a step.
+        chunk: Maximum number of prompt tokens beside them.
+
     Raises:
-        MethodFault: a method drafts by something else than a draft model or a lookup.
+        MethodFault: a method drafts with something else than a draft model or a lookup.
     """
     prompts = max(groups, key=len)
     scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
@@ -386,11 +392,12 @@ def compute_footprint(
 
 
 def expected_tokens(chance: float, nodes: int, *, tree: bool) -> float:
-    """Tokens that a step brings with so many draft tokens: the target's own and, of a chain or of
-    the best tree, the sum of the chances that all up to a node stand.
+    """Return the expected number of tokens of a step with `nodes` draft tokens.
 
-    A node's best child stands with `chance`, its next one with that of the rest, and so on: the
-    best tree takes the nodes of the largest products, and with a node always its parent.
+    It is the target's own token plus the sum of the probabilities that a node and all its ancestors
+    are accepted, for a chain or the best tree. A node's best child is accepted with `chance`, the
+    next one with the same chance of the rest, and so on. The best tree has the nodes with the
+    largest products.
     """
     total, open_ = 1.0, [(-chance, chance)]
     for _ in range(nodes):

@@ -1,5 +1,7 @@
-"""What forwards cost: for a run's methods that choose by it, the same to the run's end; and for
-predictions of its times, probed by itself or between a run's prompts."""
+"""Costs of forwards, for methods that use them and for predictions.
+
+They stay the same during a run. A probe measures them on its own or between the prompts of a run.
+"""
 
 from __future__ import annotations
 
@@ -38,25 +40,25 @@ PROBED_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "eagle3": TREE_PARAMS,
     "mtp": ({"length": 1}, {"length": 4}),
 }
-"""Parameters of the sessions that tell what drafting costs the host; of others, those given."""
+"""Parameters of the sessions that measure the host work of drafting. Other methods use their own."""
 
 BATCH_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": ({},),
     "pld": ({},),
     "eqspec": ({"length": 2}, {"length": 6}),
 }
-"""What decodes batches that are probed, as far as there is a draft model for it."""
+"""Methods that decode the probed batches, if there is a draft model for them."""
 
 MAX_PROMPTS = 24
-"""Questions of a run that a probe between its prompts decodes to time the host's work."""
+"""Number of questions that a probe between prompts decodes to measure the host work."""
 
 
 def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
-    """Let a run's methods know what forwards cost, if one of them asks.
+    """Provide the costs of forwards to the methods of a run, if one of them uses them.
 
-    They are those that the manifest holds since the run began. Until then: those of the probe kept
-    of this machine, these models, this set-up and software, if it was quiet and no method goes by
-    the load; else they are measured now, whole steps of several sequences too where a method does.
+    The manifest keeps them from the start of the run. A new run uses the cached probe of this
+    machine, models, setup and software if it was quiet and no method depends on the load. Otherwise
+    they are measured now, with whole steps of several sequences if a method depends on the load.
     """
     if not any(method_run.method.uses_costs for method_run in plan.method_runs):
         return
@@ -78,7 +80,7 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
 
 
 def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
-    """Those of a kept probe that a run of now can go by."""
+    """Return the costs of a cached probe that applies to this run, if there is one."""
     facts = bench.models() | bench.drafting_heads()
     models = {name: each["sha256"] for name, each in facts.items()}
     setup = CostSetup(dtype=plan.config.dtype, **bench.resolved())
@@ -90,7 +92,7 @@ def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCo
 
 
 def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
-    """What decodes a method's sessions in a probe, by name."""
+    """Return functions that decode a method's sessions in a probe, by name."""
     return {
         " ".join((method_run.label, *settings(params))): registry.build(
             method_run.name, {**method_run.passed, **params}
@@ -100,7 +102,7 @@ def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
 
 
 def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
-    """The batches that are probed: 1, 2, 4 and so on, up to the most."""
+    """Return the batch sizes to probe: 1, 2, 4 and so on, up to the maximum."""
     if most is None:
         return ()
     doubled = (1 << power for power in range(most.bit_length()))
@@ -108,7 +110,7 @@ def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
 
 
 def together(drafted: bool) -> dict[str, BatchDecoding]:
-    """What decodes batches, by name."""
+    """Return functions that decode batches, by name."""
     return {
         " ".join((name, *settings(params))): registry.build(name, params).generate_batch
         for name, each in BATCH_PARAMS.items()
@@ -118,7 +120,7 @@ def together(drafted: bool) -> dict[str, BatchDecoding]:
 
 
 def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
-    """What a probe found, with whose it is."""
+    """Return the costs of a probe's result, with machine, models and setup."""
     return Costs(
         version=__version__,
         created_utc=now(),
@@ -131,7 +133,7 @@ def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, 
 
 
 def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Of each model that is probed what tells it from others."""
+    """Return facts that identify each probed model."""
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
         role: {name: facts[name] for name in kept if name in facts}
@@ -140,12 +142,13 @@ def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
 
 
 class InterleavedProbe:
-    """A probe whose rounds lie between a pass's prompts, spread evenly: it meets the machine that
-    the prompts meet.
+    """Probe whose rounds are spread evenly between the prompts of a repeat.
+
+    It measures under the same conditions as the prompts.
 
     Args:
-        rounds: how many.
-        apart: rows that are decoded elsewhere: their sessions are not timed.
+        rounds: Number of rounds.
+        apart: Methods in plug-in processes, whose sessions are not timed.
 
     Raises:
         UsageError: the models cannot be probed.
@@ -174,7 +177,7 @@ class InterleavedProbe:
         self.done = 0
 
     def due(self, share: float) -> int:
-        """Rounds that lack when such a share of the prompts is done."""
+        """Return the number of rounds that are due when this share of the prompts is done."""
         return max(0, int(self.rounds * share + 1e-9) - self.done)
 
     def round(self) -> None:
@@ -183,7 +186,7 @@ class InterleavedProbe:
         self.done += 1
 
     def costs(self) -> Costs | None:
-        """What was found; None if nothing was measured, or noise took too much."""
+        """Return the costs; None if nothing was measured, or too many rounds were noisy."""
         found = self._probe.result() if self.done else None
         if found is None or found.too_noisy:
             return None

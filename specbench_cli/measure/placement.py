@@ -1,4 +1,4 @@
-"""Where a run's target and the worker that drafts beside it compute, and what joins them."""
+"""Placement of the target and its parallel drafter on devices, and the transport between them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ otherwise."""
 
 @dataclass(frozen=True)
 class Placement:
-    """A run's places.
+    """Placement of a run.
 
-    device: of the drafter. transport: what joins it to the target.
-    words: both places by role, as --devices has them.
-    apart: whether the drafter loads a draft of its own.
+    device: Device of the drafter. transport: Connection of drafter and target.
+    device_names: Both devices by role, as --devices writes them.
+    separate_draft: True if the drafter loads its own copy of the draft model.
     """
 
     device: torch.device
@@ -38,7 +38,7 @@ class Placement:
 
 
 def check_placement(plan: Plan) -> None:
-    """Raise EnvironmentFault if this machine has not what the configuration asks for."""
+    """Raise EnvironmentFault if this machine does not have what the configuration requires."""
     home = choose_device(plan.config.home)
     check_threads(plan.config.threads)
     if plan.parallel:
@@ -46,8 +46,10 @@ def check_placement(plan: Plan) -> None:
 
 
 def check_threads(asked: int | None) -> None:
-    """Raise EnvironmentFault if more threads are asked for than this machine has processors: those
-    wait for each other, and OpenMP ends the program where it cannot have them."""
+    """Raise EnvironmentFault if the run uses more threads than this machine has processors.
+
+    Such threads wait for each other, and OpenMP ends the program if it cannot start them.
+    """
     n_cpus = os.cpu_count() or 1
     if asked is not None and asked > n_cpus:
         raise EnvironmentFault(
@@ -56,11 +58,11 @@ def check_threads(asked: int | None) -> None:
 
 
 def placement(plan: Plan, home: torch.device) -> Placement:
-    """Where the workers of a run's methods compute, by the configuration or by default: on a CPU
-    the cores in halves, on a GPU two streams.
+    """Return the placement of a run: as configured, or by default two halves of the cores, or two
+    streams of a GPU.
 
     Raises:
-        EnvironmentFault: cores or GPUs that are not here. UsageError: no timeout.
+        EnvironmentFault: cores or GPUs do not exist. UsageError: the timeout is invalid.
     """
     asked = plan.config.devices
     if home.type == "cpu":
@@ -75,7 +77,7 @@ def placement(plan: Plan, home: torch.device) -> Placement:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device asked for; "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
+    """Return a device by name. "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
