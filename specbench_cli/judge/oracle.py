@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 
 
 class Oracle:
@@ -28,7 +28,7 @@ class Oracle:
         self._cache_name = next((name for name in known if name in self._parameters), known[-1])
 
     @torch.inference_mode()
-    def logits(self, text: Sequence[int], source: Source | None, last: int) -> Tensor:
+    def logits(self, text: Sequence[int], source: ExtraInput | None, last: int) -> Tensor:
         """Return the logits of the last tokens, [last, vocab] float32, from one forward."""
         few = {"logits_to_keep": last} if "logits_to_keep" in self._parameters else {}
         out = self.module(**self._inputs(text, source), **few)
@@ -36,7 +36,7 @@ class Oracle:
         return rows
 
     @torch.inference_mode()
-    def stepwise_logits(self, text: Sequence[int], source: Source | None) -> Iterator[Tensor]:
+    def stepwise_logits(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
         """Yield the logits of each token, [vocab] float32, from forwards over one token with the
         cache."""
         name, fixed = "input_ids", {}
@@ -52,11 +52,11 @@ class Oracle:
             cache = getattr(out, self._cache_name)
             yield out.logits[0, -1].float()
 
-    def self_source(self, text: Sequence[int]) -> Source | None:
+    def self_source(self, text: Sequence[int]) -> ExtraInput | None:
         """Return the text as its own encoder input; None for a model without an encoder."""
-        return Source(ids=tuple(text)) if self._encodes else None
+        return ExtraInput(ids=tuple(text)) if self._encodes else None
 
-    def _inputs(self, text: Sequence[int], source: Source | None) -> dict[str, Any]:
+    def _inputs(self, text: Sequence[int], source: ExtraInput | None) -> dict[str, Any]:
         if self._encodes:
             read = () if source is None else source.ids
             return {"input_ids": self._tensor(read), "decoder_input_ids": self._tensor(text)}

@@ -257,7 +257,7 @@ class OutputJudge:
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         contrast = self._sampling.contrast
-        scale = 1.0 if contrast is None else contrast.stretch
+        scale = 1.0 if contrast is None else contrast.error_factor
         return scale * self._tolerance.value / (self._sampling.temperature or 1.0)
 
     @cached_property
@@ -338,7 +338,7 @@ class OutputJudge:
 
     def _process(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
-        return rows if processor is None else processor.along(rows, ids)
+        return rows if processor is None else processor.process_output(rows, ids)
 
     def _read_with_oracle(self, request: Request, ids: Sequence[int]) -> LogitPair:
         """Return the logits of the output tokens by the oracle; see `_logit_pair`."""
@@ -362,7 +362,7 @@ class OutputJudge:
         contrast, plain = self._sampling.contrast, _check_finite(read(request), first)
         if contrast is None:
             return plain, None
-        weak = replace(request, ids=contrast.weakened(request.ids))
+        weak = replace(request, ids=contrast.weaken(request.ids))
         return plain, _check_finite(read(weak), first)
 
     def _contrasted(self, logits: LogitPair) -> Tensor:
@@ -370,7 +370,7 @@ class OutputJudge:
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return plain
-        return contrast.contrasted(plain, weak)
+        return contrast.apply(plain, weak)
 
     def _border_variants(self, logits: LogitPair) -> list[Tensor]:
         """Return the logits for both sides of a contrast's borders, which rounding may move."""
@@ -379,8 +379,8 @@ class OutputJudge:
             return [plain]
         self._allowed_gap  # noqa: B018  the tolerance is measured
         assert self._tolerance is not None
-        near = contrast.around(plain.shape[-1], self._tolerance.value)
-        return [each.contrasted(plain, weak) for each in (contrast, *near)]
+        near = contrast.borderline_variants(plain.shape[-1], self._tolerance.value)
+        return [each.apply(plain, weak) for each in (contrast, *near)]
 
 
 def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:

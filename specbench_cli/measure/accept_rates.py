@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SpanParams
+from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
@@ -69,7 +69,7 @@ def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     For a rule over reasoning steps, return the share of judged steps. 0 if there was none.
     """
     workspace, memory = bench.workspace, Memory()
-    by_step = isinstance(method_run.method.params, SpanParams)
+    by_step = isinstance(method_run.method.params, SegmentParams)
     passed = judged = 0
     for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
         ids, budget = bench.prompt(question), plan.budget(question)

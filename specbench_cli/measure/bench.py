@@ -33,7 +33,7 @@ from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.processor import Processor
+from specbench_cli.engine.verify.processor import LogitsProcessor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
 from specbench_cli.measure.energy import EnergyMeter
@@ -191,7 +191,7 @@ class Bench:
                     unfit[method_run.label] = fault
         return unfit
 
-    def _grammar_processor(self) -> Processor | None:
+    def _grammar_processor(self) -> LogitsProcessor | None:
         grammar = self._plan.grammar
         if grammar is None:
             return None
@@ -555,7 +555,7 @@ def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, C
 
 def _roles_of(method: Method) -> set[str]:
     """Return the roles of the models that a method drafts with."""
-    return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
+    return {*method.models(), *(("draft",) if "draft" in method.requirements else ())}
 
 
 def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:

@@ -16,7 +16,7 @@ from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
-from specbench_cli.engine.verify.hooks import steps_of
+from specbench_cli.engine.verify.hooks import check_steps
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_step
 from specbench_cli.engine.workspace import Workspace
@@ -181,7 +181,7 @@ class Measurement:
                 self.energy.begin()
                 watch.begin(session)
                 made = self.method_run.method.generate(session)
-                for step in steps_of(self.method_run.method, "generate", made):
+                for step in check_steps(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
                     told.append(ReportedStep.of(step))
                 watch.end()
@@ -219,8 +219,8 @@ class Measurement:
         )
         if isinstance(session, PeerSession):
             ns = self.output.ns
-            seen = (ns.prefill, ns.decode) if session.sees_first else ()
-            self.output.ns, self.output.extra = Ns(ns.total, *seen), extra | session.counted
+            seen = (ns.prefill, ns.decode) if session.knows_first_token_time else ()
+            self.output.ns, self.output.extra = Ns(ns.total, *seen), extra | session.counts
         if learns and error is None:
             self._learn(session, self.output)
 
@@ -245,7 +245,7 @@ class Measurement:
             requests,
             self._sampling,
             size=size,
-            slots=self.method_run.method.held(size),
+            slots=self.method_run.method.max_sequences(size),
             pass_=self.pass_,
             memory=self._memory,
             **options,
@@ -254,7 +254,7 @@ class Measurement:
     def new_counters(self) -> Steps:
         """Return empty counters, including relaxed levels if an accept rule is on."""
         rule = self.method_run.method.accept
-        return Steps(relaxed=None if rule is None or rule.off else [])
+        return Steps(relaxed=None if rule is None or rule.is_exact else [])
 
     def matches(self, other: DecodedOutput) -> bool:
         """Return True if another decoding of the prompt has the same output and counters.

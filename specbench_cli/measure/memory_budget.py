@@ -39,7 +39,7 @@ from specbench_cli.tasks import Question, conversation, render
 from specbench_cli.tasks.schema import Message
 
 DEFAULT_ACCEPTANCE = 0.7
-"""Acceptance rate of a draft token if nothing is known: the default of `LengthParams.acceptance`."""
+"""Acceptance rate of a draft token if nothing is known: as in `LengthParams.acceptance`."""
 
 
 class MemoryModel:
@@ -183,7 +183,7 @@ def _draft_param(method: Method) -> str | None:
 
 
 def _draft_size(method_run: MethodRun) -> int:
-    """Return the maximum number of draft tokens per step. Raise MethodFault if it is chosen later."""
+    """Return the maximum number of draft tokens per step. Raise MethodFault if it is unknown."""
     key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
@@ -348,7 +348,7 @@ def compute_footprint(
         if method.artifacts() or method.models() or not method.batches:
             raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
         for n in {1, *map(len, groups)}:  # a row is warmed up alone
-            held = method.held(batch)
+            held = method.max_sequences(batch)
             for session in Batch(
                 workspace, requests[:n], Sampling(), size=batch, slots=held
             ).join():
@@ -357,7 +357,7 @@ def compute_footprint(
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
     # Neighbours are prefilled together: the first ones, and others where as many end at once.
-    slots = max(method.held(batch) for method, _ in methods)
+    slots = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
         (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )

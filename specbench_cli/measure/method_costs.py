@@ -40,7 +40,7 @@ PROBED_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "eagle3": TREE_PARAMS,
     "mtp": ({"length": 1}, {"length": 4}),
 }
-"""Parameters of the sessions that measure the host work of drafting. Other methods use their own."""
+"""Parameters of sessions that measure the host work of drafting. Other methods use their own."""
 
 BATCH_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": ({},),

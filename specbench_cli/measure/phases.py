@@ -52,15 +52,15 @@ def _prompt_time(forwards: Sequence[Forward]) -> int:
     """Return the share of prompts in mixed forwards, in ns."""
     return sum(
         (f.t1_ns - f.t0_ns)
-        * sum(n for place, n in f.rows.items() if place in f.reading)
+        * sum(n for place, n in f.rows.items() if place in f.prompt_places)
         // f.n_tokens
         for f in forwards
-        if f.rows is not None and f.reading
+        if f.rows is not None and f.prompt_places
     )
 
 
 def union_length(spans: Iterable[Interval]) -> int:
-    """Return the length of the union of intervals. Intervals that end before they begin are empty."""
+    """Return the length of the union of intervals. Intervals with end before start are empty."""
     length, end = 0, 0
     for t0, t1 in sorted(span for span in spans if span[0] < span[1]):
         length += max(0, t1 - max(t0, end))

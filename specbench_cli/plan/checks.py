@@ -129,7 +129,7 @@ def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
     with_rule = [
         method_run.label
         for method_run in method_runs
-        if method_run.declared.accept and not method_run.declared.accept.off
+        if method_run.declared.accept and not method_run.declared.accept.is_exact
     ]
     if with_rule:
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"

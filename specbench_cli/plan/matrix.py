@@ -66,7 +66,7 @@ def pairs(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _uses_draft(name: str, params: Mapping[str, Any]) -> bool:
-    return "draft" in registry.declare(name, params).needed
+    return "draft" in registry.declare(name, params).requirements
 
 
 def _folder_name(model: str) -> str:
