@@ -19,9 +19,9 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 @options.parsed_command("specbench_cli.config.commands:DoctorOptions")
 def doctor(asked: DoctorOptions) -> ExitCode:
-    """Check versions, devices, quietness, data, models and the hub; say what mends what is missing.
+    """Check the installation, devices, background load, data and models, and suggest fixes.
 
-    Exit code 0 if the default run works, 3 if it does not.
+    Exit code: 0 if the default run works here, 3 if not.
     """
     checks = _checks()
     works = not any(check.fatal for check in checks)

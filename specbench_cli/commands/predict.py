@@ -46,10 +46,11 @@ EPILOG = "\n\n".join(
 
 @options.parsed_command("specbench_cli.config.predict:PredictOptions")
 def predict(asked: PredictOptions) -> ExitCode:
-    """Predict a run's decode times from what single forwards cost on this machine.
+    """Predict the decode times of a run from the costs of single forwards.
 
-    First --probe (a minute or two for the shipped models), then RUN: it is replayed, forward by
-    forward. With --hardware and --shape it is replayed at the costs of a roofline instead.
+    First measure the costs with --probe (one or two minutes for the shipped models). Then give RUN
+    to replay it forward by forward at these costs. With --hardware, replay it on the roofline model
+    of an accelerator.
     """
     if sum((asked.run is not None, asked.probe, asked.compare is not None)) != 1:
         raise UsageError(

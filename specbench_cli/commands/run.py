@@ -56,8 +56,8 @@ EPILOG = "\n\n".join(
         *EXAMPLES,
         "Profiles:",
         *(f"{name}: {about}." for name, about in PROFILES.items()),
-        "Every option can be set as SPECBENCH_OPTION in the environment, and by its name in a YAML"
-        " file. Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
+        "Options can also be set in the environment (SPECBENCH_OPTION) and in a YAML file."
+        " Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
         " default.",
     )
 )
@@ -68,9 +68,10 @@ CANDIDATES = "8"
 
 @options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:RunInvocation")
 def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
-    """Measure methods on prompts: speedups with intervals, verdicts, and where time goes.
+    """Measure methods on prompts: speedup, acceptance, equality of outputs, time per phase.
 
-    Vanilla decoding is always run. Without arguments: the embedded models on 12 prompts.
+    Vanilla decoding is always measured too. Without options, run a short benchmark of the embedded
+    models on 12 prompts.
     """
     from specbench_cli.config.run import RunInvocation
 

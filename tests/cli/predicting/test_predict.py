@@ -295,7 +295,7 @@ def make_head(tmp_path):
     target = load_decoder(resolve("embedded-1m").path, name="target")
 
     def make(seed):
-        files = EagleHead.module.random(target, seed).files()
+        files = EagleHead.module.random(target, seed).as_loaded()
         folder = tmp_path / f"head-{seed}"
         folder.mkdir()
         tensors = {
