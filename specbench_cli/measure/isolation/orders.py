@@ -205,8 +205,8 @@ class PluginOrders:
 
 
 _PROPERTIES = (
-    "name params accept upper_bound needed scope state_scope uses_costs learns timing_free workers"
-    " bonus peer baseline batches paper tunable"
+    "name params accept upper_bound requirements scope state_scope uses_costs learns timing_free workers"
+    " bonus peer baseline batches paper_params tunable"
 ).split()
 
 
