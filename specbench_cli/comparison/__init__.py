@@ -1,1 +1,1 @@
-"""Two runs, or many: what changed between them, and whether a gate should close."""
+"""Comparison of two or more runs: what changed, and whether the gate fails."""

@@ -1,7 +1,7 @@
-"""What a comparison sees of one output: a digest of its ids, its counters, its times.
+"""An output as a comparison sees it: a digest of its token ids, its counters and its times.
 
-No class has slots: hundreds of thousands of them come from other processes, and unpickling one that
-is frozen and has slots sets every field by a call.
+The classes have no slots, because hundreds of thousands of objects come from other processes.
+Unpickling a frozen class with slots calls a setter for every field.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 PromptTurn = tuple[str, int]
-"""A prompt's turn."""
+"""Prompt id and turn."""
 
 
 class PairKey(NamedTuple):
-    """What two cells must share to be a pair."""
+    """Key that two outputs must share to be compared."""
 
     prompt_id: str
     turn: int
@@ -30,7 +30,7 @@ class PairKey(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row of the comparison: a method's cells of one task."""
+    """A row of the comparison: the outputs of one method for one task."""
 
     task: str
     label: str
@@ -38,7 +38,7 @@ class RowKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums over a cell's steps; null what the method cannot see (peers).
+    """Sums over the steps of an output; None if the method does not report a counter (peers).
 
     committed: tokens after the first. levels, nodes: drafted. tested, accepted: levels.
     """
@@ -55,13 +55,13 @@ class Counters:
 
     @classmethod
     def total(cls, counters: Collection[Counters]) -> Counters:
-        """The sums of cells; null where one is."""
+        """Return the sums over outputs; None if one of them is None."""
         columns = ([getattr(each, f.name) for each in counters] for f in fields(cls))
         return cls(*(None if None in column else sum(column) for column in columns))
 
     @property
     def contradiction(self) -> str | None:
-        """What cannot be of these counts of one output; null where nothing."""
+        """Return how the counters of one output contradict each other, or None."""
         if self.steps is None or self.n_tokens is None:
             return None
         counts = [self.accepted or 0, self.tested or 0, self.levels or 0, self.nodes or 0]
@@ -75,19 +75,21 @@ class Counters:
 
     @property
     def mat(self) -> float | None:
-        """Mean accepted tokens: committed per step; null where there is no step."""
+        """Return the mean accepted tokens: committed tokens per step; None without steps."""
         return self.committed / self.steps if self.committed is not None and self.steps else None
 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one cell, in nanoseconds; null what the method cannot see.
+    """Times of an output in nanoseconds; None if the method does not report a time.
 
-    decode, draft, verify, host, total: as in the records; peers say nothing but total.
-    draft_forward, verify_forward: of the forwards that draft and that verify, mean over their kinds
-    (same model and layers, same number of tokens) of a kind's median, weighted by count. Vanilla's
-    verify_forward is its forward over one token. draft_fastest: draft_forward with each kind's
-    fastest in place of its median; null in baselines of older versions.
+    decode, draft, verify, host, total: as in the records; peers report only the total.
+        draft_forward,
+    verify_forward: mean over the kinds of forwards that draft or verify (same model, layers and
+    number of tokens) of each kind's median, weighted by count. Vanilla's verify_forward is its
+    forward over
+    one token. draft_fastest: like draft_forward, with each kind's minimum instead of its median;
+    None in baselines of older versions.
     """
 
     decode: int | None
@@ -104,8 +106,9 @@ class Times:
 class ComparedOutput:
     """One output.
 
-    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: its kind; null
-    where it failed, as ids are. times: null where it failed or was void.
+    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: kind of the
+    verdict. Both are None if the output failed. times: None if the output failed or its time is
+    void.
     """
 
     key: PairKey
@@ -125,5 +128,5 @@ class ComparedOutput:
 
     @property
     def row(self) -> RowKey:
-        """The row that it belongs to."""
+        """Return the key of the row to which the output belongs."""
         return RowKey(self.task, self.key.label)

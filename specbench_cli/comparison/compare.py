@@ -1,4 +1,4 @@
-"""Two sides put together: what can be compared, what both gates found, what became of each row."""
+"""Comparison of two sides: scope, findings of both gates, and the outcome of each row."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specbench_cli.stats.regression import LEVEL
 
 
 def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcome]) -> Comparison:
-    """What changed from BASE to NEW.
+    """Compare BASE with NEW.
 
     Args:
-        tolerance: the slowdown that is let pass, 0.05 for 5%.
-        fail_on: the outcomes that close the gate.
+        tolerance: allowed slowdown, 0.05 for 5%.
+        fail_on: outcomes that fail the gate.
 
     Raises:
-        UsageError: the sides have nothing in common that could be judged.
+        UsageError: the sides share nothing that can be judged.
     """
     scope = determine_scope(base, new)
     changes: Mapping[RowKey, tuple[TimeChange, ...]] = {}
@@ -62,7 +62,7 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
 def _compare_rows(
     scope: Scope, changes: Mapping[RowKey, tuple[TimeChange, ...]], tolerance: float
 ) -> Iterator[RowOutcome]:
-    """The rows that both sides have."""
+    """Yield the outcomes of the rows that both sides have."""
     counted = deterministic.compare_outputs(scope)
     for row, pairs in scope.pairs.items():
         times = changes.get(row, ())
@@ -92,7 +92,7 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 
 
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
-    """Rows that NEW alone has: nothing to compare with, but broken is broken."""
+    """Yield the outcomes of rows that only NEW has; broken outputs count there too."""
     for row in scope.new:
         cells = [cell for cell in new.cells.values() if cell.row == row]
         bad = [cell for cell in cells if deterministic.is_bad(cell)]
@@ -129,7 +129,7 @@ def _facts(side: Side) -> dict[str, object]:
 
 
 def _raise_nothing_comparable(base: Side, new: Side, scope: Scope) -> None:
-    """Raises UsageError: a comparison of nothing must not look like a pass."""
+    """Raise UsageError, because an empty comparison must not look like a pass."""
     reasons = dict.fromkeys((*scope.not_compared, *(why for _, why in scope.rules.values())))
     lines = "".join(f"\n  {reason}" for reason in reasons)
     raise UsageError(

@@ -1,10 +1,14 @@
-"""The deterministic gate: ids, verdicts and counters, which no noise can change.
+"""The deterministic gate: token ids, verdicts and counters, which noise does not change.
 
-A row's rule says how much must be the same. `exact`: ids and every counter. `verdict`: NEW's own
-verdicts, and the counters of all but a hundredth of the prompts (one at least): on another machine
-a near-tie falls the other way now and then. `ids only`: ids on the same machine and versions, but
-for near-ties, since steps that depend on timing read the target at other widths; elsewhere NEW's
-own verdicts. Whatever the rule, an output that is an error or a mismatch in NEW alone is broken.
+The rule of a row decides what must be equal:
+
+- `exact`: ids and all counters.
+- `verdict`: NEW's verdicts, and the counters of all but 1% of the prompts (at least one may
+  differ), because on another machine some near-ties are decided differently.
+- `ids only`: on the same machine and versions, ids except near-ties, because steps that depend on
+  timing read the target at other widths. Elsewhere, NEW's verdicts.
+
+Under every rule, an output that is an error or a mismatch only in NEW is broken.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ if TYPE_CHECKING:
     from specbench_cli.comparison.scope import Scope
 
 Pair = tuple[ComparedOutput, ComparedOutput]
-"""BASE's and NEW's."""
+"""An output of BASE and the same output of NEW."""
 
 MAX_STRAY_SHARE = 0.01
-"""Share of a row's prompts whose counters may differ on another machine; one always may."""
+"""Maximum share of a row's prompts whose counters may differ on another machine. One always may."""
 
 _WORDS = {
     "n_tokens": "tokens",
@@ -38,11 +42,11 @@ _WORDS = {
     "draft_forwards": "draft forwards",
 }
 _DIGITS = range(2, 7)
-"""Decimals of a MAT: as few as tell two apart."""
+"""Decimals of a MAT: the first number that shows a difference."""
 
 
 def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ...]]:
-    """What changed in each row that both sides have; nothing of a row where nothing did."""
+    """Return the findings of each row that both sides have; empty if nothing changed."""
     return {
         row: tuple(_find_differences(pairs, scope.rules[row][0], scope.rounding_difference is None))
         for row, pairs in scope.pairs.items()
@@ -50,7 +54,12 @@ def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ..
 
 
 def make_broken_finding(cells: Sequence[ComparedOutput], total: int) -> ComparisonFinding:
-    """Outputs of NEW, at least one, that are errors or mismatches. of: how many there are."""
+    """Return the finding for outputs of NEW that are errors or mismatches.
+
+    Args:
+        cells: the broken outputs; at least one.
+        total: number of compared outputs.
+    """
     kinds = Counter("mismatch" if cell.error is None else f"error: {cell.error}" for cell in cells)
     details = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
     return ComparisonFinding(
@@ -61,12 +70,12 @@ def make_broken_finding(cells: Sequence[ComparedOutput], total: int) -> Comparis
 
 
 def is_bad(cell: ComparedOutput) -> bool:
-    """Whether an output is an error or a mismatch."""
+    """Return True if an output is an error or a mismatch."""
     return cell.error is not None or cell.verdict == "mismatch"
 
 
 def mean_accepted_tokens(pairs: Iterable[Pair]) -> tuple[float | None, float | None]:
-    """The mean accepted tokens of BASE and NEW, over the outputs that neither failed at."""
+    """Return the mean accepted tokens of BASE and NEW, over outputs that failed on neither side."""
     sums = _sum_counters([pair for pair in pairs if not _has_error(pair)])
     return (None, None) if sums is None else (sums[0].mat, sums[1].mat)
 
@@ -86,7 +95,7 @@ def _find_differences(
             yield _make_changed_output_finding(changed, len(pairs))
     complete = [pair for pair in rest if not _has_error(pair)]
     if rule == "exact":
-        # Another output has other counters too, which say nothing more.
+        # A changed output also changes its counters, so these are not reported.
         same = [pair for pair in complete if _same_output(pair)]
         differing = [pair for pair in same if _counters_differ(pair)]
         if differing:
@@ -132,8 +141,11 @@ def _make_changed_output_finding(pairs: Sequence[Pair], total: int) -> Compariso
 def _make_mat_finding(
     what: str, differing: Sequence[Pair], outputs: Sequence[Pair]
 ) -> ComparisonFinding:
-    """Counters that differ. counted: the outputs whose sums are given, those that differ among
-    them."""
+    """Return the finding for counters that differ.
+
+    Args:
+        outputs: all pairs whose sums are shown, including the differing ones.
+    """
     figures = _describe_changes(outputs)
     if not figures:
         first = differing[0]
@@ -149,7 +161,7 @@ def _make_mat_finding(
 
 
 def _describe_changes(pairs: Sequence[Pair]) -> list[str]:
-    """What the sums of counters changed from and to, MAT first."""
+    """Describe how the sums of counters changed, MAT first."""
     sums = _sum_counters(pairs)
     if sums is None:
         return []
@@ -190,5 +202,5 @@ def _format_prompt_turn(cell: ComparedOutput) -> str:
 
 
 def _format_prompt_turns(cells: Iterable[ComparedOutput]) -> tuple[str, ...]:
-    """Each once, whatever the passes."""
+    """Return each prompt and turn once, over all passes."""
     return tuple(dict.fromkeys(map(_format_prompt_turn, cells)))

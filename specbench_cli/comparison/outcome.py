@@ -1,4 +1,4 @@
-"""What became of each method between two sides, and whether that closes the gate."""
+"""Outcome of each method in a comparison, and whether it fails the gate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Outcome = Literal["broken", "changed-output", "mat", "slower", "missing", "faste
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FAIL_ON: tuple[Outcome, ...] = ("broken", "changed-output", "mat", "slower")
 NONE = "none"
-"""In place of outcomes that close the gate: nothing does."""
+"""Value of --fail-on with which no outcome fails the gate."""
 
 Rule = Literal["exact", "verdict", "ids only", "nothing"]
-"""By which the deterministic gate judges a row."""
+"""Rule of the deterministic gate for a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonFinding:
-    """One thing found of a row. where: prompts and turns, first ones first ("mini/qa/3 turn 1")."""
+    """A finding about a row. locations: prompts and turns in order ("mini/qa/3 turn 1")."""
 
     outcome: Outcome
     message: str
@@ -33,13 +33,13 @@ class ComparisonFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeChange:
-    """A time's ratio, NEW over BASE (above 1: slower), with its simultaneous interval; None where
-    its ends are no figures (`stats.bootstrap.MAX_INTERVAL_RATIO`).
+    """Ratio of a time, NEW / BASE (above 1: slower), with its simultaneous interval.
 
-    figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; relative
-    to what `comparison.timing` says. significant: the interval excludes 1. detects: the smallest
-    slowdown that this comparison would have found with 80% power, as a ratio. relative: whether it
-    is relative to a time of the same process; else it is a time as it is.
+    figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; see
+    `comparison.timing`. low, high: None if the interval is too wide
+    (`stats.bootstrap.MAX_INTERVAL_RATIO`). significant: True if the interval excludes 1. detects:
+    smallest slowdown, as a ratio, that this comparison finds with 80% power. relative: True if the
+    time is divided by another time of the same process.
     """
 
     figure: str
@@ -64,9 +64,9 @@ class TimeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:
-    """A row's outcome: its worst finding's, "same" without any.
+    """Outcome of a row: that of its worst finding, or "same" without findings.
 
-    pairs: cells compared. why: of the rule. mat: (BASE, NEW).
+    pairs: number of compared outputs. rule_reason: why this rule applies. mat: (BASE, NEW).
     """
 
     key: RowKey
@@ -81,10 +81,11 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of two sides.
+    """Comparison of two sides.
 
-    not_compared: what could not be, and why, a sentence each. timing: whether and how the timing
-    gate was applied, in one sentence. tolerance: of the timing gate, 0.05 for 5%.
+    not_compared: sentences on what could not be compared, and why. timing: sentence on whether and
+        how
+    the timing gate was applied. tolerance: allowed slowdown, 0.05 for 5%.
     """
 
     base: str
@@ -98,22 +99,22 @@ class Comparison:
 
     @property
     def failed_rows(self) -> tuple[RowOutcome, ...]:
-        """The rows that close the gate."""
+        """Return the rows that fail the gate."""
         return tuple(
             row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
         )
 
 
 def worst_outcome(findings: Iterable[ComparisonFinding]) -> Outcome:
-    """The worst outcome of a row's findings; "same" without any."""
+    """Return the worst outcome of findings, or "same" without findings."""
     return min((found.outcome for found in findings), key=OUTCOMES.index, default="same")
 
 
 def parse_fail_on(words: str) -> tuple[Outcome, ...]:
-    """The outcomes that close the gate, of a list with commas; none for "none".
+    """Return the outcomes that fail the gate, from a comma-separated list; empty for "none".
 
     Raises:
-        UsageError: a word is no outcome, or "same"; or nothing is named.
+        UsageError: a word is not an outcome or is "same", or the list is empty.
     """
     names = [word.strip() for word in words.split(",") if word.strip()]
     if names == [NONE]:

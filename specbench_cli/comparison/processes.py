@@ -1,4 +1,4 @@
-"""The processes of two sides, by what the timing gate has to know of them."""
+"""Processes of two sides, with all that the timing gate needs of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED, has_partner
 from specbench_cli.summary.speedups import MAX_UNTIMED
 
 Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
-"""A process' outputs, by label and place."""
+"""Outputs of a process, by label, then by prompt and turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedProcesses:
-    """Every process of both sides, BASE's first.
+    """All processes of both sides, BASE's first.
 
-    new: whether it is NEW's. pair: the number of its pair, where the sides' runs took turns. lost:
-    the labels that lost any of their times there.
+    new: True for processes of NEW. pair: index of each process's pair if the runs took turns, else
+    None. lost: labels with missing times in each process.
     """
 
     outputs: tuple[Outputs, ...]
@@ -34,7 +34,7 @@ class ComparedProcesses:
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are; 0 where the runs took no turns."""
+        """Return the number of pairs; 0 if the runs did not take turns."""
         if self.pair is None:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
@@ -42,13 +42,13 @@ class ComparedProcesses:
     def cells(
         self, label: str, places: Iterable[PromptTurn], *, of_new: bool
     ) -> Iterator[ComparedOutput]:
-        """A label's outputs at some places, of one side's processes."""
+        """Yield a method's outputs for some prompts, from the processes of one side."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
                 yield from _select_outputs(own.get(label, {}), places)
 
     def whole(self, labels: Sequence[str], places: Collection[PromptTurn]) -> ComparedProcesses:
-        """Those in which none of some labels lost more than a tenth of its times."""
+        """Return the processes in which no label lost more than a tenth of its times."""
         kept = [
             all(label not in lost or _is_complete(own[label], places) for label in labels)
             for own, lost in zip(self.outputs, self.lost, strict=True)
@@ -73,7 +73,7 @@ def _is_complete(own: Mapping[PromptTurn, ComparedOutput], places: Iterable[Prom
 
 
 def collect_processes(base: Side, new: Side) -> ComparedProcesses:
-    """The processes of two sides."""
+    """Return the processes of two sides."""
     sides = ((base, False), (new, True))
     both = [(cells, of_new) for side, of_new in sides for cells in side.processes]
     began = [at for side in (base, new) for at in side.start_times or (None,) * len(side.processes)]

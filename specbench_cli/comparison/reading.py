@@ -1,4 +1,4 @@
-"""A side from what the user gave: a run, several, a baseline's file or its name."""
+"""Sides from command-line arguments: a run, several runs, or a baseline by file or name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from specbench_cli.store.run_dir import find_run
 
 
 def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
-    """The side that an argument of `specbench compare` names.
+    """Return the side that an argument of `specbench compare` names.
 
     Args:
-        source: a run's folder, `last`, a folder of runs of one program, a baseline's file, or the
-            name of a baseline in `root` (or its folder): then this machine's file if there is one,
-            else the first.
+        source: a run's folder, `last`, a folder of runs of one program, a baseline file, or the
+            name or folder of a baseline in `root`. Of a baseline by name, this machine's file is
+            taken if there is one, else the first.
 
     Raises:
-        UsageError: there is no such thing, or it is damaged.
+        UsageError: it does not exist or is damaged.
     """
     path = find_run(source)
     if path.is_file():
@@ -41,7 +41,7 @@ def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
 
 
 def find_run_folders(source: str) -> list[Path]:
-    """The folders of the runs that an argument names: its own, or those inside; else none."""
+    """Return the run folders that an argument names: the folder itself, or those inside it."""
     path = find_run(source)
     if (path / "manifest.json").exists():
         return [path]

@@ -1,12 +1,14 @@
-"""What of two sides can be compared: pairs of outputs, the rule for each row, and why no more.
+"""Scope of a comparison: pairs of outputs, the rule for each row, and what is not compared.
 
-Outputs are pairs by prompt, turn, label, pass and seed, where both sides asked the same under the
-same settings. What is left out is named, never passed over.
+Outputs are paired by prompt, turn, label, pass and seed, if both sides had the same prompt and
+settings. Everything that is left out is reported.
 
-The rule of a row says how much of it must be the same. `exact`: the same machine, versions and
-settings. `verdict`: elsewhere, where sums round otherwise and near-ties fall the other way now and
-then. `ids only`: where timing or another draft may change the steps. `nothing`: where the output
-too may differ without a change of the program.
+The rule of a row decides what must be equal:
+
+- `exact`: same machine, versions and settings.
+- `verdict`: elsewhere, where sums round differently and some near-ties are decided differently.
+- `ids only`: timing or another draft model may change the steps.
+- `nothing`: the output itself may differ without a change of the program.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _REQUIRED_FACTS = (
     *("target", "seed", "verify", "temperature", "top_p", "top_k", "grammar", "contrast"),
     *("acceptance", "max_new_tokens", "raw", "own_context"),
 )
-"""What every output depends on by its meaning: another value is another question."""
+"""Facts that must be equal, because they change what is generated."""
 _TIMING_FACTS = (
     "threads",
     "dtype",
@@ -40,20 +42,22 @@ _TIMING_FACTS = (
     "prefill_chunk",
     "load",
 )
-"""What times depend on by intention."""
+"""Settings that change times on purpose."""
 _ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
-"""What decides how sums are rounded, and so which way a near-tie falls."""
+"""Facts that change how sums are rounded, and so how near-ties are decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """What can be compared of BASE and NEW.
 
-    pairs: BASE's output and NEW's, by row. missing, new: rows that only BASE, only NEW has, of the
-    tasks that both have. rules: by which rule each row of `pairs` is judged, and why by that one.
-    timing: why the timing gate is skipped; null where it applies. not_compared: what could not be,
-    a sentence each. causes: by label, what else differs between the sides: the likely cause of what
-    is found of it. elsewhere: why the same program may round otherwise; null where it may not.
+    pairs: outputs of BASE and NEW, by row. missing, new: rows that only BASE or only NEW has, of
+        shared
+    tasks. rules: rule of each row of `pairs`, and the reason. timing: why the timing gate is
+        skipped;
+    None if it applies. not_compared: sentences on what could not be compared. causes: by label,
+    other differences between the sides, which are the likely causes of findings.
+    rounding_difference: why the same program may round differently; None if it cannot.
     """
 
     pairs: Mapping[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]]
@@ -67,10 +71,10 @@ class Scope:
 
 
 def determine_scope(base: Side, new: Side) -> Scope:
-    """What can be compared.
+    """Return what can be compared.
 
     Raises:
-        UsageError: nothing can; names why.
+        UsageError: nothing can be compared; names the reasons.
     """
     if differences := describe_changed_facts(_REQUIRED_FACTS, base, new):
         _raise_nothing_comparable(base, new, differences)
@@ -128,7 +132,7 @@ def _describe_unfinished(base: Side, new: Side) -> Iterator[str]:
 
 
 def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
-    """The tasks that both have, the same version of; `said` gets the others."""
+    """Return the tasks that both sides have in the same version; add the others to `notes`."""
     ours, theirs = (
         dict.fromkeys(cell.task for cell in side.cells.values()) for side in (base, new)
     )
@@ -142,7 +146,7 @@ def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
 
 
 def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) -> set[PromptTurn]:
-    """The prompts that both were asked, alike; `said` gets the others, by task."""
+    """Return the prompts that are equal on both sides; add the others to `notes`, by task."""
     prompts: list[dict[PromptTurn, str]] = [
         {c.key.prompt_turn: c.task for c in side.cells.values() if c.task in tasks}
         for side in (base, new)
@@ -169,7 +173,10 @@ def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) ->
 
 
 def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
-    """The passes that both made; `said` gets the others. Their times are processes all the same."""
+    """Return the passes that both sides have; add the others to `notes`.
+
+    Times of the other passes still count as processes.
+    """
     ours, theirs = ({key.pass_ for key in side.cells} for side in (base, new))
     for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
         if only_here:
@@ -179,7 +186,7 @@ def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
 
 
 def _group_by_row(side: Side, tasks: set[str]) -> dict[RowKey, dict[PairKey, ComparedOutput]]:
-    """A side's outputs by row, in the order of tasks and of the run's rows."""
+    """Return a side's outputs by row, in the order of tasks and of the run's methods."""
     order = dict.fromkeys(cell.task for cell in side.cells.values() if cell.task in tasks)
     rows = {
         RowKey(task, label): dict[PairKey, ComparedOutput]()
@@ -198,7 +205,7 @@ def _pair_outputs(
     places: set[PromptTurn],
     passes: set[int],
 ) -> tuple[tuple[tuple[ComparedOutput, ComparedOutput], ...], list[str]]:
-    """A row's pairs; and what one side lacks of prompts and passes that both have."""
+    """Return the pairs of a row, and sentences on outputs that one side lacks."""
     pairs = tuple(
         (cell, theirs[key])
         for key, cell in ours.items()
@@ -218,7 +225,7 @@ def _pair_outputs(
 
 
 def _describe_other_models(other_models: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Which rows another draft or head concerns."""
+    """Yield a sentence for each changed draft model or head, with the rows that use it."""
     labels: dict[str, list[str]] = {}
     for label, models in other_models.items():
         for model in models:
@@ -228,7 +235,7 @@ def _describe_other_models(other_models: Mapping[str, Sequence[str]]) -> Iterato
 
 
 def _timing_skip_reason(base: Side, new: Side, rounding_difference: str | None) -> str | None:
-    """Why times cannot be compared."""
+    """Return why times cannot be compared, or None."""
     if base.machine is None or base.machine != new.machine:
         return "; ".join(describe_changed_facts(["machine"], base, new)) or rounding_difference
     for which, side in (("BASE", base), ("NEW", new)):
@@ -243,7 +250,7 @@ def _likely_causes(
     pairs: Mapping[RowKey, Sequence[tuple[ComparedOutput, ComparedOutput]]],
     other_models: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, str]]:
-    """What differs for a label though it is called the same."""
+    """Yield differences between rows with the same label."""
     for label, (was, now) in {row.label: own[0] for row, own in pairs.items()}.items():
         found = []
         if was.method != now.method:
@@ -268,7 +275,7 @@ def _first_location(places: Sequence[PromptTurn]) -> str:
 
 
 def _rounding_difference(base: Side, new: Side) -> str | None:
-    """Why the same program may round otherwise; null where it may not."""
+    """Return why the same program may round differently; None if it cannot."""
     if base.machine is None or new.machine is None:
         which = "BASE" if base.machine is None else "NEW"
         return f"{which} does not say what machine it was run on"
@@ -276,7 +283,7 @@ def _rounding_difference(base: Side, new: Side) -> str | None:
 
 
 def _find_other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
-    """By label, the drafts and heads that it uses and that are not the same ones: what changed."""
+    """Return, by label, the changes of draft models and heads that the row uses."""
     found: dict[str, list[str]] = {}
     for label in sorted(labels):
         changes: list[str] = []
@@ -298,12 +305,12 @@ def _choose_rule(
     *,
     same_rounding: bool,
 ) -> tuple[Rule, str]:
-    """How much of a row must be the same, and why not more.
+    """Return what must be equal in a row, and why not more.
 
     Args:
         pairs: at least one.
-        other_models: what changed of the models that it drafts with.
-        same_rounding: whether both sides round alike.
+        other_models: changes of the models that the row drafts with.
+        same_rounding: True if both sides round equally.
     """
     label, sampling = pairs[0][1].key.label, pairs[0][1].sampling
     step_difference = (
@@ -323,14 +330,14 @@ def _choose_rule(
 
 
 def _draft_models(base: RowFacts, new: RowFacts) -> list[str]:
-    """What a row drafts with. One that does not say may use the run's draft."""
+    """Return the models that a row drafts with. If unknown, this may be the run's draft model."""
     known = {*(base.models or ()), *(new.models or ())}
     unknown = base.models is None and new.models is None
     return sorted(known | {"draft"} if unknown else known)
 
 
 def _head_facts(side: Side, kind: str) -> str:
-    """A side's heads of a kind."""
+    """Return the facts of a side's heads of a kind."""
     start = f"head {kind} "
     return ", ".join(
         f"{fact.removeprefix(start)} {value}"
@@ -340,7 +347,7 @@ def _head_facts(side: Side, kind: str) -> str:
 
 
 def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
-    """Why a row's steps may differ on the same machine."""
+    """Return why a row's steps may differ on the same machine, or None."""
     free = [side.rows[label].timing_free for side in (base, new)]
     if False in free:
         return "its steps depend on timing"
@@ -351,7 +358,7 @@ def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
 
 
 def _gives_vanilla_tokens(sampling: str, side: Side) -> bool:
-    """Whether a decoding rule gives vanilla's tokens, which are the same whatever was drafted."""
+    """Return True if the decoding rule gives vanilla's tokens for any draft."""
     if sampling == "replay":
         return side.facts.get("temperature") == "0.0"
     return sampling in ("greedy", "coupled")

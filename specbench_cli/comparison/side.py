@@ -1,4 +1,4 @@
-"""One side of a comparison: what is needed of a run, or of several runs of one program."""
+"""One side of a comparison: a run, or several runs of one program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from specbench_cli.comparison.cell import ComparedOutput, PairKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """A row as its run says it.
+    """Facts of a row from its run.
 
-    timing_free: whether steps are the same however fast the machine is; null where the run does not
-    say. models: what it drafts with: "draft" or another model's name, the kind of a head; null
-    where neither the run nor a trace says.
+    timing_free: True if steps do not depend on timing; None if unknown. models: what the row drafts
+    with: "draft" or another model's name, or the kind of a head; None if unknown.
     """
 
     label: str
@@ -29,13 +28,15 @@ class RowFacts:
 class Side:
     """BASE or NEW.
 
-    facts: what must be the same, in the words of `report.belonging`, and the devices of workers.
-    machine: its id. status: of the run ("finished", "running", "interrupted"). prompts: what was
-    asked, by prompt and turn: a digest of text and token ids; nothing where they were not kept.
-    cells: of the first run, its passes included. processes: every process's cells (the passes of a
-    run are processes, and so are further runs of one program), for the timing gate. began: when
-    each one's run began; nothing where that is not known. left_out: runs whose times are not among
-    them, and why, a sentence each.
+    facts: what must be equal (`summary.compatibility`), and the devices of workers. machine: its
+        id.
+    status: of the run ("finished", "running", "interrupted"). prompts: digest of text and token
+    ids, by prompt and turn; empty if not stored. cells: outputs of the first run, with all its
+    passes.
+    processes: outputs of every process, for the timing gate; passes of a run and further runs of
+        the
+    program are processes. start_times: start time of each process's run; empty if unknown.
+    left_out: sentences on runs whose times are not included.
     """
 
     name: str
@@ -53,11 +54,11 @@ class Side:
 
 
 _DEFAULT_FACTS = {"grammar": "None", "contrast": "None", "acceptance": "None"}
-"""Facts that sides from before do not say, and what they would."""
+"""Defaults of facts that older sides do not have."""
 
 
 def describe_changed_facts(facts: Iterable[str], base: Side, new: Side) -> list[str]:
-    """Those of some facts that both sides say, and differently: `seed 0 -> 1`."""
+    """Return the facts that both sides have with different values: `seed 0 -> 1`."""
     was, now = (_DEFAULT_FACTS | dict(side.facts) for side in (base, new))
     return [
         f"{fact} {_format_value(was[fact])} -> {_format_value(now[fact])}"
@@ -67,7 +68,7 @@ def describe_changed_facts(facts: Iterable[str], base: Side, new: Side) -> list[
 
 
 def describe_changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Parameters of a row that differ: `nodes 16 -> 15`."""
+    """Return the parameters of a row that differ: `nodes 16 -> 15`."""
     return [
         f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
         for name in {**was, **now}

@@ -1,19 +1,19 @@
 """The timing gate: what became slower or faster between two sides, by component.
 
-Four figures a row, each a ratio inside its own process, so that a slow phase of the machine hits
-both of its ends:
+Each row has four figures. Each is a ratio within one process, so that a slow phase of the machine
+affects both its parts:
 
-    decode          time a token / vanilla's, same prompt
+    decode          time per token / vanilla's, same prompt
     verify forward  of the target / vanilla's forward over one token, same prompt
     draft forward   / verify forward of the same output: they alternate within milliseconds
-    host            time a step / verify forward of the same output
+    host            time per step / verify forward of the same output
 
-and vanilla's own time a token over hf:vanilla's, the only one that sees what is slower for every
-row. Components count where both sides did the same work (equal counters): other drafts take other
-times, and that is the deterministic gate's to tell.
+Vanilla's own figure is its time per token over that of hf:vanilla. Only this one shows a slowdown
+of all rows. Components count if both sides did the same work (equal counters): other drafts take
+other times, which is for the deterministic gate to report.
 
-Where the sides' runs took turns, the machine was the same for both, and a draft forward is compared
-as it is, by each output's fastest: nothing that it could be divided by is as steady.
+If the sides' runs took turns, the machine was the same for both. Then a draft forward is compared
+without a divisor, by the fastest forwards of each output, because any divisor is less stable.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ VANILLA = f"{BASELINE} / {HF_VANILLA}"
 def estimate_changes(
     scope: Scope, processes: ComparedProcesses, tolerance: float
 ) -> dict[RowKey, tuple[TimeChange, ...]]:
-    """By row, what became of each of its figures; those that cannot be judged left out.
+    """Return the change of each figure of each row; figures that cannot be judged are left out.
 
     Args:
-        processes: of the two sides.
-        tolerance: the slowdown that is let pass, 0.05 for 5%.
+        processes: processes of the two sides.
+        tolerance: allowed slowdown, 0.05 for 5%.
     """
     entries: list[tuple[RowKey, str, RegressionSeries]] = []
     for row, pairs in scope.pairs.items():
@@ -85,7 +85,7 @@ def estimate_changes(
 
 
 def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str]:
-    """The rows whose times are not judged, or not of all runs, and why, a sentence each."""
+    """Yield sentences on rows whose times are not judged, or not for all runs."""
     for row, pairs in scope.pairs.items():
         places = _prompt_turns(pairs)
         if reason := _skip_reason(row, places, processes) or _describe_excluded(
@@ -97,8 +97,11 @@ def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str
 def find_significant_changes(
     changes: tuple[TimeChange, ...], tolerance: float
 ) -> tuple[ComparisonFinding, ...]:
-    """What is both significant and above the tolerance: all that is slower of a row in one finding,
-    the component before the whole; faster by the whole alone."""
+    """Return findings for changes that are significant and exceed the tolerance.
+
+    All slower figures of a row are one finding, components before the whole. Only the whole can be
+    faster.
+    """
     by_figure = {change.figure: change for change in changes}
     slower = [
         change
@@ -131,29 +134,32 @@ def find_significant_changes(
 def _is_explained_by_verify(
     change: TimeChange, verify: TimeChange | None, tolerance: float
 ) -> bool:
-    """Whether a component only looks slower because what it is divided by became faster: less than
-    half of the tolerance is left relative to vanilla."""
+    """Return True if a component only seems slower because its divisor became faster.
+
+    Relative to vanilla, less than half of the tolerance is then left.
+    """
     if verify is None or change.figure not in (DRAFT, HOST) or not change.relative:
         return False
     return verify.ratio < 1 and change.ratio * verify.ratio < 1 + tolerance / 2
 
 
 def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
-    """An interval's ends as ratios, of their logarithms; None where they are no figures."""
+    """Return the ends of an interval as ratios, from logarithms; None if it is too wide."""
     if not high - low <= math.log(MAX_INTERVAL_RATIO):
         return None, None
     return math.exp(low), math.exp(high)
 
 
 def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
-    """Where a row's outputs are, each once, whatever the passes."""
+    """Return the prompts and turns of a row, each once over all passes."""
     return list(dict.fromkeys(cell.key.prompt_turn for cell, _ in pairs))
 
 
 def _skip_reason(
     row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> str | None:
-    """Why a row's times are not judged; hf:vanilla's are, on vanilla's row."""
+    """Return why a row's times are not judged, or None. Those of hf:vanilla are part of vanilla's
+    row."""
     labels = _reference_label(row.label), row.label
     for label in labels:
         complete = processes.whole((label,), places)
@@ -181,19 +187,19 @@ def _skip_reason(
 def _describe_excluded(
     row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> str | None:
-    """How many processes a row that is judged goes without."""
+    """Describe how many processes of a judged row are excluded, or return None."""
     total = len(processes.outputs)
     lost = total - len(processes.whole((_reference_label(row.label), row.label), places).outputs)
     return f"{lost} of {total} runs are left out (void or failed outputs)" if lost else None
 
 
 def _reference_label(label: str) -> str:
-    """The row whose times a row's are divided by."""
+    """Return the label of the row whose times divide a row's."""
     return HF_VANILLA if label == BASELINE else BASELINE
 
 
 FigureFunction = Callable[[ComparedOutput, ComparedOutput], float | None]
-"""Of an output and of the one that it is compared with; null where either cannot say."""
+"""Computes a figure from an output and its reference output; None if a time is missing."""
 
 
 def _build_series(
@@ -201,7 +207,7 @@ def _build_series(
     pairs: Sequence[tuple[ComparedOutput, ComparedOutput]],
     processes: ComparedProcesses,
 ) -> Iterator[tuple[str, RegressionSeries]]:
-    """A row's figures."""
+    """Yield the figures of a row."""
     places = _prompt_turns(pairs)
     if row.label == BASELINE:
         slowdown = _machine_slowdown(HF_VANILLA, places, processes)
@@ -231,7 +237,7 @@ def _figure_series(
     compute: FigureFunction,
     slowdown: float,
 ) -> RegressionSeries:
-    """A figure's logarithms at every place of every process."""
+    """Return the logarithms of a figure for every prompt of every process."""
     values = np.full((len(places), len(processes.outputs)), np.nan)
     for p, process in enumerate(processes.outputs):
         ours, theirs = (
@@ -250,7 +256,7 @@ def _figure_series(
 def _machine_slowdown(
     label: str, places: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> float:
-    """Logarithm of how much slower a row that stands for the machine was on NEW's side."""
+    """Return the logarithm of how much slower a reference row was on NEW's side."""
     found = []
     for place in places:
         sides: tuple[list[float], list[float]] = ([], [])
@@ -273,12 +279,12 @@ def _time(cell: ComparedOutput, name: str) -> float | None:
 
 
 def _time_per_token(cell: ComparedOutput) -> float | None:
-    """Time a token, prefill included: all that peers say."""
+    """Return the time per token including prefill, the only one that peers report."""
     return _ratio(_time(cell, "total"), cell.counters.n_tokens)
 
 
 def _decode_time_per_token(cell: ComparedOutput) -> float | None:
-    """Time a token after the first."""
+    """Return the time per token after the first."""
     n = cell.counters.n_tokens
     return _ratio(_time(cell, "decode"), n and n - 1)
 
@@ -288,7 +294,7 @@ def _relative_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
 
 
 def _relative_decode_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
-    """By decoding, or by all of it where one of the two does not tell prefill apart."""
+    """Return the ratio of decode times, or of total times if one side does not report prefill."""
     relative = _ratio(_decode_time_per_token(own), _decode_time_per_token(other))
     return _relative_time(own, other) if relative is None else relative
 

@@ -1,4 +1,4 @@
-"""How a method's figures went over runs, in order of time, and where they changed."""
+"""Trends: figures of methods over runs, in order of time, with their change points."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from specbench_cli.summary.speedups import MAX_UNTIMED
 
 SPEEDUP, MAT, ACCEPTANCE, BAD = "decode speedup", "MAT", "acceptance", "bad outputs"
 FIGURES = (SPEEDUP, MAT, ACCEPTANCE, BAD)
-"""Decode speedup: over vanilla of the same run. Acceptance: levels accepted / drafted. Bad outputs:
-how many failed or are no near-tie of vanilla's."""
+"""Decode speedup: over vanilla of the same run. Acceptance: accepted / drafted levels. Bad outputs:
+number of outputs that failed or are mismatches."""
 FALSE_ALARMS = 0.05
-"""The chance of any false change point in all noisy series together."""
+"""Maximum probability of any false change point in all noisy series together."""
 _PROGRAM = frozenset({"specbench", "commit"})
-"""Facts that may differ: trends are over them."""
+"""Facts that may differ, because trends show their effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrendRun:
-    """A run or baseline. commit: of the program, its first digits, null where unknown."""
+    """A run or baseline. commit: first digits of the program's commit; None if unknown."""
 
     name: str
     created_utc: str
@@ -41,8 +41,8 @@ class ChangePoint:
     """A change of a figure.
 
     last, first: the runs before and after it, as indices of `Trends.runs`. before, after: levels
-    (medians). p: of the noisy figures; 0 where every difference is a change. params: parameters of
-    the row that changed with it, in words.
+    (medians). p: p-value; 0 for figures without noise. params: parameters of the row that changed
+    at the same time, as text.
     """
 
     last: int
@@ -55,9 +55,10 @@ class ChangePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendSeries:
-    """A figure of a row over the runs, null where a run does not have it.
+    """A figure of a row over the runs; None for runs without it.
 
-    noisy: whether equal programs may differ in it; where not, every difference is a change.
+    noisy: True if the figure may differ between runs of the same program. Otherwise every
+    difference is a change.
     """
 
     key: RowKey
@@ -68,7 +69,7 @@ class TrendSeries:
 
     @property
     def known_values(self) -> list[float]:
-        """The values that there are."""
+        """Return the values that are not None."""
         return [value for value in self.values if value is not None]
 
 
@@ -76,8 +77,8 @@ class TrendSeries:
 class Trends:
     """Runs in order of time, and every figure of every row over them.
 
-    left_out: runs that do not belong with the newest, and times that were not used; a sentence
-    each. level: of the test of one series.
+    left_out: sentences on runs that are not compatible with the newest, and on unused times. level:
+    of the test of one series.
     """
 
     runs: tuple[TrendRun, ...]
@@ -87,11 +88,12 @@ class Trends:
 
 
 def load_trends(sources: Sequence[str]) -> Trends:
-    """Trends over what the arguments of `specbench compare --over-time` name; without any, over all
-    runs and baselines.
+    """Return the trends over the arguments of `specbench compare --over-time`.
+
+    Without arguments, take all runs and baselines.
 
     Raises:
-        UsageError: there is no such thing, or nothing but one run belongs together.
+        UsageError: an argument does not exist, or fewer than two runs are compatible.
     """
     if sources:
         return find_trends([reading.load_side(name) for name in sources])
@@ -105,13 +107,13 @@ def load_trends(sources: Sequence[str]) -> Trends:
 
 
 def find_trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
-    """The trends of the sides that belong with the newest one.
+    """Return the trends of the sides that are compatible with the newest one.
 
     Args:
-        left_out: what is known to be left out already.
+        left_out: sentences on what is already left out.
 
     Raises:
-        UsageError: fewer than two belong together.
+        UsageError: fewer than two sides are compatible.
     """
     compatible, excluded = _select_compatible(sides)
     if len(compatible) < 2:
@@ -156,7 +158,7 @@ def find_trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
 
 
 def _find_sources() -> list[Path]:
-    """Every run's folder and every baseline's file."""
+    """Return the folders of all runs and the files of all baselines."""
     return [
         *(manifest.parent for manifest in sorted(RUNS.glob("*/manifest.json"))),
         *sorted(baseline.ROOT.glob("*/*.json")),
@@ -164,8 +166,11 @@ def _find_sources() -> list[Path]:
 
 
 def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
-    """Finished sides that share all facts but the program with the newest, in order of time, and
-    why the others are left out. A baseline of a run that is there itself is the same run."""
+    """Return the finished sides with the newest one's facts, and why the others are excluded.
+
+    The program may differ. Sides are in order of time. A baseline of a run that is also present
+    counts as that run.
+    """
     excluded = [f"{side.name} is {side.status}" for side in sides if side.status != "finished"]
     ordered = sorted(
         (side for side in sides if side.status == "finished"), key=lambda side: side.created_utc
@@ -186,14 +191,14 @@ def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
 
 
 def _list_rows(sides: Sequence[Side]) -> list[RowKey]:
-    """All rows: task by task, in the newest run's order, what it does not have last."""
+    """Return all rows: by task, then in the newest run's order; rows that it lacks are last."""
     place = {label: i for i, label in enumerate(sides[-1].rows)}
     keys = dict.fromkeys(cell.row for side in sides for cell in side.cells.values())
     return sorted(keys, key=lambda key: (key.task, place.get(key.label, len(place))))
 
 
 def _is_noisy(figure: str, label: str, sides: Iterable[Side]) -> bool:
-    """Whether equal programs may differ in a row's figure. An output is never bad by chance."""
+    """Return True if a figure may differ between runs of the same program. Bad outputs never do."""
     if figure in (SPEEDUP, BAD):
         return figure == SPEEDUP
     return not all(side.rows[label].timing_free for side in sides if label in side.rows)
@@ -218,13 +223,14 @@ def _find_changes(
 
 
 def _changed_params(label: str, before: Side, after: Side) -> tuple[str, ...]:
-    """A row's parameters that differ between two runs."""
+    """Return the parameters of a row that differ between two runs."""
     was, now = (side.rows[label].params if label in side.rows else {} for side in (before, after))
     return tuple(describe_changed_params(was, now))
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
-    """Decode speedup over vanilla of the same prompts and passes, over all processes."""
+    """Return the decode speedup over vanilla for the same prompts and passes, over all
+    processes."""
     if side.noisy:
         return None
     vanilla_time = own_time = 0.0
@@ -244,12 +250,12 @@ def _speedup(side: Side, key: RowKey) -> float | None:
 
 
 def _pair_key(key: PairKey) -> tuple[str, int, int, int]:
-    """What a method's cell and vanilla's share."""
+    """Return the part of a key that a method's output and vanilla's share."""
     return key.prompt_id, key.turn, key.pass_, key.seed
 
 
 def _decode_time(cell: ComparedOutput | None) -> tuple[int, int] | None:
-    """Time and tokens of decoding; null where either is unknown or nothing."""
+    """Return decode time in ns and number of tokens; None if either is unknown or 0."""
     if cell is None or cell.times is None or cell.error is not None:
         return None
     time, tokens = cell.times.decode, cell.counters.committed
@@ -259,7 +265,10 @@ def _decode_time(cell: ComparedOutput | None) -> tuple[int, int] | None:
 def _make_ratio(
     counts: Callable[[ComparedOutput], tuple[int | None, int | None]],
 ) -> Callable[[Side, RowKey], float | None]:
-    """A ratio of sums over a row's outputs; null where a count is unknown, or none below."""
+    """Return a function for a ratio of sums over a row's outputs.
+
+    The ratio is None if a count is unknown or the divisor is 0.
+    """
 
     def value(side: Side, key: RowKey) -> float | None:
         pairs = [counts(cell) for cell in _outputs(side, key)]
@@ -272,7 +281,7 @@ def _make_ratio(
 
 
 def _outputs(side: Side, key: RowKey) -> list[ComparedOutput]:
-    """A row's outputs, failed ones left out."""
+    """Return a row's outputs without the failed ones."""
     return [cell for cell in side.cells.values() if cell.row == key and cell.error is None]
 
 

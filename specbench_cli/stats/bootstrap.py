@@ -1,25 +1,27 @@
-"""How sure a speedup is: a paired, clustered, stratified bootstrap-t on its logarithm.
+"""Bootstrap-t intervals of speedups: paired, clustered and stratified, on the log scale.
 
-The speedup of a method is R = X / Y, X the sum of the baseline's times, Y the sum of the method's.
-Resampled are questions (clusters), family by family (strata), and processes (passes) too where
-there are several; the two are crossed (Owen, "The pigeonhole bootstrap", Ann. Appl. Stat. 1, 2007).
+The speedup of a method is R = X / Y, where X is the sum of the baseline's times and Y the sum of
+the method's times. Questions (clusters) are resampled within families (strata). If there are
+several processes (passes), they are resampled too; both are crossed (Owen, "The pigeonhole
+bootstrap", Ann. Appl. Stat. 1, 2007).
 
-Variance of log R by the jackknife, from what leaving out one unit does to log R, each set of units
-for itself (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11; strata as in
-Davison & Hinkley, "Bootstrap Methods and their Application", 1997, section 3.2):
+The variance of log R is the jackknife variance. It adds the variances of all sets of units (Efron &
+Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11; strata as in Davison & Hinkley,
+"Bootstrap Methods and their Application", 1997, section 3.2):
 
     var  = sum_s (n_s-1)/n_s sum_{c in s} (l_c - mean_s l)^2    over the strata s of n_s clusters
          + (P-1)/P sum_p (l_p - mean l)^2                       if there are P > 1 passes
-    l_u  = log R without unit u, the rest of its stratum weighted up - log R
+    l_u  = log R without unit u, with the rest of its stratum weighted up, minus log R
 
-With skewed times it is less often far too small than the delta method's, and intervals cover more
-(docs/explanations/statistics.md).
+If times are skewed, the delta method often gives a variance that is far too small. The jackknife
+does so less often, and its intervals cover the true value more often (docs/statistics.md).
 
-Interval: bootstrap-t (Efron & Tibshirani, section 12.5):
-log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, t(q) the quantiles of (log R* - log R) / se*.
+The interval is a bootstrap-t interval (Efron & Tibshirani, section 12.5):
+log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, where t(q) are the quantiles of
+(log R* - log R) / se*.
 
-Strata of fewer than four clusters are pooled (collapsed strata: Cochran, "Sampling Techniques",
-1977, section 5A.12), which widens intervals if anything; a smaller pool joins the smallest stratum.
+Strata with fewer than four clusters are pooled (collapsed strata: Cochran, "Sampling Techniques",
+1977, section 5A.12). This can only widen intervals. A smaller pool joins the smallest stratum.
 """
 
 from __future__ import annotations
@@ -35,31 +37,30 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.integer[Any]]
 Blocks = tuple[tuple[int, int], ...]
-"""The ends of strata, whose units stand one behind the other."""
+"""Start and end of each stratum; the units of a stratum are adjacent."""
 
 RESAMPLES = 4999
 LEVEL = 0.95
 _MIN_STRATUM = 4
 _ZERO_SE = 1e-9
-"""A relative spread this small is rounding: no variation at all."""
+"""Relative standard error below which a variation is only rounding."""
 MAX_UNDEFINED = 0.01
-"""Resamples without a defined speedup (incomplete passes drawn alone) beyond this: no interval."""
+"""Maximum share of resamples without a defined speedup, as if all drawn passes are incomplete."""
 MAX_INTERVAL_RATIO = 100.0
-"""Ends of an interval that are further apart than by this factor are no figures: a handful of
-questions whose resamples nearly lack variation."""
+"""Maximum ratio of an interval's ends. Wider ones come from a few questions that hardly vary."""
 _CHUNK = 1 << 17
-"""Numbers of a resampled array at a time: as many as the cache holds."""
+"""Maximum number of array elements resampled at a time, so that they fit in the cache."""
 _DRAW_BATCH = 256
-"""Resamples drawn at a time."""
+"""Number of resamples drawn at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedTimes:
-    """Times of k methods and of their baseline on the same cells.
+    """Times of k methods and of their baseline for the same outputs.
 
-    baseline, method: [k, passes, clusters], any unit, the turns of a cluster summed; 0 in both
-        where a pair is missing. A method compared with itself (the baseline's own row) is allowed.
-    strata: [clusters], the stratum of each.
+    baseline, method: [k, passes, clusters], in any unit, summed over the turns of a cluster. 0 in
+        both if a pair is missing. A method may be compared with itself (the baseline's own row).
+    strata: [clusters], the stratum of each cluster.
     """
 
     baseline: Floats
@@ -71,7 +72,7 @@ class PairedTimes:
 class BootstrapResult:
     """Log speedups and their covariances, as observed and in B resamples.
 
-    theta: [k]. cov: [k, k]. theta_star: [B, k]. cov_star: [B, k, k]. clusters: how many there are.
+    theta: [k]. cov: [k, k]. theta_star: [B, k]. cov_star: [B, k, k]. clusters: number of clusters.
     """
 
     theta: Floats
@@ -83,7 +84,7 @@ class BootstrapResult:
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio with its interval; where there is none, `reason` says why."""
+    """A ratio with its interval. If there is no interval, `reason` says why."""
 
     ratio: float
     low: float | None = None
@@ -92,10 +93,10 @@ class RatioEstimate:
 
 
 def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapResult:
-    """Draw the resamples, the same questions and passes for all methods.
+    """Draw the resamples; all methods share the same questions and passes.
 
     Raises:
-        ValueError: a method without a single pair.
+        ValueError: a method has no pair.
     """
     x, y = times.baseline, times.method
     if not (x.sum((1, 2)) > 0).all() or not (y.sum((1, 2)) > 0).all():
@@ -120,14 +121,16 @@ def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -
 
 
 def _block_bounds(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
-    """Where each stratum begins and ends, one behind the other."""
+    """Return the start and end of each stratum; strata are adjacent."""
     return tuple(pairwise([0, *np.cumsum(sizes).tolist()]))
 
 
 @lru_cache(maxsize=1)
 def _draw_counts(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
-    """How often each cluster [B, C], by strata, and each pass [B, P] is drawn; two measures of time
-    share them."""
+    """Return how often each cluster [B, C] and each pass [B, P] is drawn.
+
+    Clusters are drawn within strata. The cache lets two measures of time share the draws.
+    """
     rng, n = np.random.default_rng(seed), blocks[-1][1]
     # Kept small: 40,000 questions would take 1.6 GB as float64.
     clusters = np.empty((resamples, n), dtype=np.min_scalar_type(n))
@@ -142,7 +145,7 @@ def _draw_counts(blocks: Blocks, passes: int, resamples: int, seed: int) -> tupl
 
 
 def estimate_speedups(bootstrap: BootstrapResult, level: float = LEVEL) -> list[RatioEstimate]:
-    """The speedup of each method with its two-sided bootstrap-t interval."""
+    """Return the speedup of each method with its two-sided bootstrap-t interval."""
     return [_estimate_ratio(bootstrap, index, level) for index in range(len(bootstrap.theta))]
 
 
@@ -169,7 +172,7 @@ def _estimate_ratio(bootstrap: BootstrapResult, index: int, level: float) -> Rat
 
 
 def studentize(difference: Floats, se: Floats) -> Floats:
-    """difference / se; without spread 0 where there is no difference either, else infinite."""
+    """Return difference / se. If se is 0: 0 for no difference, else infinity."""
     spread = se > _ZERO_SE
     t = np.divide(difference, se, out=np.zeros_like(difference), where=spread)
     no_spread = ~spread & (np.abs(difference) > _ZERO_SE)
@@ -181,8 +184,10 @@ def studentize(difference: Floats, se: Floats) -> Floats:
 def _compute_log_ratios(
     x: Floats, y: Floats, blocks: Blocks, clusters: Floats, passes: Floats
 ) -> tuple[Floats, Floats]:
-    """Log ratios [B, k] and their covariances [B, k, k] of times [P, k, C] when units count
-    `clusters` [B, C] and `passes` [B, P] times."""
+    """Return log ratios [B, k] and their covariances [B, k, k] of times [P, k, C].
+
+    Units count `clusters` [B, C] and `passes` [B, P] times.
+    """
     n_passes = len(x)
     xc, yc = (np.tensordot(passes, z, axes=1) for z in (x, y))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -197,8 +202,10 @@ def _compute_log_ratios(
 
 
 def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
-    """Covariances [B, k, k] of log ratios of sums over units [B, k, U] that count `counts` [B, U]
-    times, the units of a stratum in a block."""
+    """Return covariances [B, k, k] of log ratios of sums over units [B, k, U].
+
+    Units count `counts` [B, U] times. The units of a stratum are adjacent.
+    """
     sums = [
         [z[..., first:end] @ counts[:, first:end, None] for first, end in blocks] for z in (x, y)
     ]
@@ -208,7 +215,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
         n = end - first
         w, n_others = counts[:, None, first:end], max(n - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # X_-u / X and Y_-u / Y, the rest of a unit's stratum weighted up
+            # X_-u / X and Y_-u / Y, with the rest of a unit's stratum weighted up
             log_ratios, y_ratios = (
                 z[..., first:end] * (-n / n_others / total)
                 for z, total in zip((x, y), totals, strict=True)
@@ -219,7 +226,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
             np.log(log_ratios, out=log_ratios)
             all_finite = np.isfinite(log_ratios.sum())
         if not all_finite:
-            log_ratios[~np.isfinite(log_ratios)] = 0.0  # without this unit nothing is left of a sum
+            log_ratios[~np.isfinite(log_ratios)] = 0.0  # a sum is 0 without this unit
         log_ratios -= log_ratios @ w.swapaxes(1, 2) / n
         log_ratios *= np.sqrt(w * ((n - 1) / n))
         cov += log_ratios @ log_ratios.swapaxes(1, 2)
@@ -227,7 +234,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
 
 
 def _pool_strata(strata: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Strata numbered from 0, those too small to resample on their own pooled."""
+    """Return strata numbered from 0; those too small to resample alone are pooled."""
     _, index, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     small = sizes < _MIN_STRATUM
     if small.any():

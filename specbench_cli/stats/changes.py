@@ -1,21 +1,21 @@
-"""Where a noisy series changed its level.
+"""Change points of a noisy series.
 
 Binary segmentation (A. J. Scott and M. Knott, "A Cluster Analysis Method for Grouping Means in the
-Analysis of Variance", Biometrics 30, 1974): the best split of a series is tested, and if it holds,
-the two parts are split in turn. With x the values less their mean,
+Analysis of Variance", Biometrics 30, 1974): test the best split of a series; if it is significant,
+split both parts in turn. With x the values minus their mean,
 
-    B_k = n / (k (n - k)) * (sum_{i <= k} x_i)^2,     the best split: the largest B_k
+    B_k = n / (k (n - k)) * (sum_{i <= k} x_i)^2
 
-is the sum of squares between the two parts. Values far outside count as much as the outer fences,
-three interquartile ranges beyond the quartiles (J. W. Tukey, "Exploratory Data Analysis", 1977), so
-that one wild run hides no change.
+is the sum of squares between the two parts; the best split has the largest B_k. Values beyond the
+outer fences, three interquartile ranges beyond the quartiles (J. W. Tukey, "Exploratory Data
+Analysis", 1977), are clipped to them, so that one extreme run hides no change.
 
-Significance by permutation: if nothing changed, the values could have come in any order. So the
-chance of any false change in a series is at most `level`, whatever the distribution of the noise,
-as long as the runs are independent of each other; a slow drift is told as a change, which it is.
+The p-value comes from permutations: if nothing changed, all orders of the values are equally
+likely. The probability of a false change in a series is thus at most `level` for any distribution
+of the noise, if the runs are independent. A slow drift is reported as a change.
 
-A few values cannot prove anything: that of n values the last k have changed has p = 2 / C(n, k) at
-the best. At level 0.01 that takes 5 + 5 values, or 3 after 9; at 0.003, 6 + 6, or 3 after 14.
+A few values cannot be significant: if the last k of n values changed, p is at least 2 / C(n, k). At
+level 0.01 a change needs 5 + 5 values, or 3 after 9; at level 0.003, 6 + 6, or 3 after 14.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MIN_SEGMENT = 3
-"""Values on either side of a change."""
+"""Minimum number of values on each side of a change."""
 DRAWS = 4999
 _FENCE = 3.0
-"""Interquartile ranges beyond the quartiles."""
+"""Distance of the fences from the quartiles, in interquartile ranges."""
 _TIE = 1e-9
-"""Relative; sums that differ by less are one sum, added up in another order."""
+"""Relative tolerance for equal sums, which rounding makes differ by the order of addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelShift:
     """A change of level.
 
-    at: index of the first value after it. before, after: medians from the change before it, and to
-    the next. p: how often chance alone makes a split as clear; 0 where there is no chance.
+    at: index of the first value after the change. before, after: medians of the values from the
+        previous
+    change and up to the next one. p: p-value; 0 for series without noise.
     """
 
     at: int
@@ -56,13 +57,13 @@ class LevelShift:
 def find_level_shifts(
     values: Sequence[float], *, level: float = 0.01, draws: int = DRAWS, seed: int = 0
 ) -> list[LevelShift]:
-    """Changes of level in a noisy series, first ones first.
+    """Return the changes of level in a noisy series, in order of time.
 
     Args:
-        values: in order of time, finite.
-        level: the chance of telling any change of a series that has none.
-        draws: orders tried for each split; `level` * (`draws` + 1) should be at least 1, or no
-            split can be significant.
+        values: finite values in order of time.
+        level: maximum probability of a false change in the whole series.
+        draws: number of permutations for each split. `level` * (`draws` + 1) should be at least 1,
+            or no split can be significant.
     """
     series = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -79,14 +80,15 @@ def find_level_shifts(
 
 
 def find_exact_changes(values: Sequence[float]) -> list[LevelShift]:
-    """Changes in a series without noise: wherever a value differs from the one before."""
+    """Return the changes in a series without noise: every value that differs from the one
+    before."""
     series = np.asarray(values, dtype=np.float64)
     indices = (i for i in range(1, len(series)) if not math.isclose(series[i], series[i - 1]))
     return _build_shifts(series, dict.fromkeys(indices, 0.0))
 
 
 def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int, float] | None:
-    """The best split of a part and its p-value; None where the part is too short."""
+    """Return the best split of a part and its p-value, or None if the part is too short."""
     n = len(part)
     if n < 2 * MIN_SEGMENT:
         return None
@@ -100,7 +102,8 @@ def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int
 
 
 def _compute_split_statistics(values: Floats) -> Floats:
-    """B_k of every split that leaves `LEAST` values on either side: [..., n] -> [..., splits]."""
+    """Return B_k of every split with at least `MIN_SEGMENT` values on each side: [..., n] -> [...,
+    splits]."""
     n = values.shape[-1]
     sizes = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
     sums: Floats = np.cumsum(values, axis=-1)[..., MIN_SEGMENT - 1 : n - MIN_SEGMENT]
@@ -109,7 +112,7 @@ def _compute_split_statistics(values: Floats) -> Floats:
 
 
 def _clip_to_fences(part: Floats) -> Floats:
-    """Values within the fences, less their mean."""
+    """Clip values to the fences and subtract their mean."""
     low, high = np.percentile(part, (25, 75))
     reach = _FENCE * (high - low)
     within: Floats = np.clip(part, low - reach, high + reach) if reach else part
@@ -118,7 +121,7 @@ def _clip_to_fences(part: Floats) -> Floats:
 
 
 def _build_shifts(series: Floats, p_values: dict[int, float]) -> list[LevelShift]:
-    """Changes with the levels between them."""
+    """Return the changes with the levels before and after them."""
     ends = [0, *sorted(p_values), len(series)]
     levels = [float(np.median(series[start:end])) for start, end in pairwise(ends) if end > start]
     return [

@@ -1,8 +1,8 @@
-"""Before a run: the smallest speedup difference that the comparison of its methods would find.
+"""Statistical power before a run: the smallest speedup difference that its comparison would find.
 
-Runs of equal methods are simulated and compared as real ones are. In each, a pair of methods would
-have been told apart if the one had been faster by `critical * se - (what noise made of it)` on the
-log scale; the difference found with some power is that quantile of these.
+Runs of equal methods are simulated and compared like real runs. In each, a pair of methods would
+have been significantly different if one had been faster by `critical * se - (observed difference)`
+on the log scale. The difference detected with a given power is that quantile of these values.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from specbench_cli.stats.bootstrap import PairedTimes, resample
 from specbench_cli.stats.simultaneous import critical_value, standard_error
 
 SPREAD = 0.25
-"""Standard deviation between questions of the log ratio of two methods' times, where none is known:
-draft-model and lookup methods on the embedded pair lie between 0.1 and 0.3."""
+"""Default standard deviation, over questions, of the log ratio of two methods' times. Draft-model
+and lookup methods on the embedded pair have 0.1 to 0.3."""
 POWER = 0.8
 _RESAMPLES = 299
 _MAX_QUESTIONS = 200
-"""Most questions simulated; beyond, the difference shrinks as 1 / sqrt(n)."""
+"""Maximum number of simulated questions. For more, the difference shrinks as 1 / sqrt(n)."""
 
 
 def estimate_detectable_ratio(
@@ -32,15 +32,15 @@ def estimate_detectable_ratio(
     power: float = POWER,
     seed: int = 0,
 ) -> float | None:
-    """The ratio of two methods' speeds, above 1, that is found with `power`.
+    """Return the ratio of two methods' speeds, above 1, that is found with probability `power`.
 
     Args:
-        questions: clusters, spread evenly over `families`.
-        methods: rows compared at once, vanilla included; at least two.
+        questions: number of clusters, spread evenly over `families`.
+        methods: number of methods compared at once, including vanilla; at least two.
         spread: see `SPREAD`.
 
     Returns:
-        None where no difference, however large, would be found.
+        None if no difference, however large, would be found.
     """
     simulated = min(questions, _MAX_QUESTIONS)
     strata = np.arange(simulated) * families // simulated

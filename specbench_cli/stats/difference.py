@@ -1,4 +1,4 @@
-"""The mean difference of paired scores, with an interval that knows its clusters."""
+"""Mean difference of paired scores, with an interval for clustered pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """A mean of differences and its 95% interval; no interval below two clusters."""
+    """A mean difference and its 95% interval; no interval with fewer than two clusters."""
 
     mean: float
     low: float | None
@@ -24,13 +24,14 @@ def mean_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> MeanDifference:
-    """Bootstrap-t over whole clusters (after Cameron, Gelbach and Miller, 2008).
+    """Return the mean difference with a cluster bootstrap-t interval (Cameron, Gelbach and Miller,
+    2008).
 
-    The standard error is the linearised one of a ratio of sums, since clusters differ in size.
+    The standard error is that of a linearised ratio of sums, because clusters differ in size.
 
     Args:
-        differences: one for each pair, at least one.
-        clusters: which pairs are not independent of each other.
+        differences: difference of each pair; at least one.
+        clusters: cluster of each pair. Pairs of one cluster are not independent.
     """
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     sums = np.bincount(index, weights=np.asarray(differences, float))
@@ -49,7 +50,7 @@ def mean_difference(
 
 
 def _mean_and_error(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ratio of sums over the last axis, and its standard error."""
+    """Return the ratio of sums over the last axis, and its standard error."""
     n_clusters, total = sums.shape[-1], sizes.sum(-1)
     mean = sums.sum(-1) / total
     rest = ((sums - mean[..., None] * sizes) ** 2).sum(-1)

@@ -1,15 +1,15 @@
-"""What a count of failures proves of their rate."""
+"""Upper bound of a failure rate, from a count of failures."""
 
 from __future__ import annotations
 
 
 def upper_bound(failures: int, trials: int, level: float = 0.95) -> float:
-    """The one-sided Clopper-Pearson upper bound of a rate (Biometrika 26, 1934).
+    """Return the one-sided Clopper-Pearson upper bound of a rate (Biometrika 26, 1934).
 
     Args:
-        failures: how many of the trials failed.
-        trials: independent trials; none prove nothing (bound 1).
-        level: the confidence.
+        failures: number of trials that failed.
+        trials: number of independent trials. Without trials the bound is 1.
+        level: confidence level.
 
     Raises:
         ValueError: more failures than trials, or a negative number.

@@ -1,9 +1,8 @@
-"""Whether paired differences are centred on zero, without assuming anything of their distribution.
+"""Sign-flip test: are paired differences centred on zero, for any distribution?
 
-If two ways of making an output have one distribution, either could have made either output of a
-pair, and a difference is as likely as its negative (R. A. Fisher, "The Design of Experiments",
-1935, section 21). So the observed mean is compared with the means under all changes of sign, or a
-seeded sample of them.
+If two methods have the same output distribution, either could have made either output of a pair, so
+a difference is as likely as its negative (R. A. Fisher, "The Design of Experiments", 1935, section
+21). The observed mean is compared with the means under all sign changes, or a seeded sample.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from numpy.typing import NDArray
 
 DRAWS = 9999
 _MAX_EXACT = 13
-"""Up to 2**13 changes of sign are all tried."""
+"""Maximum number of clusters for which all 2**n sign changes are tried."""
 _TIE = 1e-12
-"""Relative; sums that differ by less are one sum, added up in another order."""
+"""Relative tolerance for equal sums, which rounding makes differ by the order of addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignFlipTest:
-    """A mean paired difference, and how often chance alone makes one as large (two-sided)."""
+    """A mean paired difference and its two-sided p-value."""
 
     difference: float
     p: float
@@ -33,13 +32,14 @@ class SignFlipTest:
 def run_sign_flip_test(
     clusters: Iterable[Sequence[float]], *, draws: int = DRAWS, seed: int = 0
 ) -> SignFlipTest | None:
-    """Test paired differences; those of one cluster change sign together.
+    """Test paired differences; all differences of a cluster change sign together.
 
     Args:
-        clusters: the differences of each cluster; empty ones are left out.
-        draws: changes of sign sampled where there are too many to try all.
+        clusters: differences of each cluster; empty clusters are skipped.
+        draws: number of sampled sign changes if there are too many to try all.
+
     Returns:
-        The mean over all differences and its p-value; None without any.
+        The mean over all differences and its p-value; None if there are no differences.
     """
     parts = [cluster for cluster in clusters if len(cluster)]
     if not parts:
@@ -58,5 +58,5 @@ def run_sign_flip_test(
 
 
 def _all_signs(n: int) -> NDArray[np.int64]:
-    """Every combination of n signs: [2**n, n]."""
+    """Return every combination of n signs: [2**n, n]."""
     return 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1) - 1

@@ -1,28 +1,30 @@
-"""Whether anything became slower between two sides: all figures of all rows judged at once.
+"""Test for slowdowns between two sides, for all figures of all methods at once.
 
-A figure's logarithms are values[i, p] = a_i + l_p + noise. Prompts i are the same on both sides, so
-their a_i take nothing from what is found; processes p (a run has one or several) have levels l_p;
-the change is the mean level of NEW minus that of BASE.
+The logarithms of a figure are values[i, p] = a_i + l_p + noise. Prompts i are the same on both
+sides, so their a_i cancel. Processes p have levels l_p; a run has one or several processes. The
+change is the mean level of NEW minus that of BASE.
 
-1. Levels by a robust two-way fit (`two_way`): a machine hiccups, and a hiccup is no change.
-2. The noise of a cell: a row has few prompts to tell it from, so all rows of a figure share theirs,
-   and all figures a little (moderated variances: Smyth, Stat. Appl. Genet. Mol. Biol. 3:3, 2004).
-   A row noisier than that keeps its own; none profits from a calm that few prompts suggest.
-3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is what processes differ by
-   though nothing changed. One process a side shows none of it: it is assumed (`_assumed_drift`),
-   the wider the noisier the cells and the farther the machine's own speed differs between the
-   sides, until several processes say better.
-4. t = change / error against Student's t, for all simultaneously (Sidak, J. Am. Stat. Assoc. 62,
-   1967).
+1. Estimate levels by a robust two-way fit (`fit_two_way`), so that a hiccup of the machine is no
+   change.
+2. Estimate the noise of a value. One method has few prompts for this, so all methods share an
+   estimate per figure, and all figures share a little (moderated variances: Smyth, Stat. Appl.
+   Genet. Mol. Biol. 3:3, 2004). A method noisier than that keeps its own estimate. A method that
+   seems calmer does not, because few prompts do not show that.
+3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is the difference between
+   processes of the same program. One process per side does not show it, so it is assumed
+   (`_assumed_drift`). It is wider for noisier values and for a larger difference of the machine's
+   own speed, until several processes give a better estimate.
+4. Compare t = change / error with Student's t, simultaneously for all (Sidak, J. Am. Stat. Assoc.
+   62, 1967).
 
-Where processes of both sides took turns, neighbours in time are a pair: what outlasts a process
-hits both, and what is left shows in how the pairs' differences scatter. Their variance is taken
-with that of step 3 less the part of drift that outlasts a process (`_PAIR_PRIOR_DF`).
+If processes of both sides took turns, neighbours in time form a pair. Whatever outlasts a process
+affects both, and the rest shows in the variance of the pairs' differences. That variance is
+combined with the one of step 3, without the part of drift that outlasts a process
+(`_PAIR_PRIOR_DF`).
 
-Times that grow by whatever disturbs them may have their levels where nothing did
-(`fit_lower_envelope`).
+Times that any disturbance can only increase may use the levels of `fit_lower_envelope`.
 
-How often it is right: docs/explanations/statistics.md.
+docs/statistics.md lists the measured error rates.
 """
 
 from __future__ import annotations
@@ -38,30 +40,30 @@ from scipy import stats
 from specbench_cli.stats.two_way import Floats, fit_lower_envelope, fit_two_way
 
 LEVEL = 0.996
-"""Of the simultaneous two-sided intervals: two comparisons in a thousand are wrong about "slower",
-fewer where the tolerance is the higher bar.
-A gate is run for every change; at 95% it would cry wolf every month."""
+"""Confidence level of the simultaneous two-sided intervals. Two comparisons in a thousand wrongly
+report "slower", and fewer if the tolerance decides. A gate runs for every change of a program: at
+95% it would raise a false alarm every month."""
 POWER = 0.8
 """With which a change of `SlowdownEstimate.detectable` is found: the convention, as in
 `stats.detectable`."""
 MIN_PROMPTS = 3
-"""With fewer, no majority of prompts outvotes one that met a hiccup."""
+"""Minimum number of prompts. With fewer, no majority can outvote one disturbed prompt."""
 
 MIN_PAIRS = 5
-"""With fewer, pairs do not tell how far they scatter."""
+"""Minimum number of pairs. With fewer, their variance is too uncertain."""
 UNPAIRED = -1
-"""The number of no pair."""
+"""Pair index of a process without a partner."""
 
 _SHARED_DF = 8.0
-"""Degrees of freedom that the mean noise of all figures counts in one figure's, and a figure's in a
-row's: between them standard deviations differ by a factor of two, as under an F distribution of so
-many."""
+"""Prior degrees of freedom: of the mean noise of all figures in that of a figure, and of a figure's
+noise in that of a method. Their standard deviations differ by a factor of two, as in an F
+distribution with this many degrees of freedom."""
 _PRIOR_DF = 10.0
-"""Degrees of freedom that the assumed drift counts against what several processes show of it: two
-sides of six processes have as many."""
+"""Prior degrees of freedom of the assumed drift, against the observed drift. Two sides with six
+processes each have as many."""
 _PAIR_PRIOR_DF = 1.0
-"""Degrees of freedom that the variance assumed of a pair's difference counts against what pairs
-show of it: few, as some machines place each process anew and others do not."""
+"""Prior degrees of freedom of the assumed variance of a pair's difference, against the observed
+one. Few, because some machines place each process anew and others do not."""
 _QUIET_DRIFT = 0.006
 """Drift on the quietest machine: memory is laid out anew in every process, which moves a ratio of
 times by about 1% from run to run, that is 0.6 or 0.7% a process."""
@@ -78,13 +80,13 @@ on vanilla's speed from 0.05 to 0.45)."""
 
 @dataclass(frozen=True, slots=True)
 class RegressionSeries:
-    """One figure of one row.
+    """One figure of one method.
 
-    figure: series of the same one share what is learnt of noise. values: [prompts, processes],
-    logarithms; nan where missing. new: [processes], whether a process is NEW's. apart: logarithm of
-    how much slower the machine itself was on NEW's side. pair: [processes], the number of the pair
-    that a process belongs to, or `ALONE`, where they took turns. disturbed: whether whatever
-    disturbs a value makes it larger.
+    figure: series with the same figure share their noise estimate. values: [prompts, processes],
+    logarithms; nan if missing. is_new: [processes], True for processes of NEW. machine_slowdown:
+    logarithm of how much slower the machine itself was on NEW's side. pair: [processes], index of
+    each process's pair, or `UNPAIRED`, if the sides took turns. one_sided_noise: True if
+    disturbances can only increase values.
     """
 
     figure: Hashable
@@ -97,9 +99,9 @@ class RegressionSeries:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownEstimate:
-    """A change, as logarithms: above 0 slower.
+    """A change as a logarithm; above 0 means slower.
 
-    low, high: simultaneous interval. detects: the smallest that would be found with `POWER`.
+    low, high: simultaneous interval. detectable: smallest change that would be found with `POWER`.
     """
 
     log_ratio: float
@@ -109,14 +111,17 @@ class SlowdownEstimate:
 
     @property
     def significant(self) -> bool:
-        """Whether no change is excluded."""
+        """Return True if the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SeriesFit:
-    """levels: [processes]. noise: variance of a cell, as levels feel it. df: its degrees of
-    freedom. counts: [processes], prompts."""
+    """Fitted levels of a series.
+
+    levels: [processes]. noise: variance of a value. df: degrees of freedom of the noise. counts:
+    [processes], number of prompts.
+    """
 
     series: RegressionSeries
     levels: Floats
@@ -128,12 +133,14 @@ class _SeriesFit:
 def estimate_slowdowns(
     series: Sequence[RegressionSeries], *, tolerance: float = 0.0, level: float = LEVEL
 ) -> list[SlowdownEstimate | None]:
-    """The change of every series; None where a side has no process with `MIN_PROMPTS` prompts that
-    both have, or fewer than `MIN_PAIRS` pairs are left of those that took turns.
+    """Return the change of every series.
+
+    A change is None if a side has no process with `MIN_PROMPTS` shared prompts, or if the sides
+    took turns and fewer than `MIN_PAIRS` pairs are left.
 
     Args:
-        above: logarithm of the slowdown that is let pass, for `SlowdownEstimate.detectable`.
-        level: of all intervals together.
+        tolerance: logarithm of the allowed slowdown, for `SlowdownEstimate.detectable`.
+        level: simultaneous confidence level of all intervals.
     """
     fits = [_fit_series(shared) if (shared := _keep_common(one)) else None for one in series]
     kept = [fit for fit in fits if fit is not None]
@@ -151,15 +158,15 @@ def estimate_slowdowns(
 
 
 def has_partner(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which processes have the other side's beside them."""
+    """Return which processes have a process of the other side in their pair."""
     both = np.intersect1d(pair[new], pair[~new])
     found: NDArray[np.bool_] = np.isin(pair, both[both != UNPAIRED])
     return found
 
 
 def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
-    """The prompts that both sides have, in the processes that have enough of them and, where they
-    took turns, their partner."""
+    """Keep prompts that both sides have, in processes with enough of them and, if paired, a
+    partner."""
     values, new, pair = series.values, series.is_new, series.pair
     while values.size and new.any() and not new.all():
         seen = np.isfinite(values)
@@ -177,7 +184,7 @@ def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
 
 
 def _fit_series(series: RegressionSeries) -> _SeriesFit:
-    """The two-way fit, with fit_lower_envelope levels where they are asked for."""
+    """Fit the two-way model; for one-sided noise take the levels of the lower envelope."""
     fit = fit_two_way(series.values)
     levels = fit_lower_envelope(series.values) if series.one_sided_noise else fit.levels
     counts = np.isfinite(series.values).sum(0).astype(float)
@@ -185,7 +192,7 @@ def _fit_series(series: RegressionSeries) -> _SeriesFit:
 
 
 def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, float]]:
-    """Variance of a cell by figure, and its degrees of freedom."""
+    """Return the variance of a value and its degrees of freedom, by figure."""
     total_df = sum(fit.df for fit in fits)
     mean = sum(fit.df * fit.noise for fit in fits) / total_df
     shared_df = min(_SHARED_DF, total_df)
@@ -199,20 +206,21 @@ def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, f
 
 
 def _level_variances(fit: _SeriesFit, noise: float) -> Floats:
-    """Of the levels of a row's processes [processes], but for what sides have in common."""
+    """Return the variances of a method's process levels [processes], without what both sides
+    share."""
     variance = _value_variance(fit, noise)
-    # One prompt fewer: with three, weights follow the noise that they are to keep out.
+    # Minus one: with three prompts the robust weights fit the noise that they should suppress.
     return variance / (fit.counts - 1) + _assumed_drift(math.sqrt(variance)) ** 2
 
 
 def _value_variance(fit: _SeriesFit, noise: float) -> float:
-    """Of a row's cells."""
+    """Return the variance of a method's values, moderated by the figure's."""
     own = (fit.df * fit.noise + _SHARED_DF * noise) / (fit.df + _SHARED_DF)
     return max(own, noise)
 
 
 def _assumed_drift(noise: float) -> float:
-    """What processes differ by, as a standard deviation, where cells do by `noise`."""
+    """Return the assumed standard deviation between processes, given that of values."""
     share = _NOISY_DRIFT * min(1.0, noise / _NOISY_LEVEL)
     return math.hypot(_QUIET_DRIFT, share * noise)
 
@@ -220,8 +228,10 @@ def _assumed_drift(noise: float) -> float:
 def _estimate_deviations(
     fits: Sequence[_SeriesFit], noises: dict[Hashable, tuple[float, float]]
 ) -> dict[Hashable, float]:
-    """By figure: how much farther the processes of a side differ than assumed, as a ratio of
-    variances; 1 where no side has two."""
+    """Return by figure the observed over the assumed variance between processes of a side.
+
+    1 if no side has two processes.
+    """
     found: dict[Hashable, float] = {}
     for figure, (noise, _) in noises.items():
         squares, df = 0.0, 0
@@ -243,7 +253,7 @@ def _estimate_slowdown(
     tolerance: float,
     tail: float,
 ) -> SlowdownEstimate:
-    """A row's change of a figure."""
+    """Return the change of one method's figure."""
     if fit.series.pair is not None:
         return _estimate_from_pairs(fit, noise, tolerance, tail)
     sides = (fit.series.is_new, ~fit.series.is_new)
@@ -260,7 +270,7 @@ def _estimate_slowdown(
 def _estimate_from_pairs(
     fit: _SeriesFit, noise: float, tolerance: float, tail: float
 ) -> SlowdownEstimate:
-    """A row's change of a figure, by pairs of processes that took turns."""
+    """Return the change of one method's figure from pairs of processes that took turns."""
     series, pair = fit.series, fit.series.pair
     assert pair is not None
     spread = _value_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2
@@ -280,7 +290,7 @@ def _estimate_from_pairs(
 def _make_estimate(
     change: float, error: float, df: float, tolerance: float, tail: float
 ) -> SlowdownEstimate:
-    """A change with its interval, and what would have been found."""
+    """Return a change with its interval and the smallest detectable change."""
     critical, power_quantile = stats.t.isf([tail, 1 - POWER], df)
     width = float(critical) * error
     needed = max(width, tolerance) + float(power_quantile) * error

@@ -1,6 +1,6 @@
-"""Which of several methods really differ: all pairs at once, told as letter groups.
+"""Significance groups of methods: which pairs differ, for all pairs at once.
 
-One max-t bootstrap on the log speedups holds the family-wise error of all pairwise comparisons
+One max-t bootstrap on the log speedups bounds the family-wise error of all pairwise comparisons
 (Westfall & Young, "Resampling-Based Multiple Testing", 1993, section 2.5; single step). Letters by
 insert-and-absorb (Piepho, "An algorithm for a letter-based representation of all-pairwise
 comparisons", J. Comput. Graph. Stat. 13, 2004): same letter = no significant difference.
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from specbench_cli.stats.bootstrap import LEVEL, MAX_UNDEFINED, BootstrapResult, Floats, studentize
 
 _CHUNK = 64
-"""Resamples whose pairs are compared at a time: as many as the cache holds."""
+"""Number of resamples compared at a time, so that they fit in the cache."""
 
 
 def find_different_pairs(
     bootstrap: BootstrapResult, level: float = LEVEL, methods: Sequence[int] | None = None
 ) -> NDArray[np.bool_]:
-    """Which pairs of k methods differ at a simultaneous `level`: [k, k], symmetric, the diagonal
-    False.
+    """Return which pairs of k methods differ at a simultaneous `level`.
 
-    One question alone proves no difference, nor do passes too incomplete to resample.
+    The result [k, k] is symmetric with a False diagonal. It is all False for a single question, and
+    if passes are too incomplete to resample.
 
     Args:
-        methods: those that are compared, in this order; None for all.
+        methods: the methods to compare, in this order; None compares all.
     """
     compared = np.arange(len(bootstrap.theta)) if methods is None else np.array(methods, np.intp)
     result = np.zeros((len(compared), len(compared)), dtype=bool)
@@ -47,7 +47,8 @@ def find_different_pairs(
 def critical_value(
     bootstrap: BootstrapResult, level: float = LEVEL, methods: NDArray[np.intp] | None = None
 ) -> float | None:
-    """The studentized difference beyond which a pair differs; None where nothing is proved."""
+    """Return the studentized difference above which a pair differs, or None if no pair can
+    differ."""
     compared = np.arange(len(bootstrap.theta)) if methods is None else methods
     if bootstrap.clusters < 2 or len(compared) < 2:
         return None
@@ -67,11 +68,11 @@ def critical_value(
 
 
 def group_letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
-    """The letters of each of k methods.
+    """Return the letters of the significance groups of each of k methods.
 
     Args:
-        differ: [k, k], which pairs differ.
-        order: the methods, best first; "A" goes to the best one's group.
+        differ: [k, k], True for pairs that differ.
+        order: the methods, best first; the group of the best method is "A".
     """
     groups = [frozenset(range(len(differ)))]
     for a, b in zip(*np.nonzero(np.triu(differ)), strict=True):
@@ -88,13 +89,13 @@ def group_letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
 
 
 def standard_error(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
-    """Standard errors of the differences a - b, over the last two axes of `cov`."""
+    """Return the standard errors of the differences a - b, from the last two axes of `cov`."""
     variance = cov[..., a, a] + cov[..., b, b] - 2 * cov[..., a, b]
     return np.sqrt(np.maximum(variance, 0.0))
 
 
 def _absorb_subsets(groups: list[frozenset[int]]) -> list[frozenset[int]]:
-    """The groups that are no part of another, each once."""
+    """Return the distinct groups that are not part of another group."""
     distinct = list(dict.fromkeys(groups))
     return [g for g in distinct if not any(g < other for other in distinct)]
 

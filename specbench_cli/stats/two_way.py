@@ -1,7 +1,7 @@
-"""Levels of processes from times of prompts: values[i, p] = a_i + l_p + noise.
+"""Two-way fits of process levels to times of prompts: values[i, p] = a_i + l_p + noise.
 
-Two answers: one for noise that is as often above as below, with rare hiccups, and one for
-disturbances, which make a time longer and never shorter.
+`fit_two_way` is for symmetric noise with rare outliers, `fit_lower_envelope` for disturbances that
+can only make a time longer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from scipy import optimize, sparse
 Floats = NDArray[np.float64]
 
 _HUBER = 1.345
-"""Where weights begin to fall, in standard deviations: 95% efficient at the normal distribution
+"""Deviation above which weights decrease, in standard deviations: 95% efficiency under normal noise
 (Huber)."""
 _ITERATIONS = 10
-"""Of the alternating fit, which is exact after one where nothing is missing or outlying."""
+"""Iterations of the alternating fit. One is exact without missing values and outliers."""
 _FLOOR = 0.003
-"""Nobody's times repeat better than to 0.3%: a smaller deviation is a coincidence."""
+"""Minimum standard deviation: times do not repeat better than to 0.3%."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoWayFit:
-    """levels: l [processes], but for what all have in common. noise: variance of a value, as levels
-    feel it. df: its degrees of freedom."""
+    """Result of a two-way fit.
+
+    levels: l [processes], up to a common constant. noise: variance of a value. df: its degrees of
+    freedom.
+    """
 
     levels: Floats
     noise: float
@@ -35,14 +38,15 @@ class TwoWayFit:
 
 
 def fit_two_way(values: Floats) -> TwoWayFit:
-    """The fit with Huber's weights ("Robust estimation of a location parameter", Ann. Math. Stat.
-    35, 1964).
+    """Fit the model with Huber's weights.
+
+    Huber, "Robust estimation of a location parameter", Ann. Math. Stat. 35, 1964.
 
     Args:
-        values: [prompts, processes]; nan where missing, no row or column all of it.
+        values: [prompts, processes]; nan if missing. No row or column may be all nan.
     """
     seen = np.isfinite(values)
-    # Residuals are smaller than noise, by what levels and prompts took.
+    # Residuals are smaller than noise, because levels and prompts are fitted.
     df = max(1, int(seen.sum()) - sum(seen.shape) + 1)
     correction = math.sqrt(seen.sum() / df)
     levels = _row_medians((values - _row_medians(values)[:, None]).T)
@@ -62,13 +66,13 @@ def fit_two_way(values: Floats) -> TwoWayFit:
 
 
 def fit_lower_envelope(values: Floats) -> Floats:
-    """The levels [processes] where noise is never below zero, the first one's 0.
+    """Return the levels [processes] under noise that is never negative; the first level is 0.
 
-    Of all a_i + l_p that are nowhere above a value, those that leave the least to disturbances: the
-    likeliest where these are exponential. A linear program.
+    Among all a_i + l_p that exceed no value, choose those with the smallest sum of disturbances.
+    This is the maximum likelihood for exponential noise, and a linear program.
 
     Args:
-        values: as for `two_way`.
+        values: as for `fit_two_way`.
     """
     n, processes = values.shape
     prompt, process = np.nonzero(np.isfinite(values))
@@ -86,7 +90,7 @@ def fit_lower_envelope(values: Floats) -> Floats:
 
 
 def _row_medians(values: Floats) -> Floats:
-    """Of every row of what is there: np.nanmedian, which is slow on many short rows."""
+    """Return the median of each row's finite values; np.nanmedian is slow for many short rows."""
     ordered = np.sort(values, axis=1)
     last = np.isfinite(values).sum(1) - 1
     rows = np.arange(len(values))

@@ -1,1 +1,1 @@
-"""What a change is held against: figures of a run, in a file of their own."""
+"""Baselines: the results of a run, in a file of their own, that later runs are compared with."""

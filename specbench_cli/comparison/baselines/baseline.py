@@ -1,14 +1,14 @@
-"""Baselines: what a comparison needs of runs, small enough to be committed, one file a machine.
+"""Baseline files: all that a comparison needs of runs, small enough to be committed.
 
-`results/baselines/NAME/<machine id>.json` holds checksums, counters and times; no texts, no tokens,
-no paths. Several runs of one program are several processes of one baseline. The file is JSON with
-one output a line, so that `git diff` reads well:
+`results/baselines/NAME/<machine id>.json` has digests, counters and times, but no texts, tokens or
+paths. Several runs of one program are several processes of one baseline. The file is JSON with one
+output per line, so that `git diff` is readable:
 
     [prompt, turn, label, pass, seed, ids, finish, verdict, error, [counters], run, run ...]
 
-Counters are in the order of `cell.Counters`. A run's entry is the output's times, in the order of
-`cell.Times` (null where void or failed); or an object with what else is its own, where steps depend
-on timing and came out otherwise than in the first run.
+Counters have the order of `cell.Counters`. The entry of a run has the times of the output in the
+order of `cell.Times` (null if void or failed). If steps depend on timing and the output differs
+from that of the first run, the entry is an object with everything that differs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from specbench_cli.former_names import current_params
 from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
 
 ROOT = Path("results/baselines")
-"""Where baselines are, one folder a name."""
+"""Folder of the baselines, with one subfolder per name."""
 
 MAX_BYTES = 256 * files.MB
 """Maximum size of a baseline file in bytes."""
@@ -53,19 +53,20 @@ def save(
     root: Path = ROOT,
     warn: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Write a baseline, in place of the one that this machine had by that name. Times of runs that
-    are labelled noisy are not kept.
+    """Write a baseline; it replaces this machine's baseline of that name.
+
+    Times of runs that are labelled noisy are not stored.
 
     Args:
-        runs: of one program on one machine, with the same outputs; at least one.
-        warn: who is told of runs whose times are not kept.
+        runs: runs of one program on one machine, with the same outputs; at least one.
+        warn: called with a sentence for each run whose times are not stored.
 
     Returns:
-        Its file.
+        The file.
 
     Raises:
-        UsageError: the runs are unfinished, do not belong together, or did not all come to the same
-            where steps do not depend on timing; names what differs.
+        UsageError: a run is unfinished, the runs are not compatible, or they differ although steps
+            do not depend on timing. Names what differs.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -94,7 +95,7 @@ def _is_baseline(content: bytes) -> bool:
 
 
 def load(path: Path) -> Side:
-    """The side that a baseline is. Raises UsageError where there is none or it is damaged."""
+    """Return the side of a baseline file. Raise UsageError if it is missing or damaged."""
     try:
         return parse(files.read_text(path, MAX_BYTES))
     except OSError as error:
@@ -109,16 +110,16 @@ def load(path: Path) -> Side:
 
 
 def list_names(root: Path = ROOT) -> list[str]:
-    """All baselines."""
+    """Return the names of all baselines."""
     return sorted({path.parent.name for path in root.glob("*/*.json")})
 
 
 def find_file(name: str, root: Path = ROOT) -> Path | None:
-    """The file of a baseline: this machine's, else the first; null where there is none."""
+    """Return the file of a baseline: this machine's, else the first; None if there is none."""
     files = sorted((root / name).glob("*.json")) if _NAME.fullmatch(name) else []
     if len(files) < 2:
         return files[0] if files else None
-    # Asking what machine this is takes torch, and seconds.
+    # Imported here because the fingerprint needs torch, which takes seconds to import.
     from specbench_cli.measure.machine import fingerprint
 
     own = f"{fingerprint()['id']}.json"
@@ -126,7 +127,7 @@ def find_file(name: str, root: Path = ROOT) -> Path | None:
 
 
 def _join(name: str, runs: Sequence[Path]) -> Side:
-    """Runs as one side, without what is not to be kept."""
+    """Join runs to one side, without data that a baseline does not store."""
     if not runs:
         raise UsageError(
             "a baseline is made of a run", hint=f"specbench compare --save {name} last"
@@ -143,8 +144,7 @@ def _join(name: str, runs: Sequence[Path]) -> Side:
 
 
 def _strip_output(cell: ComparedOutput, noisy: bool) -> ComparedOutput:
-    """A cell without times that nothing is compared with, and with its error's kind alone: the text
-    may hold paths."""
+    """Remove times if noisy, and the text of the error, which may contain paths."""
     if noisy:
         cell = replace(cell, times=None)
     if cell.error is None:
@@ -156,7 +156,7 @@ def _strip_output(cell: ComparedOutput, noisy: bool) -> ComparedOutput:
 # ---- the file ------------------------------------------------------------------------------------
 
 SCHEMA = 2
-"""Of the file."""
+"""Version of the file format."""
 
 _Counters = Annotated[tuple[Count | None, ...], Field(min_length=9, max_length=9)]
 _Times = Annotated[tuple[Count | None, ...], Field(min_length=6, max_length=8)]
@@ -165,7 +165,7 @@ _Finish = Literal["eos", "length", "stop", "error"]
 
 
 class _BaselineRun(TypedDict):
-    """A further run that came out otherwise."""
+    """A further run whose output differs from that of the first."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -191,11 +191,11 @@ class _BaselineRow(TypedDict):
 
 
 class _BaselineLine:
-    """An output: what all have, and a run's entry as often as there were runs."""
+    """An output: the fields that all have, then one entry per run."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Each place's own type; the last stands for all that follow."""
+        """Return a tuple schema; the type of the last position repeats."""
         key, own = (Name, Count, Name, Count, Count), (_Finish, _Verdict | None, str | None)
         of = (*key, str | None, *own, _Counters, _Times | _BaselineRun | None)
         places = [handler.generate_schema(each) for each in of]
@@ -203,7 +203,7 @@ class _BaselineLine:
 
 
 class _BaselineFile(TypedDict):
-    """The whole file."""
+    """A baseline file."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -221,11 +221,11 @@ class _BaselineFile(TypedDict):
 _ROW_FIELDS = ("method", "sampling", "guarantee", "peer")
 _PROMPT_FIELDS = ("task", "family", "cluster")
 _OUTPUT_FIELDS = ("ids", "finish", "verdict", "error")
-"""What an output has beside counters and times that neither its row nor its prompt says."""
+"""Fields of an output besides counters and times that its method and prompt do not determine."""
 
 
 def dump(side: Side) -> str:
-    """The text of a side's file.
+    """Return the text of a side's file.
 
     Raises:
         UsageError: outputs of one label, or of one prompt, contradict each other.
@@ -258,11 +258,11 @@ def dump(side: Side) -> str:
 
 
 def parse(text: str) -> Side:
-    """The side of a file's text.
+    """Return the side of a file's text.
 
     Raises:
-        UsageError: a schema newer than this program's.
-        ValueError, TypeError, LookupError: it is no baseline, or one that contradicts itself.
+        UsageError: the schema is newer than this program.
+        ValueError, TypeError, LookupError: it is not a baseline, or contradicts itself.
     """
     data = _validate_file(text)
     rows = {row["label"]: row for row in data["rows"]}
@@ -298,7 +298,7 @@ def parse(text: str) -> Side:
 
 
 def _dump_outputs(side: Side) -> Iterator[list[Any]]:
-    """The lines of outputs, a method's together."""
+    """Yield the lines of outputs, grouped by method."""
     runs: dict[PairKey, list[ComparedOutput]] = defaultdict(list)
     for cell in (cell for process in side.processes for cell in process):
         runs[cell.key].append(cell)
@@ -316,7 +316,7 @@ def _dump_outputs(side: Side) -> Iterator[list[Any]]:
 
 
 def _dump_run(cell: ComparedOutput, first: ComparedOutput) -> Any:
-    """What a further run adds to an output."""
+    """Return the entry of a further run."""
     if replace(cell, times=first.times) == first:
         return _dump_times(cell)
     own = {name: getattr(cell, name) for name in _OUTPUT_FIELDS}
@@ -332,7 +332,7 @@ def _read_outputs(
     rows: Mapping[str, Mapping[str, Any]],
     prompts: Mapping[tuple[str, int], Sequence[Any]],
 ) -> Iterator[ComparedOutput]:
-    """An output's cells, one a run."""
+    """Yield the outputs of a line, one per run."""
     prompt_id, turn, label, pass_, seed, *rest = line
     own, (counters, first, *more) = rest[: len(_OUTPUT_FIELDS)], rest[len(_OUTPUT_FIELDS) :]
     cell = ComparedOutput(
@@ -358,7 +358,7 @@ def _read_times(times: Any) -> Times | None:
 
 
 def _validate_file(text: str) -> _BaselineFile:
-    """What a file says, its types and ranges checked."""
+    """Parse a file; check types and ranges."""
     try:
         return _file_adapter().validate_json(text)
     except ValidationError as error:
@@ -407,7 +407,7 @@ def _set_consistent(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _format_block(brackets: str, lines: Iterable[str]) -> str:
-    """Lines between brackets, one under the other."""
+    """Return lines between brackets, one per line."""
     opening, closing = brackets[0], brackets[1]
     inside = ",\n".join(lines)
     return f"{opening}\n{inside}\n{closing}" if inside else brackets

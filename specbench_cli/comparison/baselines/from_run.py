@@ -1,4 +1,4 @@
-"""A side from a run's folder: every record reduced to what comparisons need of it."""
+"""Sides from run folders: every record reduced to what comparisons need."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from specbench_cli.summary.compatibility import collect_facts
 from specbench_cli.summary.pairing import untimed_reason
 
 _DIGITS = 16
-"""Of a checksum: enough to tell outputs apart, few enough to be committed by the thousand."""
+"""Hexadecimal digits of a digest: enough to distinguish outputs, and short in a committed file."""
 _TARGET = "target"
 
 
 def read_run(path: Path) -> Side:
-    """The side that a run is.
+    """Return the side of a run.
 
     Raises:
-        UsageError: there is no run, it is damaged, or it holds no record.
+        UsageError: there is no run, it is damaged, or it has no record.
     """
     run = RunDir.open(path)
     cells: dict[PairKey, ComparedOutput] = {}
@@ -73,7 +73,7 @@ def read_run(path: Path) -> Side:
 
 
 def output_from_record(record: Record) -> ComparedOutput:
-    """What a comparison needs of a record."""
+    """Reduce a record to what a comparison needs."""
     lost = untimed_reason(record) is not None
     return ComparedOutput(
         key=PairKey(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
@@ -125,8 +125,11 @@ def _times(record: Record) -> Times:
 
 
 def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
-    """Time of a draft and of a verify forward, and of the fastest draft one of each kind, in ns;
-    null where there was none. Cancelled ones do not count: they were cut short."""
+    """Return the times in ns of a draft forward, a verify forward and the fastest draft forward.
+
+    Each is a mean over kinds of forwards; None if there is none. Cancelled forwards do not count,
+    because they were interrupted.
+    """
     cancelled, durations = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
     for place, (kind, n, t0, t1) in enumerate(
         zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
@@ -143,7 +146,7 @@ def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
 def _weighted_mean(
     durations: Sequence[Sequence[int]], summarize: Callable[[Sequence[int]], float]
 ) -> int | None:
-    """A figure of each kind, weighted by how many there are."""
+    """Return the mean over kinds of a summary of each kind, weighted by the number of forwards."""
     count = sum(map(len, durations))
     return round(sum(len(own) * summarize(own) for own in durations) / count) if count else None
 
@@ -158,7 +161,7 @@ def _facts(run: RunDir) -> dict[str, str]:
 
 
 def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
-    """What a comparison needs of a record, and its row as it shows it."""
+    """Reduce a record to what a comparison needs of the output and of its row."""
     models = None
     if record.forwards is not None:
         models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))
@@ -172,7 +175,7 @@ def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
 
 
 def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
-    """A row as its records show it."""
+    """Merge the facts of a row from two records."""
     if before is None or before.models is None or row.models == before.models:
         return row
     models = before.models if row.models is None else {*before.models, *row.models}
@@ -180,8 +183,10 @@ def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
 
 
 def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:
-    """The rows in the manifest's order, with what it says of them; those without output left out.
-    Older manifests do not say all, or nothing."""
+    """Return the rows in the manifest's order, with its facts; rows without output are skipped.
+
+    Older manifests have some of the facts, or none.
+    """
     rows: dict[str, RowFacts] = {}
     for row in manifest.get("rows") or ():
         if found := seen.get(row["label"]):

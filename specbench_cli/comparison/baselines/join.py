@@ -1,4 +1,4 @@
-"""Several runs as one side: processes of one program, which must have come to the same."""
+"""Several runs joined to one side: processes of one program with the same results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specbench_cli.summary.compatibility import find_incompatibilities, short_na
 
 
 def join_runs(name: str, runs: Sequence[Path]) -> Side:
-    """The side that runs are together. Those labelled noisy keep their times only where all are.
+    """Join runs to one side. Times of noisy runs are dropped, unless all runs are noisy.
 
     Args:
         runs: at least one.
 
     Raises:
-        UsageError: a run is unfinished or given twice, or they are not several processes of one
-            program; names what differs.
+        UsageError: a run is unfinished or named twice, or the runs are not processes of one
+            program. Names what differs.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError(
@@ -66,7 +66,7 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
 def _describe_differences(
     first: Side, other: Side, first_name: str, other_name: str
 ) -> Iterable[str]:
-    """What tells runs apart that timing does not explain, by label."""
+    """Describe, by label, differences between runs that timing does not explain."""
     for label in dict.fromkeys((*first.rows, *other.rows)):
         if label not in first.rows or label not in other.rows:
             lacking = first_name if label not in first.rows else other_name
@@ -80,7 +80,7 @@ def _describe_differences(
 def _describe_row_differences(
     label: str, first: Side, other: Side, first_name: str, other_name: str
 ) -> Iterable[str]:
-    """The first output at which two runs of a row differ."""
+    """Describe the first output in which two runs of a method differ."""
     ours, theirs = (
         {key: cell for key, cell in side.cells.items() if key.label == label}
         for side in (first, other)

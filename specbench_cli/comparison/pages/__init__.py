@@ -1,1 +1,1 @@
-"""The outcome of a comparison, as each reader wants it."""
+"""Renderings of a comparison."""

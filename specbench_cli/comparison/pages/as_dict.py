@@ -1,4 +1,4 @@
-"""A comparison, or trends, as one JSON document."""
+"""A comparison, or trends, as a JSON document."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specbench_cli.comparison.pages import columns, words
 from specbench_cli.comparison.trend import Trends
 
 SCHEMA = 1
-"""Goes up when a key is renamed or means something else; new keys leave it as it is."""
+"""Version of the documents. It increases if a key is renamed or its meaning changes."""
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """The document: verdict first, then every row with its findings and times."""
+    """Return the document: the verdict, then every row with its findings and times."""
     counts = Counter(words.outcome_name(row) for row in comparison.rows)
     return {
         "schema": SCHEMA,
@@ -35,7 +35,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def trends_as_dict(trends: Trends) -> dict[str, Any]:
-    """Trends as one JSON document: the runs, and each figure over them with its change points."""
+    """Return trends as a JSON document: the runs, and each figure with its change points."""
     return {
         "schema": SCHEMA,
         "kind": "trends",

@@ -1,7 +1,7 @@
-"""The columns of a comparison, declared once: heading, what each shows of a row and has as data.
+"""Columns of a comparison, declared once: heading, text and data.
 
-A rendering (terminal, TSV, pandas, Markdown, JSON) chooses among them and decides only how a cell
-looks. A new column is declared here and named in the tables below that are to have it.
+Each rendering (terminal, TSV, pandas, Markdown, JSON) selects columns and only decides how a cell
+looks. To add a column, declare it here and add it to the tables below.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from specbench_cli.summary.metrics import METRICS
 
 Getter = Callable[[RowOutcome, Comparison], Any]
 _PLACES = 3
-"""Prompts shown for a finding; data has them all."""
+"""Maximum number of prompts shown for a finding; data has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonColumn:
     """A column of a comparison's rows.
 
-    shown: a row's cell in words, a line each.
-    data: the same for programs, flat: a name each.
-    document: the same in JSON, nested.
+    lines: text of a cell, as lines.
+    data: values for programs, flat, by name.
+    document: values for JSON, nested, by name.
     """
 
     heading: str = ""
@@ -37,7 +37,7 @@ class ComparisonColumn:
 def _plain_column(
     name: str, get: Callable[[RowOutcome], Any], *, document: str | None = None
 ) -> ComparisonColumn:
-    """A column that is the same in words and as data."""
+    """Return a column with the same value as text and as data."""
 
     def value(row: RowOutcome, _: Comparison) -> Any:
         return get(row)
@@ -55,7 +55,7 @@ def _is_failed(row: RowOutcome, comparison: Comparison) -> bool:
 
 
 def _get_decode_change(name: str) -> Getter:
-    """A figure of the change of a row's decoding time."""
+    """Return a getter for an attribute of the change of a row's decode time."""
     return lambda row, _: getattr(words.decode_change(row), name, None)
 
 
@@ -118,19 +118,19 @@ WHERE = ComparisonColumn(
 
 TERMINAL = (FAILS, OUTCOME, TASK, METHOD, RULE, PAIRS, MAT, DECODE)
 FLAT = (OUTCOME, FAILS, TASK, METHOD, RULE, PAIRS, MAT, DECODE, FINDINGS, WHERE)
-"""Of TSV and pandas."""
+"""Columns of TSV and pandas."""
 DOCUMENT = (TASK, METHOD, OUTCOME, FAILS, RULE, WHY, PAIRS, MAT, FINDINGS, TIMES)
 CHANGED = (OUTCOME, NAME, FINDINGS, WHERE, TIMES)
-"""Of Markdown: rows with an outcome to tell."""
+"""Columns of Markdown for changed rows."""
 UNCHANGED = (NAME, RULE, PAIRS, MAT, TIMES)
-"""Of Markdown: rows without."""
+"""Columns of Markdown for unchanged rows."""
 
 
 def flat_row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    """A row with every figure, for programs that want a value a column."""
+    """Return all values of a row by column name."""
     return {name: get(row, comparison) for each in FLAT for name, get in each.data.items()}
 
 
 def document_row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
-    """A row of the JSON document."""
+    """Return a row of the JSON document."""
     return {name: get(row, comparison) for each in DOCUMENT for name, get in each.document.items()}

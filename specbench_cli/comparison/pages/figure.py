@@ -1,4 +1,4 @@
-"""The plot of trends: a panel a row, each run's value relative to the series' median."""
+"""Plot of trends: one panel per row, with each run's value relative to the series' median."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench_cli.report.figures.drawing import plots, style
 PANELS = 12
 """Maximum number of panels on a page."""
 _NAMES = {SPEEDUP: "speedup", MAT: "mat", ACCEPTANCE: "acceptance"}
-"""The figures that are plotted, and the words of their files."""
+"""Plotted figures and their names in file names."""
 _MIN_REACH = 0.05
 """Smallest reach of the y axis, so that small changes are not blown up."""
 _MARGIN = 1.5
@@ -25,8 +25,10 @@ _CHANGE_COLOUR = "#D55E00"
 
 
 def write(trends: Trends, folder: Path) -> list[Path]:
-    """Write `trend-<figure>[-<page>]` .svg and .png for every figure that is not the same in all
-    runs; rows of which it is the same are left out, there is nothing to see."""
+    """Write `trend-<figure>[-<page>]` as .svg and .png for every figure that changes between runs.
+
+    Rows that are equal in all runs are left out.
+    """
     files = []
     with style.applied():
         for figure, name in _NAMES.items():
@@ -41,7 +43,7 @@ def write(trends: Trends, folder: Path) -> list[Path]:
 
 
 def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
-    """One page: panels of one figure on the same axes; at least one series."""
+    """Draw one page: panels of one figure on the same axes; at least one series."""
     reach = _axis_reach(page)
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}
     x = plots.Axis(low=0.4, high=len(trends.runs) + 0.6, bins=5)
@@ -93,7 +95,8 @@ def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> li
 
 
 def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSeries]:
-    """Series by their row, with its newest value; the task is said where there are several."""
+    """Return the series by panel title: method and newest value, and the task if there are
+    several."""
     several = len({series.key.task for series in trends.series}) > 1
     return {
         f"{words.row_name(series) if several else series.key.label}"
@@ -103,8 +106,10 @@ def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSerie
 
 
 def _axis_reach(page: Sequence[TrendSeries]) -> float:
-    """How far the y axis goes to either side of the medians: every level has room, and all but a
-    few runs have."""
+    """Return the distance of the y axis' ends from the medians.
+
+    All levels and all but a few runs are inside.
+    """
     levels, deviations = [_MIN_REACH], [_MIN_REACH]
     for series in page:
         middle = median(series.known_values) or 1.0

@@ -1,4 +1,4 @@
-"""A comparison as JUnit XML: a suite a task, a case a method, for CI services that read it."""
+"""A comparison as JUnit XML for CI services: one suite per task, one case per method."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowO
 from specbench_cli.comparison.pages import words
 
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What no XML 1.0 document may hold, escaped or not (its section 2.2, Char)."""
+"""Characters that XML 1.0 does not allow, not even escaped (section 2.2, Char)."""
 _NOT_COMPARED = "not compared"
 
 
 def render(comparison: Comparison) -> str:
-    """The document. Failures are the rows with an outcome that the gate closes on; rows and
-    things that were not compared are skipped; what else was found is in a case's system-out."""
+    """Return the XML document.
+
+    Rows that fail the gate are failures. Rows and other things that were not compared are skipped.
+    Other findings are in a case's system-out.
+    """
     root = Xml.Element("testsuites", name="specbench compare")
     rows = sorted(comparison.rows, key=lambda row: row.key.task)
     for task, own in groupby(rows, key=lambda row: row.key.task):
@@ -57,7 +60,7 @@ def _add_row(suite: Xml.Element, row: RowOutcome, comparison: Comparison) -> Non
 
 
 def _add_case(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
-    """A case. Nothing was timed by comparing, so its time is 0; readers ask for one."""
+    """Add a case. Its time is 0, because a comparison measures none and readers require one."""
     return Xml.SubElement(
         suite,
         "testcase",
@@ -68,7 +71,7 @@ def _add_case(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
 
 
 def _set_counts(element: Xml.Element) -> None:
-    """What readers take from the attributes of a suite, and of all suites."""
+    """Set the counts that readers expect as attributes of suites."""
     for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
         element.set(attribute, str(sum(1 for _ in element.iter(tag))))
     element.set("errors", "0")
@@ -76,10 +79,10 @@ def _set_counts(element: Xml.Element) -> None:
 
 
 def _finding_lines(findings: Iterable[ComparisonFinding]) -> list[str]:
-    """A line a finding, and a line for each place."""
+    """Return one line per finding and one per location."""
     return [line for f in findings for line in (f"{f.outcome}: {f.message}", *f.locations)]
 
 
 def _escape_illegal(text: str) -> str:
-    """Text without what XML cannot hold; that is spelled out instead."""
+    """Return the text with characters that XML does not allow written as escapes."""
     return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.plain(text))

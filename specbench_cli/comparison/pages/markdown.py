@@ -1,4 +1,4 @@
-"""A comparison as Markdown: the comment under a pull request."""
+"""A comparison as Markdown, for a comment on a pull request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.summary import formats
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-"""A commit, which GitHub and GitLab link."""
+"""A commit hash; GitHub and GitLab link it."""
 
 
 def render(comparison: Comparison) -> str:
-    """The comment: verdict, what changed and where, what could not be compared, how to accept."""
+    """Return the comment: verdict, changes, what was not compared, and how to accept the
+    changes."""
     changed, same = words.changed_rows(comparison), words.unchanged_rows(comparison)
     base, new = (_format_side(*side) for side in words.side_names(comparison))
     verdict, _, why = words.headline(comparison).partition(": ")
@@ -44,7 +45,7 @@ def render(comparison: Comparison) -> str:
 
 
 def code(value: object) -> str:
-    """Text for a code span; its backticks, which would end the span, become apostrophes."""
+    """Return text for a code span; backticks, which would end it, become apostrophes."""
     return output.plain(" ".join(str(value).split())).replace("`", "'")
 
 
@@ -61,7 +62,7 @@ def _table(
 
 
 def _format_cell(column: ComparisonColumn, row: RowOutcome, comparison: Comparison) -> str:
-    """A cell of a row; the outcome that closes the gate is bold."""
+    """Return a cell; an outcome that fails the gate is bold."""
     text = "<br>".join(map(inline, column.lines(row, comparison))) or formats.NONE
     return f"**{text}**" if column is columns.OUTCOME and row in comparison.failed_rows else text
 
@@ -76,7 +77,7 @@ def _not_compared(comparison: Comparison) -> list[str]:
 
 
 def _explain_comparison(comparison: Comparison) -> list[str]:
-    """The gates, and why each row had the rule that it had."""
+    """Return sentences on the gates, and on why each rule applies."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         if row.rule_reason and words.is_compared(row):

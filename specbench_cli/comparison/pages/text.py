@@ -1,4 +1,4 @@
-"""A comparison and trends as tables to be read, the same in a log as on a terminal, and as TSV."""
+"""A comparison and trends as text tables, equal in a log and on a terminal, and as TSV."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.summary import formats
 
 _PLACES = 2
-"""Prompts named for a finding; TSV has them all."""
+"""Maximum number of prompts named for a finding; TSV has all of them."""
 
 
 def print_comparison(comparison: Comparison, form: output.Format = "table") -> None:
-    """Print a comparison, the worst rows first, as a table or TSV. What is said of the rows goes
-    below the table, beside TSV to stderr."""
+    """Print a comparison as a table or TSV, worst rows first.
+
+    Findings follow the table; with TSV they go to stderr.
+    """
     say = partial(_print_line, form)
     rows = sorted(comparison.rows, key=lambda row: OUTCOMES.index(row.outcome))
     base, new = (
@@ -60,8 +62,10 @@ def _format_row(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
 
 
 def print_trends(trends: Trends, form: output.Format = "table") -> None:
-    """Print trends: first and newest value of each figure and its change points. TSV has a line a
-    run and figure, the rest goes to stderr."""
+    """Print first and newest value of each figure, and its change points.
+
+    TSV has one line per run and figure; everything else goes to stderr.
+    """
     say = partial(_print_line, form)
     first, newest = trends.runs[0], trends.runs[-1]
     say(f"specbench compare --over-time: {len(trends.runs)} runs, {first.name} to {newest.name}")
@@ -78,7 +82,7 @@ def print_trends(trends: Trends, form: output.Format = "table") -> None:
 
 
 def _summary_rows(trends: Trends) -> list[dict[str, Any]]:
-    """A line a row, a column a figure."""
+    """Return one line per row, with one column per figure."""
     lines: dict[RowKey, dict[str, Any]] = {}
     for series in trends.series:
         line = lines.setdefault(
@@ -98,7 +102,7 @@ def _summary_rows(trends: Trends) -> list[dict[str, Any]]:
 
 
 def _value_rows(trends: Trends) -> list[dict[str, Any]]:
-    """A line a run and figure."""
+    """Return one line per run and figure."""
     return [
         {
             "run": run.name,
@@ -116,7 +120,7 @@ def _value_rows(trends: Trends) -> list[dict[str, Any]]:
 
 
 def _describe_change(trends: Trends, series: TrendSeries, point: ChangePoint) -> str:
-    """What changed, when, and between which commits."""
+    """Describe a change point: values, time and commits."""
     last, first = trends.runs[point.last], trends.runs[point.first]
     levels = (words.format_figure(series.figure, level) for level in (point.before, point.after))
     commits = f"commit {last.commit or 'unknown'} -> {first.commit or 'unknown'}"
@@ -129,7 +133,7 @@ def _describe_change(trends: Trends, series: TrendSeries, point: ChangePoint) ->
 
 
 def _explain_changes(trends: Trends) -> str:
-    """What a change point is, and how sure."""
+    """Explain change points and their error probability."""
     noisy = sum(series.noisy for series in trends.series)
     return (
         f"* changes: of the {noisy} noisy figures those of level, with a chance of"

@@ -1,4 +1,4 @@
-"""How a comparison is said, the same on a terminal, in Markdown and in JUnit."""
+"""Wording of a comparison, shared by terminal, Markdown and JUnit."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from specbench_cli.summary import formats
 ACCEPT = "specbench compare --save NAME RUN"
 """The command that makes a run the baseline."""
 _HEADLINE_ROWS = 2
-"""Failed rows that the headline tells the finding of."""
+"""Maximum number of failed rows whose finding is in the headline."""
 
 
 def is_compared(row: RowOutcome) -> bool:
-    """Whether anything of a row was compared: one that was not is not the same."""
+    """Return True if anything of a row was compared."""
     return row.rule != "nothing" or bool(row.changes)
 
 
 def changed_rows(comparison: Comparison) -> list[RowOutcome]:
-    """The rows with an outcome to tell, worst first."""
+    """Return the rows whose outcome is not "same", worst first."""
     rows = [row for row in comparison.rows if row.outcome != "same"]
     return sorted(rows, key=lambda row: OUTCOMES.index(row.outcome))
 
 
 def unchanged_rows(comparison: Comparison) -> list[RowOutcome]:
-    """The rows that were compared and are the same."""
+    """Return the rows that were compared and are the same."""
     return [row for row in comparison.rows if row.outcome == "same" and is_compared(row)]
 
 
 def uncompared_rows(comparison: Comparison) -> list[RowOutcome]:
-    """The rows that both sides have and nothing of which could be compared."""
+    """Return the rows that both sides have but that could not be compared."""
     return [row for row in comparison.rows if row.outcome == "same" and not is_compared(row)]
 
 
 def headline(comparison: Comparison) -> str:
-    """Pass or fail, and why, in one line."""
+    """Return pass or fail with the reason, in one line."""
     failed, rows = comparison.failed_rows, comparison.rows
     if not failed:
         return f"pass: {format_row_count(len(rows))}: {tally(comparison)}"
@@ -57,7 +57,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def tally(comparison: Comparison) -> str:
-    """How many rows came to what."""
+    """Return the number of rows with each outcome."""
     counts = Counter(row.outcome for row in changed_rows(comparison))
     words = [f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]]
     kept, unknown = len(unchanged_rows(comparison)), len(uncompared_rows(comparison))
@@ -66,18 +66,20 @@ def tally(comparison: Comparison) -> str:
 
 
 def failing_findings(row: RowOutcome, comparison: Comparison) -> list[ComparisonFinding]:
-    """The findings that close the gate, worst first."""
+    """Return the findings of a row that fail the gate, worst first."""
     return [found for found in sort_findings(row) if found.outcome in comparison.fail_on]
 
 
 def sort_findings(row: RowOutcome) -> list[ComparisonFinding]:
-    """A row's findings, worst first."""
+    """Return the findings of a row, worst first."""
     return sorted(row.findings, key=lambda found: OUTCOMES.index(found.outcome))
 
 
 def group_findings(comparison: Comparison) -> list[tuple[str, ComparisonFinding]]:
-    """Findings, worst rows first, with the rows that they are of: what is the same of several rows
-    of a task is told once."""
+    """Return findings with the names of their rows, worst rows first.
+
+    Equal findings of several rows of a task are grouped.
+    """
     rows: dict[tuple[str, ComparisonFinding], list[str]] = {}
     for row in changed_rows(comparison):
         for found in sort_findings(row):
@@ -86,7 +88,7 @@ def group_findings(comparison: Comparison) -> list[tuple[str, ComparisonFinding]
 
 
 def can_accept(comparison: Comparison) -> bool:
-    """Whether something closes the gate that may be wanted: a wrong output never is."""
+    """Return True if a failing change may be intended; broken outputs never are."""
     return any(
         found.outcome != "broken"
         for row in comparison.failed_rows
@@ -95,51 +97,51 @@ def can_accept(comparison: Comparison) -> bool:
 
 
 def side_names(comparison: Comparison) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Name and commit of BASE, and of NEW; the commit is empty where it is not known."""
+    """Return name and commit of BASE and of NEW; an unknown commit is empty."""
     facts = comparison.facts
     base, new = (str(facts.get(side, {}).get("commit", "")) for side in ("base", "new"))
     return (comparison.base, base), (comparison.new, new)
 
 
 def row_name(row: RowOutcome | trend.TrendSeries) -> str:
-    """A row in one word or two."""
+    """Return task and method of a row."""
     return f"{row.key.task} {row.key.label}"
 
 
 def outcome_name(row: RowOutcome) -> str:
-    """A row's outcome; a row that was not compared has none."""
+    """Return the outcome of a row, or "not compared"."""
     return row.outcome if row.outcome != "same" or is_compared(row) else "not compared"
 
 
 def format_row_count(n: int) -> str:
-    """How many rows."""
+    """Return a number of rows as text."""
     return f"{n} row" if n == 1 else f"{n} rows"
 
 
 def format_mat(row: RowOutcome) -> str:
-    """MAT, once where it is the same."""
+    """Return the MAT of both sides, or one value if they are equal."""
     base, new = (formats.number(value) for value in row.mat)
     return base if base == new else f"{base} -> {new}"
 
 
 def format_times(row: RowOutcome) -> list[str]:
-    """What became of each of a row's times."""
+    """Return the change of each time of a row."""
     return [str(found) for found in row.changes]
 
 
 def decode_change(row: RowOutcome) -> TimeChange | None:
-    """The change of a row's decoding time."""
+    """Return the change of a row's decode time, or None."""
     return next((found for found in row.changes if found.figure == "decode"), None)
 
 
 def format_locations(where: Sequence[str], shown: int) -> str:
-    """The first places, and how many more there are."""
+    """Return the first locations, and the number of the others."""
     words = ", ".join(where[:shown])
     return words if len(where) <= shown else f"{words} and {len(where) - shown} more"
 
 
 def describe_basis(comparison: Comparison) -> list[str]:
-    """What was compared with what, by which rules, a sentence each."""
+    """Return sentences on the gates and rules of a comparison."""
     rules = Counter(row.rule for row in comparison.rows if row.rule != "nothing")
     applied = ", ".join(f"{rule} ({format_row_count(n)})" for rule, n in rules.items()) or "none"
     fail_on = ", ".join(comparison.fail_on) or "nothing"
@@ -151,7 +153,7 @@ def describe_basis(comparison: Comparison) -> list[str]:
 
 
 def format_figure(kind: str, value: float) -> str:
-    """A value of a trend."""
+    """Return a value of a trend as text."""
     if kind == trend.SPEEDUP:
         return formats.ratio(value)
     if kind == trend.ACCEPTANCE:
