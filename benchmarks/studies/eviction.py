@@ -19,12 +19,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from methods.suffix.eviction import POLICIES, DiscardBit, Eviction, PhaseBit
+from methods.suffix.eviction import POLICIES, DiscardBit, EvictionPolicy, PhaseBit
 
 NEVER = 1 << 62
 
 
-def misses(trace: Sequence[int], k: int, policy: Eviction, bits: Sequence[bool] = ()) -> int:
+def misses(trace: Sequence[int], k: int, policy: EvictionPolicy, bits: Sequence[bool] = ()) -> int:
     """Misses of a policy with room for k pages, which learns of requests one after another.
 
     Args:

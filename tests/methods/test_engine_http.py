@@ -81,7 +81,7 @@ def test_output_is_the_servers_whoever_it_is_and_however_it_ends(server, decode,
     session = decode(http(double.url))
     assert list(session.output()) == rule(PROMPT, BUDGET)
     assert session.finish == ("eos" if rule is cut else "length")
-    assert session.counted == ({"text": 1} if kind == "openai" else {})
+    assert session.counts == ({"text": 1} if kind == "openai" else {})
     asked = double.requests[0]
     sent = asked["input_ids"] if kind == "sglang" else asked["prompt"]
     assert sent == (words(PROMPT) if kind == "openai" else list(PROMPT))
@@ -92,7 +92,7 @@ def test_a_servers_own_counters_are_of_the_one_request(server, decode, kind):
     method = http(server(kind, answer, speculates=True).url)
     for budget in (13, BUDGET):
         steps = -(-(budget - 1) // 3)
-        counted = decode(method, budget=budget).counted
+        counted = decode(method, budget=budget).counts
         assert counted == {"drafted": 4 * steps, "accepted": budget - 1 - steps}
 
 
@@ -123,7 +123,7 @@ def test_drawn_outputs_are_drawn_anew_in_each_pass_and_coupled_ones_refused(serv
 def test_the_first_token_has_a_time_of_its_own(server, decode):
     session = decode(http(server("llama.cpp", answer).url))
     text = session.harness.text
-    assert session.sees_first
+    assert session.knows_first_token_time
     assert text.started_ns < text.first_ns < text.last_ns <= session.now()
 
 
@@ -233,7 +233,7 @@ def test_what_is_no_answer_is_one_line_and_no_output(server, decode, what):
 
 
 def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch):
-    monkeypatch.setattr("methods.engine_http.client.MOST_BYTES", 1000)
+    monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("openai", answer, decode=lambda ids: "w7 " * len(ids))
     fails(decode, http(double.url), "sends more than")
     double.models = [{"id": "x" * 2000}]
@@ -242,7 +242,7 @@ def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch
 
 @pytest.mark.parametrize("line", [": a comment", "", "event: message", "retry: 1", "data:"])
 def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, line):
-    monkeypatch.setattr("methods.engine_http.client.MOST_BYTES", 1000)
+    monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("vllm", answer)
 
     def endless(handler):

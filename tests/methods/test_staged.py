@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from methods.staged.method import Counts, Guess, Staged, StagedParams
+from methods.staged.method import GuessTree, NgramStage, Staged, StagedParams
 from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
@@ -102,19 +102,19 @@ def test_a_stage_that_the_run_does_not_have_is_named():
 # ---- the stages below change forwards and nothing else ------------------------------------------
 
 
-class Nonsense(Counts):
+class Nonsense(NgramStage):
     """Proposes tokens that the draft does not choose, in a tree."""
 
     def propose(self, path, depth):
         text = [*PROMPTS[0], *self.session.output(), *path]
         worst = int(DRAFT[text[-2], text[-1]].argmin())
-        return Guess([worst, worst], (ROOT, 0)) if depth > 1 else Guess([], ())
+        return GuessTree([worst, worst], (ROOT, 0)) if depth > 1 else GuessTree([], ())
 
 
 def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_tree(monkeypatch):
     plain = run(on_tables(models()), stages=("draft",))
     assert forwards(plain) == [trunk(step.draft) for step in plain]
-    monkeypatch.setattr("methods.staged.method.Counts", Nonsense)
+    monkeypatch.setattr("methods.staged.method.NgramStage", Nonsense)
     session = on_tables(models())
     steps = run(session)
     assert trees(steps) == trees(plain)
