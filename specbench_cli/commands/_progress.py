@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.measure.eta import report_seconds
-from specbench_cli.measure.quiet import VOID
+from specbench_cli.measure.eta import estimate_report_seconds
+from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import Progress as HowFar
+    from specbench_cli.measure.view import RunProgress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -46,7 +46,7 @@ class Timing(NamedTuple):
     tokens: int
 
 
-class Speedups:
+class LiveSpeedups:
     """Speedups of the cells so far; provisional, without intervals.
 
     Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
@@ -106,7 +106,7 @@ class RunProgress:
         self._dry_run = dry_run
         self._part = part
         self._cells = self._done = 0
-        self._pairs = Speedups()
+        self._pairs = LiveSpeedups()
         self._bases: dict[str, str] = {}
         self._stage = self._window = ""
         self._told_of_noise = False
@@ -124,13 +124,18 @@ class RunProgress:
             output.facts(_readable(facts))
 
     def _foresee(self, facts: dict[str, Any]) -> None:
-        self._report_s = report_seconds(self._start_s, len(facts["methods"]), facts["cells"])
+        self._report_s = estimate_report_seconds(
+            self._start_s, len(facts["methods"]), facts["cells"]
+        )
         self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
         self.run_dir, self._cells, self._done = run_dir, cells, done
-        self._pairs, self.speedups = Speedups(self._bases), {}  # those of a tuning are no result
+        self._pairs, self.speedups = (
+            LiveSpeedups(self._bases),
+            {},
+        )  # those of a tuning are no result
 
     def stage(self, text: str) -> None:
         """Something begins that is not a prompt."""
@@ -149,11 +154,11 @@ class RunProgress:
     def window(self, other_cpu: float | None, text: str) -> None:
         """A window was timed; what helps is said at the first whose times are lost."""
         self._window = text
-        if text.endswith(VOID) and not self._told_of_noise and not self._part:
+        if text.endswith(TIMES_VOID) and not self._told_of_noise and not self._part:
             self._told_of_noise = True
             self.note(BUSY)
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """A record was written."""
         self._done += 1
         self.speedups = self._pairs.add(record)
@@ -264,9 +269,9 @@ class Bar(RunProgress):
         super().window(other_cpu, text)
         self._draw()
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """Move the bar."""
-        super().cell(record)
+        super().show_record(record)
         self._draw()
 
     def _draw(self) -> None:
@@ -358,9 +363,9 @@ class JsonLines(RunProgress):
         """{"event": "window", ...}"""
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """{"event": "cell", ...}: the record without its bulk."""
-        super().cell(record)
+        super().show_record(record)
         output.json_line(
             {
                 "event": "cell",

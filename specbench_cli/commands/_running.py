@@ -15,13 +15,13 @@ import typer
 
 from specbench_cli import output, registry
 from specbench_cli.config import permission
-from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, not_written
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, to_write_error
 from specbench_cli.measure import repeat_process
 
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
     from specbench_cli.config.sources import Given
-    from specbench_cli.measure.result import Result
+    from specbench_cli.measure.result import RunResult
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
@@ -67,7 +67,7 @@ def _vet(plugin: str) -> None:
     vet(plugin)
 
 
-def measured(
+def measure_missing(
     plan: Plan | None,
     run_dir: RunDir,
     view: RunView,
@@ -77,7 +77,7 @@ def measured(
     *,
     only_pass: int | None = None,
     fresh: bool,
-) -> Result:
+) -> RunResult:
     """Do what a run lacks (`execute.run`), which is found again as `place`."""
     from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir, remember
@@ -92,8 +92,8 @@ def measured(
             force=force,
             in_turn=in_turn,
         )
-    except repeat_process.Unfinished as fault:
-        if fault.told and plan is not None and plan.config.repeats == 1:
+    except repeat_process.UnfinishedRepeat as fault:
+        if fault.already_reported and plan is not None and plan.config.repeats == 1:
             raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
         raise
     finally:
@@ -101,7 +101,7 @@ def measured(
             remember(place)
 
 
-def written(folder: Path, view: RunView) -> Reading:
+def write_report(folder: Path, view: RunView) -> Reading:
     """Write the files that belong to a finished run."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
@@ -110,7 +110,7 @@ def written(folder: Path, view: RunView) -> Reading:
     return outputs.write_outputs(RunDir.open(folder))
 
 
-def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
+def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """The folder of a matrix that is begun; each of its runs can be planned."""
     from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import pairs
@@ -128,9 +128,9 @@ def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Pat
     return path
 
 
-def carry_out(
+def measure_matrix(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[Result], Reading]:
+) -> tuple[list[RunResult], Reading]:
     """Do what a matrix's runs lack, one run after another, and read them as one."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
@@ -140,7 +140,7 @@ def carry_out(
     from specbench_cli.store.run_dir import RunDir
 
     order = matrix.ordered(whole)
-    results: list[Result] = []
+    results: list[RunResult] = []
     try:
         for path in matrix.members(whole):
             plan: Plan | None
@@ -151,11 +151,11 @@ def carry_out(
                 permission.check(permission.requests(config, place), str(place))
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:
-                plan, run_dir = execute.reopen(path, view, force=force)
-            made = measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
+                plan, run_dir = execute.resume_run(path, view, force=force)
+            made = measure_missing(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
             results.append(made)
             if plan is not None:
-                written(path, view)
+                write_report(path, view)
     except SpecbenchError:
         matrix.discard(whole)
         raise
@@ -166,7 +166,7 @@ def carry_out(
 
 
 @contextmanager
-def told_how_to_go_on(
+def show_resume_command(
     path: Path, view: RunView, part: bool, command: str | None = None
 ) -> Iterator[None]:
     """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
@@ -188,7 +188,7 @@ def told_how_to_go_on(
         resumed = command or _resumption(path)
         raise EnvironmentFault("stdout was closed by its reader", resumed) from fault
     except OSError as fault:
-        raise not_written(fault, command or _resumption(path)) or fault from fault
+        raise to_write_error(fault, command or _resumption(path)) or fault from fault
 
 
 def _resumption(path: Path) -> str | None:
@@ -196,4 +196,6 @@ def _resumption(path: Path) -> str | None:
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 
-    return repeat_process.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    return (
+        repeat_process.resume_command(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    )

@@ -25,26 +25,26 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "PASSED: everything held. BROKEN: the output is not what the method's guarantee says."
-        " MISDECLARED: its class declares what its code does not do. FAULTY: outputs are right, but"
-        " states, counts or speed are not. All three end with exit code 1.",
+        "Results: PASSED; BROKEN: the output violates the method's guarantee; MISDECLARED: the"
+        " class declares what the code does not do; FAULTY: outputs are correct, but states,"
+        " counters or speed are not. All but PASSED give exit code 1.",
     )
 )
 
 
 @options.parsed_command("specbench_cli.config.commands:AuditOptions")
 def audit(asked: AuditOptions) -> ExitCode:
-    """Prove on small models that a method keeps what it promises.
+    """Check on small models that methods keep their guarantees.
 
-    On models that are tables every outcome of a method's chance is walked: the distribution of its
-    output is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of
-    acceptance are checked there and on a tiny Llama.
+    On tabular models, every random outcome of a method is enumerated, so that the distribution of
+    its output is exact. Greedy and coupled outputs, caches, counters and acceptance are checked
+    there and on a tiny Llama.
     """
     names = _names(asked.methods, asked.every, asked.plugins)
     from specbench_cli.judge.broken import CERTIFICATES
 
     folder = asked.out or CERTIFICATES
-    done = _reusable(names, folder) if asked.resume else []
+    done = _load_unchanged(names, folder) if asked.resume else []
     kept = {certificate.method for certificate in done}
     due = [name for name in names if name not in kept]
     for name in due:
@@ -53,7 +53,7 @@ def audit(asked: AuditOptions) -> ExitCode:
         output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
     for certificate in done if asked.as_json else ():
         output.json_line(certificate.to_dict())
-    done += _audited(due, folder, asked, total=len(names))
+    done += _run_audits(due, folder, asked, total=len(names))
     if not asked.as_json:
         from specbench_cli.report.terminal.certificates import print_certificates
 
@@ -61,7 +61,7 @@ def audit(asked: AuditOptions) -> ExitCode:
     return ExitCode.OK if all(c.passed for c in done) else ExitCode.BAD_ANSWER
 
 
-def _audited(due: list[str], folder: Path, asked: AuditOptions, total: int) -> list[Certificate]:
+def _run_audits(due: list[str], folder: Path, asked: AuditOptions, total: int) -> list[Certificate]:
     """Audit methods, and write and print each certificate as soon as it is made.
 
     Args:
@@ -112,7 +112,7 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _reusable(names: list[str], folder: Path) -> list[Certificate]:
+def _load_unchanged(names: list[str], folder: Path) -> list[Certificate]:
     """Return the certificates in a folder whose method and code are unchanged."""
     from specbench_cli.audit.certificate import load_reusable_certificate
 

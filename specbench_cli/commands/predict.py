@@ -46,10 +46,11 @@ EPILOG = "\n\n".join(
 
 @options.parsed_command("specbench_cli.config.predict:PredictOptions")
 def predict(asked: PredictOptions) -> ExitCode:
-    """Predict a run's decode times from what single forwards cost on this machine.
+    """Predict the decode times of a run from the costs of single forwards.
 
-    First --probe (a minute or two for the shipped models), then RUN: it is replayed, forward by
-    forward. With --hardware and --shape it is replayed at the costs of a roofline instead.
+    First measure the costs with --probe (one or two minutes for the shipped models). Then give RUN
+    to replay it forward by forward at these costs. With --hardware, replay it on the roofline model
+    of an accelerator.
     """
     if sum((asked.run is not None, asked.probe, asked.compare is not None)) != 1:
         raise UsageError(
@@ -57,15 +58,15 @@ def predict(asked: PredictOptions) -> ExitCode:
         )
     if asked.probe:
         return _probe(asked)
-    _refuse(asked, "RUN", "methods", "set", "plugins")
+    _check_combination(asked, "RUN", "methods", "set", "plugins")
     from specbench_cli.commands.predicting import roofline as modelled
 
-    roofline = modelled.asked_for(asked)
+    roofline = modelled.roofline_from_options(asked)
     models = [name for name in MODELS if roofline is None or name != "dtype"]
-    _refuse(asked, "RUN", *models)
-    _refuse(asked, "RUN", "rounds", "out", "overwrite", "trust")
+    _check_combination(asked, "RUN", *models)
+    _check_combination(asked, "RUN", "rounds", "out", "overwrite", "trust")
     if asked.compare is not None:
-        _refuse(asked, "--compare", *REPLAY, *ROOFLINE)
+        _check_combination(asked, "--compare", *REPLAY, *ROOFLINE)
         return _compare(*asked.compare, asked.as_json)
     return _replay(asked, str(asked.run), roofline)
 
@@ -80,7 +81,7 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 
 def _probe(asked: PredictOptions) -> ExitCode:
     """Measure the costs of this machine."""
-    _refuse(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
+    _check_combination(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if asked.batch == 1:
         raise UsageError(
             "--batch 1 of --probe is what is measured in any case; several sequences together"
@@ -99,27 +100,27 @@ def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitC
     from specbench_cli.commands.predicting import scripted
 
     if roofline is not None:
-        _refuse(asked, "--hardware", "costs", "against")
+        _check_combination(asked, "--hardware", "costs", "against")
     if asked.row is not None and not asked.sweep:
         raise UsageError(
             "--row says whose acceptance --sweep goes by",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
     if asked.load is not None:
-        _refuse(asked, "--load", "against", "sweep")
+        _check_combination(asked, "--load", "against", "sweep")
         return scripted.under_load(run, asked.load, asked, roofline)
     if asked.sweep:
-        _refuse(asked, "--sweep", "against", "batch", "hardware")
-        return scripted.resettled(run, asked)
+        _check_combination(asked, "--sweep", "against", "batch", "hardware")
+        return scripted.predict_settings(run, asked)
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, folder
 
         return modelled.predict(RunDir.open(folder(run)), roofline, asked.as_json)
-    _refuse(asked, "RUN without --load or --hardware", "batch")
+    _check_combination(asked, "RUN without --load or --hardware", "batch")
     return _predict(run, asked.costs, asked.against, asked.as_json)
 
 
-def _refuse(asked: PredictOptions, beside: str, *names: str) -> None:
+def _check_combination(asked: PredictOptions, beside: str, *names: str) -> None:
     """Raise UsageError if an option was given that cannot be combined with `beside`."""
     if wrong := asked.given(*names):
         raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")
@@ -144,9 +145,9 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
             {
                 "event": "done",
                 "run": run.path,
-                "costs": costs.brief | {"modelled_for": foreign},
-                "also": [each.brief for each in also],
-                "against": against and against.brief,
+                "costs": costs.facts | {"modelled_for": foreign},
+                "also": [each.facts for each in also],
+                "against": against and against.facts,
                 "missing": prediction.missing,
                 "rows": prediction.rows,
             }
@@ -182,20 +183,20 @@ def _drift(first: Costs, then: Costs) -> str:
     """How far a later probe of the machine is from an earlier one."""
     from statistics import median
 
-    from specbench_cli.measure.costs import differences
+    from specbench_cli.measure.costs import compare_probes
     from specbench_cli.summary.formats import percent
 
-    found = differences(first, then)
+    found = compare_probes(first, then)
     moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)
     return f"the median of {len(found)} points moved by {percent(moved, 1)} between them"
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
     """How far two probes are apart."""
-    from specbench_cli.measure.costs import Costs, differences
+    from specbench_cli.measure.costs import Costs, compare_probes
     from specbench_cli.report.terminal.prediction import print_differences
 
-    found = differences(Costs.load(first), Costs.load(second))
+    found = compare_probes(Costs.load(first), Costs.load(second))
     if not found:
         raise UsageError(f"{first} and {second} share no point", "specbench predict --probe")
     if json:

@@ -35,7 +35,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "traffic.jsonl: a request of OpenAI's chat completions a line, or a batch file"
+        "traffic.jsonl holds one OpenAI chat completion request per line, or is a batch file"
         " (docs/how-to/tasks.md).",
     )
 )
@@ -43,16 +43,16 @@ _SETTINGS = options.OptionSubset(
     "specbench_cli.config.run:RunConfig",
     {
         "methods": {
-            "help": "Methods to choose from; a lossy method must be named.",
-            "default": "all lossless ones that can run here",
+            "help": "Methods to choose from. Lossy methods must be named.",
+            "default": "all lossless methods that can run here",
         },
-        "tasks": {"help": "Tasks by name, or files with your own requests."},
+        "tasks": {"help": "Task names, or files with your own requests."},
         "target": {},
         "draft": {},
         "limit": {"default": "all"},
         "category": {},
-        "set": {"help": "Set a method parameter, e.g. sps.length=7, which is then not searched."},
-        "plugins": {"help": "Python file that defines methods, which -m must name."},
+        "set": {"help": "Fix a method parameter, e.g. sps.length=7, instead of searching it."},
+        "plugins": {"help": "Load methods from a Python file. Name them with -m."},
         "temperature": {},
         "top_p": {},
         "top_k": {},
@@ -63,7 +63,7 @@ _SETTINGS = options.OptionSubset(
         "max_new_tokens": {"default": "the request's or task's"},
         "batch": {},
         "raw": {},
-        "seed": {"help": "Random seed, also of the order of the candidates."},
+        "seed": {"help": "Random seed, also for the order of candidates."},
         "dtype": {},
         "device": {},
         "threads": {},
@@ -107,17 +107,17 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             "specbench recommend --resume DIR --force",
         )
     else:
-        asked = _asked(given, how)
-    return _recommended(asked, how)
+        asked = _parse_settings(given, how)
+    return _run_recommendation(asked, how)
 
 
-def _recommended(
+def _run_recommendation(
     asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
 ) -> ExitCode:
     """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
-    from specbench_cli.commands._running import NOISE, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, show_resume_command
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
@@ -141,15 +141,15 @@ def _recommended(
             place = how.out or new_path(name, journal.model_dump(mode="json"))
             kept.create(place, journal)
         command = f"specbench recommend --resume {shlex.quote(str(place))}"
-        with told_how_to_go_on(place, view, part=False, command=command):
-            code, result = _measured(journal, place, view, how)
+        with show_resume_command(place, view, part=False, command=command):
+            code, result = _search(journal, place, view, how)
     _show(result, place, json=how.as_json)
     if code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return code
 
 
-def _measured(
+def _search(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
@@ -163,8 +163,8 @@ def _measured(
     begun = time.monotonic()
     try:
         outcome = search(journal, place, view, how.force)
-    except repeat_process.Unfinished as fault:
-        if fault.told:
+    except repeat_process.UnfinishedRepeat as fault:
+        if fault.already_reported:
             raise typer.Exit(fault.exit_code) from fault
         raise
     except SpecbenchError:
@@ -207,7 +207,9 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
         output.note(f"in {place}")
 
 
-def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
+def _parse_settings(
+    given: Mapping[str, Any], how: RecommendInvocation
+) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line

@@ -1,18 +1,17 @@
-"""The cost probe: what forwards and the host's work between them cost on this machine.
+"""The cost probe: times of forwards and of the host work between them on this machine.
 
-Rounds (`rounds`) are measured while the machine is watched; times are means over all that were
-quiet, but for those that stand far out. A median would leave out that a time is longer than usual
-more often than shorter, and a run's sum has all of it.
+Rounds (`probe_rounds`) are measured while a noise meter runs. A time is the mean over all quiet
+rounds, without outliers. A median would be biased: times are skewed to the right, and the total
+time of a run contains the long ones too.
 
-The host's time is that of real sessions: plain steps, chains that cost nothing to draft, and the
-drafting methods that are handed in. Decode time less forwards, divided by steps, is fitted by
-non-negative least squares to a + b (draft forwards) + c (drafted tokens): one line for chains, one
-for each model that drafts trees, one for each head. Sessions are greedy: what sampling adds
-(temperature, cuts, noise) is not in it, nor what a method does that was not handed in.
+Host times come from real sessions: plain steps, chains that cost nothing to draft, and the given
+methods. Decode time minus forwards, divided by steps, is fitted by non-negative least squares to a
++ b (draft forwards) + c (drafted tokens), separately for chains, for each model that drafts trees,
+and for each head. Sessions are greedy, so the cost of sampling is not included.
 
-Where batches are probed, further sequences of a forward cost what is left, by least squares, once
-the curve's time for as many rows of one is taken off; the host's time of their steps is fitted as
-that of sessions, with the number of sequences.
+If batches are probed, the cost of a further sequence in a forward is fitted by least squares, after
+the time of a single sequence with as many rows is subtracted. Host times of batches are fitted like
+those of sessions, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -37,118 +36,118 @@ from specbench_cli.measure.costs import (
     TREES,
     BatchCost,
     BatchPoint,
+    CostPoint,
     Curve,
     HostCost,
     HostPoint,
-    Point,
-    Quietness,
+    ProbeNoise,
 )
-from specbench_cli.measure.quiet import CEILING, Windows
-from specbench_cli.measure.rounds import (
+from specbench_cli.measure.probe_rounds import (
     NEW_TOKENS,
     PROMPT,
-    Decoding,
-    Grid,
-    Round,
-    Samples,
-    Together,
+    BatchDecoding,
+    ProbeGrid,
+    ProbeRound,
+    ProbeSamples,
+    SessionDecoding,
 )
+from specbench_cli.measure.quiet import NOISE_LIMIT, MeasurementWindows
 
-FULL = Grid(
+FULL_GRID = ProbeGrid(
     contexts=(16, 64, 256, 1024),
     chains=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64),
     trees=(2, 4, 8, 16, 17, 32, 33, 64),
 )
-"""What is kept of a machine; contexts are those that the models have room for. 16 nodes are 17 rows
-with their root, and a 17th row costs more than a 16th."""
+"""Points of a full probe, limited to contexts that the models support. 16 nodes and the root are 17
+rows, and the 17th row costs more than the 16th."""
 
-CHAIN = 8
-"""Tokens of the drafts that cost nothing to make."""
+CHAIN_LENGTH = 8
+"""Length of drafts that cost nothing to make."""
 
 PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
-"""Whose sessions make the line of chains, and that of trees, of a draft model."""
+"""Methods whose sessions give the host costs of a draft model's chains, and of its trees."""
 
-FAR = 3.0
-"""Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
+OUTLIER_RANGE = 3.0
+"""Interquartile ranges beyond which a time is an outlier (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
-LOST = 0.1
-"""Of a probe's rounds; if noise took more there are no costs."""
+MAX_NOISY_SHARE = 0.1
+"""Share of noisy rounds above which a probe has no result."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a probe found."""
+class ProbeResult:
+    """Result of a probe."""
 
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost]
     batch: BatchCost | None
-    quietness: Quietness
+    quietness: ProbeNoise
 
     @property
-    def lost(self) -> bool:
-        """Whether noise took so many rounds that these are no costs to keep."""
-        return self.quietness.void > LOST * self.quietness.rounds
+    def too_noisy(self) -> bool:
+        """Return True if too many rounds were noisy to store the costs."""
+        return self.quietness.void > MAX_NOISY_SHARE * self.quietness.rounds
 
 
-class Quiet(NamedTuple):
-    """The times of all rounds that were quiet, and how quiet they were."""
+class QuietSamples(NamedTuple):
+    """Times of all quiet rounds, and the noise of the probe."""
 
-    samples: Samples
-    quietness: Quietness
+    samples: ProbeSamples
+    quietness: ProbeNoise
 
 
-class Chain:
-    """Drafts prompt tokens: as many as asked for, at no cost."""
+class PromptChain:
+    """Drafter that proposes the first tokens of the prompt, at no cost."""
 
     def __init__(self, length: int) -> None:
         self._length = length
 
     def start(self, session: Session) -> None:
-        """Nothing to get ready."""
+        """Prepare nothing."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """The first tokens of the prompt."""
+        """Return the first tokens of the prompt as a chain."""
         return session.chain(session.tokens()[: min(self._length, limit)])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
 
-class Series:
-    """Rounds of a grid, one at a time, after one that warms up.
+class ProbeSeries:
+    """Rounds of a probe, measured one at a time after a warm-up round.
 
     Args:
-        windows: who measures the rounds; rounds that it finds void are left out.
-        decodings: by name, what decodes the sessions that time the host.
-        prompts: ids that sessions and batches decode; by default random ones.
-        together: by name, methods that decode batches.
-        sampling: of steps that are timed as a whole.
+        windows: Measurement windows of the rounds. Noisy rounds are left out.
+        decodings: Functions that decode the sessions for host times, by name.
+        prompts: Token ids that sessions and batches decode. Random by default.
+        together: Functions that decode batches, by name.
+        sampling: Sampling settings of whole steps.
 
     Attributes:
-        warm_up_s: seconds that the first round took.
+        warm_up_s: Seconds of the first round.
 
     Raises:
-        UsageError: a model takes chains alone.
+        UsageError: a model supports chains only.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        windows: Windows,
-        decodings: Mapping[str, Decoding],
-        grid: Grid,
+        windows: MeasurementWindows,
+        decodings: Mapping[str, SessionDecoding],
+        grid: ProbeGrid,
         *,
         seed: int,
         prompts: Sequence[Sequence[int]] = (),
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
-        if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
+        if chain_only := [each.name for each in workspace.decoders.values() if not each.trees]:
             raise UsageError(
-                f"forwards of {' and '.join(lame)} cannot be measured: they take chains alone, and"
-                " what is measured are trees too",
+                f"forwards of {' and '.join(chain_only)} cannot be measured:"
+                " they take chains alone, and what is measured are trees too",
                 "give numbers in place of auto, and predict for a pair of decoders with attention",
             )
         longest = max(grid.contexts)
@@ -162,67 +161,65 @@ class Series:
         texts = prompts or [ids[0, :PROMPT].tolist()]
         self._windows, self._seed = windows, seed
         self._round = partial(
-            Round, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
+            ProbeRound, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
         )
-        self._rounds: list[Round] = []
+        self._rounds: list[ProbeRound] = []
         began = time.monotonic()
         # Lazy set-up, caches and clocks are afterwards as they will be.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 
-    def go_on(self) -> None:
-        """Measure a round more."""
+    def measure_round(self) -> None:
+        """Measure one more round."""
         self._rounds.append(self._round(seed=self._seed + len(self._rounds) + 1))
         self._windows.run(self._rounds[-1])
 
-    def quiet(self) -> Quiet | None:
-        """The times so far; None if no round was quiet."""
-        self._windows.settle()
-        kept = [one for one in self._rounds if not one.void]
+    def quiet_samples(self) -> QuietSamples | None:
+        """Return the times so far; None if no round was quiet."""
+        self._windows.close()
+        kept = [one for one in self._rounds if not one.noisy]
         if not kept:
             return None
-        samples = Samples()
+        samples = ProbeSamples()
         for one in kept:
             samples.add(one.samples)
         shares = [one.other_cpu for one in kept if one.other_cpu is not None]
-        return Quiet(
+        return QuietSamples(
             samples,
-            Quietness(
+            ProbeNoise(
                 rounds=len(self._rounds),
                 void=len(self._rounds) - len(kept),
                 other_cpu=max(shares, default=None),
-                noisy=any(share > CEILING for share in shares),
+                noisy=any(share > NOISE_LIMIT for share in shares),
             ),
         )
 
 
 class Probe:
-    """Measures all decoders and heads of a workspace, a round at a time; "target" verifies, every
-    other one drafts.
+    """Probe of all decoders and heads of a workspace. "target" verifies, all others draft.
 
     Args:
-        windows: who measures the rounds; rounds that it finds void are left out.
-        drafting: by name, of a method and what sets it apart, what decodes sessions that tell what
-            drafting costs the host.
-        positions: rows that all models are made for.
-        prompts: ids that sessions and batches decode; by default random ones.
-        batches: sequences that are decoded together; together: by name, methods that decode them.
+        windows: Measurement windows of the rounds. Noisy rounds are left out.
+        drafting: Functions that decode sessions of drafting methods, by method and parameters.
+        positions: Maximum number of positions of all models.
+        prompts: Token ids that sessions and batches decode. Random by default.
+        batches: Batch sizes. together: Functions that decode batches, by name.
 
     Raises:
-        UsageError: the models' context is too short, or one of them takes chains alone.
+        UsageError: the context of the models is too short, or a model supports chains only.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        windows: Windows,
-        drafting: Mapping[str, Decoding],
+        windows: MeasurementWindows,
+        drafting: Mapping[str, SessionDecoding],
         *,
         positions: int,
         prompts: Sequence[Sequence[int]] = (),
-        grid: Grid = FULL,
+        grid: ProbeGrid = FULL_GRID,
         batches: tuple[int, ...] = (),
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         seed: int = 0,
     ) -> None:
         contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
@@ -232,13 +229,13 @@ class Probe:
                 f" {grid.contexts[0] + grid.spare}",
                 "choose another --target or --draft (see: specbench list models)",
             )
-        decodings: dict[str, Decoding] = {
-            "plain steps": partial(draft_and_verify, Chain(0)),
-            f"chains of {CHAIN}": partial(draft_and_verify, Chain(CHAIN)),
+        decodings: dict[str, SessionDecoding] = {
+            "plain steps": partial(draft_and_verify, PromptChain(0)),
+            f"chains of {CHAIN_LENGTH}": partial(draft_and_verify, PromptChain(CHAIN_LENGTH)),
             **drafting,
         }
         self._workspace, self._batches = workspace, batches
-        self._series = Series(
+        self._series = ProbeSeries(
             workspace,
             windows,
             decodings,
@@ -248,37 +245,37 @@ class Probe:
             together=together,
         )
 
-    def round(self) -> None:
+    def measure_round(self) -> None:
         """Measure every point once more."""
-        self._series.go_on()
+        self._series.measure_round()
 
-    def found(self) -> Measured | None:
-        """The costs, by all rounds so far; None if no round was quiet."""
-        found = self._series.quiet()
+    def result(self) -> ProbeResult | None:
+        """Return the costs from all rounds so far; None if no round was quiet."""
+        found = self._series.quiet_samples()
         if found is None:
             return None
-        lines = _hosts(found.samples)
-        lone = curves(found.samples, self._workspace)
-        return Measured(
+        lines = _fit_host_costs(found.samples)
+        lone = build_curves(found.samples, self._workspace)
+        return ProbeResult(
             curves=lone,
             host=lines.pop(""),
             hosts=lines,
-            batch=_batch(found.samples, lone) if self._batches else None,
+            batch=_fit_batch_cost(found.samples, lone) if self._batches else None,
             quietness=found.quietness,
         )
 
 
-def curves(samples: Samples, workspace: Workspace) -> dict[str, Curve]:
-    """Each model's, the target's first."""
-    return {name: _curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
+def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, Curve]:
+    """Return the curve of each model, the target first."""
+    return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
-def _curve(model: str, samples: Samples) -> Curve:
-    points: dict[str, list[Point]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
+def _build_curve(model: str, samples: ProbeSamples) -> Curve:
+    points: dict[str, list[CostPoint]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
     for at, times in sorted(samples.forwards.items()):
         if at.model == model:
-            ns, spread = _typical(times)
-            point = Point(
+            ns, spread = _trimmed_mean(times)
+            point = CostPoint(
                 n_tokens=at.n_tokens,
                 context=at.context,
                 ns=ns,
@@ -290,12 +287,12 @@ def _curve(model: str, samples: Samples) -> Curve:
     return Curve.model_validate(points)
 
 
-def _hosts(samples: Samples) -> dict[str, HostCost]:
-    """The host's lines: "" of chains of a draft model, or none, TREES of its trees, and of each
-    other method its own."""
+def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
+    """Return host costs: "" for chains of a draft model or none, TREES for its trees, others by
+    method."""
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
-        ns, spread = _typical([session.ns for session in sessions])
+        ns, spread = _trimmed_mean([session.ns for session in sessions])
         point = HostPoint(
             name=name,
             drafts=mean(session.drafts for session in sessions),
@@ -307,26 +304,29 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
         method = name.partition(" ")[0]
         of = "" if method in PLAIN else TREES if method in TREE_DRAFTS else method
         points.setdefault(of, []).append(point)
-    lines = {of: _host(some) for of, some in points.items() if of in ("", TREES)}
+    lines = {of: _fit_host_cost(some) for of, some in points.items() if of in ("", TREES)}
     for of, some in points.items():
         if of in lines:
             continue
         trees = any(session.trees for point in some for session in samples.hosts[point.name])
         base = lines.get(TREES if trees else "", lines[""])
-        lines[of] = _host(some) if len(some) > 2 else _beyond(base, some)
+        lines[of] = _fit_host_cost(some) if len(some) > 2 else _scale_host_cost(base, some)
     return lines
 
 
-def _host(points: Iterable[HostPoint]) -> HostCost:
-    """The line through points."""
+def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
+    """Fit host costs to points."""
     points = tuple(points)
-    step, draft, node = _shares(points, [(1.0, at.drafts, at.nodes) for at in points])
+    step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
 
 
-def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
-    """A line through too few points: another one's slopes, and what a step takes more than these
-    say, or as much less of them."""
+def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
+    """Return host costs for too few points: the slopes of `base`, and a step cost that fits the
+        points.
+
+    If the slopes alone exceed the points, they are scaled down.
+    """
     took = mean(at.ns for at in points)
     slopes = mean(base.draft * at.drafts + base.node * at.nodes for at in points)
     share = min(1.0, took / slopes) if slopes else 0.0
@@ -338,11 +338,11 @@ def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
     )
 
 
-def _shares(
+def _fit_shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
-    """What each part of a load takes, none below 0, of points' times; errors count as shares of
-    these, so that many sequences do not say what one takes."""
+    """Fit the non-negative cost of each part of a load. Relative errors are minimized, so that
+    large batches do not dominate."""
     from scipy.optimize import nnls
 
     ns = np.array([max(point.ns, 1.0) for point in points])
@@ -351,8 +351,8 @@ def _shares(
     return shares
 
 
-def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
-    """What is left of shared forwards' times, for each further sequence; and the host's plane."""
+def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, Curve]) -> BatchCost:
+    """Fit the time of further sequences in shared forwards, and the host costs of batches."""
     left: dict[str, dict[tuple[int, int], list[float]]] = {}
     for model, n, rows, ns, context in samples.shared:
         if n > 1:
@@ -361,7 +361,7 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     beside = {}
     for model, found in left.items():
         further = np.array([n for n, _ in found], dtype=float)
-        added = np.array([_typical(times)[0] for times in found.values()])
+        added = np.array([_trimmed_mean(times)[0] for times in found.values()])
         beside[model] = max(0.0, float(further @ added / (further @ further)))
     points = tuple(
         BatchPoint(
@@ -369,12 +369,12 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
             sequences=n,
             drafts=mean(batch.drafts for batch in batches),
             nodes=mean(batch.nodes for batch in batches),
-            ns=_typical([batch.ns for batch in batches])[0],
+            ns=_trimmed_mean([batch.ns for batch in batches])[0],
             samples=len(batches),
         )
         for (name, n), batches in sorted(samples.batches.items())
     )
-    step, sequence, draft, node = _shares(
+    step, sequence, draft, node = _fit_shares(
         points, [(1.0, at.sequences, at.drafts, at.nodes) for at in points]
     )
     return BatchCost(
@@ -388,11 +388,10 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     )
 
 
-def _typical(times: Sequence[float]) -> tuple[float, float]:
-    """The mean of what lies within `FAR` interquartile ranges of the quartiles, and that range as a
-    share of the median."""
+def _trimmed_mean(times: Sequence[float]) -> tuple[float, float]:
+    """Return the mean without outliers, and the interquartile range as a share of the median."""
     low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
-    reach = FAR * (high - low)
+    reach = OUTLIER_RANGE * (high - low)
     return (
         mean(each for each in times if low - reach <= each <= high + reach),
         (high - low) / middle if middle else 0.0,

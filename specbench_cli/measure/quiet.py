@@ -18,23 +18,23 @@ from typing import Protocol
 import psutil
 
 WINDOW_S = 1.0
-"""Shortest window that says something."""
+"""Minimum length of a window in seconds."""
 
-CEILING = 0.05
-"""Share above which a window's times are not believed."""
+NOISE_LIMIT = 0.05
+"""CPU share of other processes above which the times of a window are not trusted."""
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""States of a CPU in which it works; the kernel counts guests' time within `user` and `nice`."""
+"""CPU states that count as busy. The kernel includes guests' time in `user` and `nice`."""
 
 
-REPEATS = 2  # how often a noisy window is measured again before its times are given up
-VOID = "times void"
-"""What is said of a window whose times were given up."""
+RETRIES = 2  # how often a noisy window is measured again before its times are given up
+TIMES_VOID = "times void"
+"""Message for a window whose times were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Seconds: of the clock, of all CPUs in any state, of all CPUs at work, of our process tree."""
+    """Seconds: of the clock, of all CPUs in any state, of busy CPUs, of our process tree."""
 
     clock: float
     total: float
@@ -42,39 +42,40 @@ class _Reading:
     own: float
 
 
-class QuietMeter:
-    """Measures other processes' share over a window.
+class NoiseMeter:
+    """Meter of the CPU share of other processes in a window.
 
-    Open it, run cells until `full()`, close it. Reading costs some milliseconds, so read outside
-    timers. A process that has left the tree (its parent died) counts as somebody else's.
+    Open it, measure until `full()`, close it. Reading takes some milliseconds, so read outside
+    timers. A process whose parent died has left the tree and counts as another process.
 
     Args:
-        beside: processes outside of the tree that work for this one; asked as a window opens.
+        helpers: Returns the ids of processes outside the tree that work for this one. Called when a
+            window opens.
     """
 
-    def __init__(self, beside: Callable[[], Collection[int]] = tuple) -> None:
+    def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
         self._start: _Reading | None = None
-        self._beside = beside
+        self._helpers = helpers
         self._pids: Collection[int] = ()
 
     def open(self) -> None:
-        """Start a window, dropping one that is open."""
-        self._pids = self._beside()
+        """Start a window. An open one is dropped."""
+        self._pids = self._helpers()
         self._start = _read(self._pids)
 
     def elapsed(self) -> float:
-        """Seconds since the window was opened, 0 if none is."""
+        """Return the seconds since the window was opened; 0 if none is open."""
         return time.monotonic() - self._start.clock if self._start else 0.0
 
     def full(self) -> bool:
-        """Whether the window is long enough to be closed."""
+        """Return True if the window is long enough."""
         return self.elapsed() >= WINDOW_S
 
     def close(self) -> float | None:
-        """End the window and return the share, from 0 to 1; idles first until the window is full.
+        """End the window and return the share, from 0 to 1. Wait until the window is full.
 
         Returns:
-            None where the system's counters stand still or cannot be read: nothing is known then.
+            None if the system's counters stand still or cannot be read.
 
         Raises:
             RuntimeError: no window is open.
@@ -84,95 +85,101 @@ class QuietMeter:
             raise RuntimeError("close() without open()")
         time.sleep(max(0.0, WINDOW_S - self.elapsed()))
         self._start = None
-        return _share(start, _read(self._pids))
+        return _other_cpu_share(start, _read(self._pids))
 
 
 class Measurable(Protocol):
-    """A cell: it can be measured, again if need be, and is told how quiet that was."""
+    """A measurement that can be repeated."""
 
     def measure(self) -> None:
-        """Run and time it; a later call replaces the earlier one's result."""
+        """Run and time it. A later call replaces the earlier result."""
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
-        """Take the window's verdict."""
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
+        """Store the CPU share of other processes, and whether the times are noisy."""
 
 
-class Windows:
-    """Joins cells until they fill a window and settles them together.
+class MeasurementWindows:
+    """Windows of measurements, which are accepted or repeated together.
 
     Args:
-        meter: who measures the others.
-        allow_noise: keep the times of noisy windows.
-        between: called before each window.
-        told: called after each, while none is open, with the others' share and what that means.
+        meter: Noise meter.
+        allow_noise: True keeps the times of noisy windows.
+        before_window: Called before each window.
+        on_window: Called after each window with the share of other processes and the result in
+            words.
     """
 
     def __init__(
         self,
-        meter: QuietMeter,
+        meter: NoiseMeter,
         *,
         allow_noise: bool,
-        between: Callable[[], object] | None = None,
-        told: Callable[[float | None, str], object] | None = None,
+        before_window: Callable[[], object] | None = None,
+        on_window: Callable[[float | None, str], object] | None = None,
     ) -> None:
         self._meter = meter
         self._allow_noise = allow_noise
-        self._between = between
-        self._told = told
-        self._cells: list[Measurable] = []
+        self._before_window = before_window
+        self._on_window = on_window
+        self._measurables: list[Measurable] = []
 
-    def run(self, cell: Measurable) -> None:
-        """Measure a cell inside the current window; settles the window once it is full."""
-        if not self._cells:
-            if self._between is not None:
-                self._between()
+    def run(self, measurable: Measurable) -> None:
+        """Measure in the current window. Close the window once it is full."""
+        if not self._measurables:
+            if self._before_window is not None:
+                self._before_window()
             self._meter.open()
-        cell.measure()
-        self._cells.append(cell)
+        measurable.measure()
+        self._measurables.append(measurable)
         if self._meter.full():
-            self.settle()
+            self.close()
 
     @property
     def open(self) -> bool:
-        """Whether cells wait for their window's end."""
-        return bool(self._cells)
+        """True if a window is open."""
+        return bool(self._measurables)
 
-    def settle(self) -> None:
-        """End the window, measuring its cells again while it was too noisy, and tell them."""
-        if not self._cells:
+    def close(self) -> None:
+        """End the window. Repeat its measurements while it was too noisy, then finish them."""
+        if not self._measurables:
             return
         share = self._meter.close()
-        for again in range(REPEATS):
-            if self._allow_noise or not noisy(share):
+        for again in range(RETRIES):
+            if self._allow_noise or not is_noisy(share):
                 break
-            self._tell(share, f"repeat {again + 2} of {REPEATS + 1}")
+            self._report(share, f"repeat {again + 2} of {RETRIES + 1}")
             self._meter.open()
-            for cell in self._cells:
-                cell.measure()
+            for measurable in self._measurables:
+                measurable.measure()
             share = self._meter.close()
-        self._tell(share, "times kept" if self._allow_noise else VOID)
-        for cell in self._cells:
-            cell.settle(share, noisy(share) and not self._allow_noise)
-        self._cells = []
+        self._report(share, "times kept" if self._allow_noise else TIMES_VOID)
+        for measurable in self._measurables:
+            measurable.finish(share, is_noisy(share) and not self._allow_noise)
+        self._measurables = []
 
-    def _tell(self, share: float | None, if_noisy: str) -> None:
-        """Say how quiet a window was, and what becomes of it if it was not."""
-        if self._told is None:
+    def _report(self, share: float | None, if_noisy: str) -> None:
+        """Report the noise of a window and what follows from it."""
+        if self._on_window is None:
             return
         if share is None:
-            self._told(share, "other CPU unknown")
+            self._on_window(share, "other CPU unknown")
         else:
-            self._told(share, f"{share:.0%} other CPU, {if_noisy}" if noisy(share) else "quiet")
+            self._on_window(
+                share, f"{share:.0%} other CPU, {if_noisy}" if is_noisy(share) else "quiet"
+            )
 
 
-def noisy(share: float | None) -> bool:
+def is_noisy(share: float | None) -> bool:
     """Return True if other processes used too much CPU for the timing to be trusted."""
-    return share is not None and share > CEILING
+    return share is not None and share > NOISE_LIMIT
 
 
 def tree_seconds(pid: int | None = None) -> float:
-    """CPU seconds of a process, this one if none is named, and all its descendants, those already
-    reaped included; 0 of a process that is no more."""
+    """Return the CPU seconds of a process and all its descendants, including ended ones.
+
+    Args:
+        pid: The process. None is this one. A process that has ended counts 0.
+    """
     seconds = 0.0
     try:
         root = psutil.Process(pid)
@@ -187,19 +194,19 @@ def tree_seconds(pid: int | None = None) -> float:
     return seconds
 
 
-def _share(start: _Reading, end: _Reading) -> float | None:
+def _other_cpu_share(start: _Reading, end: _Reading) -> float | None:
     capacity = (end.clock - start.clock) * (psutil.cpu_count() or 1)
     if not 0 < start.total < end.total:
         return None
-    others = (end.busy - start.busy) - (end.own - start.own)
-    return min(1.0, max(0.0, others / capacity))
+    other_seconds = (end.busy - start.busy) - (end.own - start.own)
+    return min(1.0, max(0.0, other_seconds / capacity))
 
 
-def _read(beside: Collection[int] = ()) -> _Reading:
+def _read(helper_pids: Collection[int] = ()) -> _Reading:
     try:
         cpu = psutil.cpu_times()
         total, busy = sum(cpu), sum(getattr(cpu, state, 0.0) for state in BUSY)
-        own = tree_seconds() + sum(map(tree_seconds, beside))
+        own = tree_seconds() + sum(map(tree_seconds, helper_pids))
     except (OSError, psutil.Error):
         total = busy = own = 0.0
     return _Reading(time.monotonic(), total, busy, own)

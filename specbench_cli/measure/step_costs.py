@@ -1,10 +1,10 @@
-"""What forwards cost relative to each other, for methods that choose a draft's size by it.
+"""Relative costs of forwards, for methods that choose a draft's size by them.
 
-The unit is a target forward over one row; times of forwards are those after a middling context. For
-policies that weigh up all that a step takes, steps of several sequences are timed as a whole: two
-rows of each of four sequences are not what eight rows of one are, and the host's work, which grows
-with the vocabulary and the drafted tokens, is in no forward. A run that needs costs keeps what it
-went by in its manifest, and goes on with that when it is resumed.
+The unit is a target forward over one row. Forward times are those at a medium context. Policies
+that use the cost of a whole step need steps of several sequences: two rows of each of four
+sequences cost something else than eight rows of one, and no forward includes the host's work, which
+grows with vocabulary and drafted tokens. A run that needs costs stores them in its manifest and
+uses the same ones after a resumption.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from pydantic import BaseModel, ConfigDict
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import Series, curves
-from specbench_cli.measure.quiet import Windows
-from specbench_cli.measure.rounds import Grid
-from specbench_cli.measure.whole_steps import StepSample
+from specbench_cli.measure.costs import Costs, Curve, PointLine, interpolate
+from specbench_cli.measure.probe import ProbeSeries, build_curves
+from specbench_cli.measure.probe_rounds import ProbeGrid
+from specbench_cli.measure.quiet import MeasurementWindows
+from specbench_cli.measure.step_timing import StepSample
 
-MIDDLING = 256
-"""Rows before the forwards, or as many as the models have room for."""
+PROBE_CONTEXT = 256
+"""Context length of the forwards, if the models support it."""
 
 ROUNDS, SECONDS = 32, 2.0
-"""Of a quick probe: so many rounds at most, in about that time."""
+"""Maximum rounds of a quick probe, and its approximate time in seconds."""
 
-LEAST = 3
-"""Rounds, however long they take."""
+MIN_ROUNDS = 3
+"""Minimum number of rounds."""
 
-STEADY, STEPS_SECONDS = 6, 6.0
-"""Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
-and one length's gain over another is less."""
+STEP_MIN_ROUNDS, STEPS_SECONDS = 6, 6.0
+"""Minimum rounds and time in seconds if whole steps are timed. The time of a step varies by a
+tenth, more than one draft length gains over another."""
 
 
 class StepCosts(BaseModel):
-    """Relative times of forwards, by model and by rows.
+    """Relative times of forwards, by model and rows.
 
     Attributes:
-        source: where they are from.
-        context: rows before the forwards.
-        target_ns: the unit.
-        noisy: whether other programs were running.
-        relative: model -> rows of a forward -> time, which never falls.
-        steps: sequences of a step -> draft tokens of each -> time of all but the drafting.
-        drafting: sequences of a step -> time of a draft token of each.
-        uneven: sequences of a step -> what it takes more where lengths differ.
+        source: Origin of the costs.
+        context: Context length of the forwards.
+        target_ns: The unit in ns.
+        noisy: True if other programs were running.
+        relative: Model -> rows of a forward -> time, which never decreases.
+        steps: Sequences of a step -> draft tokens of each -> time without drafting.
+        drafting: Sequences of a step -> time per draft token of each.
+        uneven: Sequences of a step -> additional time if draft lengths differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,29 +66,36 @@ class StepCosts(BaseModel):
     uneven: dict[int, float] = {}
 
     def __call__(self, model: str, rows: int, sequences: int = 0, even: bool = True) -> float:
-        """Time of a forward; linear between the sizes measured and beyond the last one.
+        """Return the time of a forward, linear between measured sizes and beyond the last one.
 
         Args:
-            sequences: 0 for the forward alone; else of so many, with what their step takes beside
-                it. What was not timed so is taken for the forward alone.
-            even: whether the sequences have as many rows each.
+            sequences: Number of sequences, whose step's other work is included. 0 for the forward
+                alone. The forward alone is the fallback if steps were not timed.
+            even: True if all sequences have the same number of rows.
+
         Raises:
             KeyError: the model was not measured.
         """
         if sequences and model == "target" and self.steps:
             each = rows / sequences - 1
-            more = 0.0 if even or not self.uneven else along(sorted(self.uneven.items()), sequences)
-            return more + along([(n, along(line, each)) for n, line in self._steps], sequences)
+            more = (
+                0.0
+                if even or not self.uneven
+                else interpolate(sorted(self.uneven.items()), sequences)
+            )
+            return more + interpolate(
+                [(n, interpolate(line, each)) for n, line in self._steps], sequences
+            )
         if sequences and model == "draft" and self.drafting:
-            return along(sorted(self.drafting.items()), sequences)
-        return along(self._lines[model], rows)
+            return interpolate(sorted(self.drafting.items()), sequences)
+        return interpolate(self._lines[model], rows)
 
     @cached_property
-    def _steps(self) -> list[tuple[int, Line]]:
+    def _steps(self) -> list[tuple[int, PointLine]]:
         return [(n, sorted(line.items())) for n, line in sorted(self.steps.items())]
 
     @cached_property
-    def _lines(self) -> dict[str, Line]:
+    def _lines(self) -> dict[str, PointLine]:
         return {model: sorted(line.items()) for model, line in self.relative.items()}
 
     @classmethod
@@ -101,13 +108,14 @@ class StepCosts(BaseModel):
         noisy: bool = False,
         steps: Sequence[StepSample] = (),
     ) -> Self:
-        """From times by model, the target's those over trees; and from those of steps."""
+        """Create costs from the times of models and of whole steps. The target's times are those of
+        trees."""
         times = {}
         for model, curve in found.items():
             tree = model == "target"
             lines = curve.trees_by_context if tree else curve.by_context
             sizes = sorted({int(n) for _, line in lines for n, _ in line})
-            ns = _rising([curve.ns(n, context, tree=tree) for n in sizes])
+            ns = _smooth_increasing([curve.ns(n, context, tree=tree) for n in sizes])
             times[model] = dict(zip(sizes, ns, strict=True))
         unit = times["target"][1]
         return cls(
@@ -124,7 +132,7 @@ class StepCosts(BaseModel):
 
 
 def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
-    """The medians of steps' times, as `StepCosts` has them."""
+    """Return the median times of steps in the form of `StepCosts`."""
     rest: dict[int, dict[int, list[int]]] = {}
     drafting: dict[int, list[float]] = {}
     unlike: dict[int, list[StepSample]] = {}
@@ -142,7 +150,7 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     for n, samples in unlike.items():
         taken = median(each.drafting + each.rest for each in samples)
         length = samples[0].length
-        due = along(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
+        due = interpolate(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
         uneven[n] = max(0.0, taken - due)
 
     def relative(times: Mapping[int, float]) -> dict[int, float]:
@@ -155,47 +163,51 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     }
 
 
-def _rising(times: Sequence[float]) -> list[float]:
-    """Times that do not fall with work: halfway between the largest so far and the least to come,
-    so that a single odd one moves its neighbours little."""
+def _smooth_increasing(times: Sequence[float]) -> list[float]:
+    """Return non-decreasing times: the mean of the running maximum and the running minimum from the
+    end.
+
+    A single outlier then changes its neighbours little.
+    """
     largest = accumulate(times, max)
     least = reversed(list(accumulate(reversed(times), min)))
     return [(low + high) / 2 for low, high in zip(least, largest, strict=True)]
 
 
-def of_kept(costs: Costs) -> StepCosts:
-    """What a kept probe says."""
+def step_costs_from_probe(costs: Costs) -> StepCosts:
+    """Return the step costs of a stored probe."""
     longest = costs.curves["target"].by_context[-1][0]
     return StepCosts.of(
         costs.curves,
-        min(MIDDLING, longest),
+        min(PROBE_CONTEXT, longest),
         source=f"the probe of {costs.created_utc}",
         noisy=costs.quietness.noisy,
     )
 
 
-def quick(
+def measure_step_costs(
     workspace: Workspace,
-    windows: Windows,
+    windows: MeasurementWindows,
     positions: int,
     *,
     most: int = 0,
     sampling: Sampling | None = None,
 ) -> StepCosts:
-    """Measure all decoders and heads of a workspace, in about two seconds, in six where whole
-    steps are timed too; where forwards take long, in a few rounds.
+    """Measure all decoders and heads of a workspace.
+
+    It takes about two seconds, six with whole steps, and a few rounds if forwards are slow.
 
     Args:
-        windows: who watches the machine; it has to keep noisy times.
-        positions: rows that all models are made for.
-        most: sequences that take part in a step, where steps are timed as a whole; 0: they are not.
-        sampling: of these steps.
+        windows: Measurement windows. They must keep noisy times.
+        positions: Maximum number of positions of all models.
+        most: Maximum number of sequences in a timed step. 0 times no steps.
+        sampling: Sampling settings of these steps.
 
     Raises:
-        UsageError: the models' context is too short.
+        UsageError: the context of the models is too short.
     """
-    grid = Grid(contexts=(1,), chains=(1,), lone=())
-    context = min(MIDDLING, positions - grid.spare)
+    grid = ProbeGrid(contexts=(1,), chains=(1,), lone=())
+    context = min(PROBE_CONTEXT, positions - grid.spare)
     if context < 1:
         raise UsageError(
             f"what forwards cost cannot be measured on models with {positions} positions: it takes"
@@ -203,15 +215,15 @@ def quick(
             "give a number in place of auto",
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
-    grid = Grid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
-    series = Series(workspace, windows, {}, grid, seed=0, sampling=sampling)
-    least, seconds = (STEADY, STEPS_SECONDS) if most else (LEAST, SECONDS)
+    grid = ProbeGrid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
+    series = ProbeSeries(workspace, windows, {}, grid, seed=0, sampling=sampling)
+    least, seconds = (STEP_MIN_ROUNDS, STEPS_SECONDS) if most else (MIN_ROUNDS, SECONDS)
     for _ in range(max(least, min(ROUNDS, int(seconds / series.warm_up_s)))):
-        series.go_on()
-    found = series.quiet()
+        series.measure_round()
+    found = series.quiet_samples()
     assert found is not None, "noisy times are kept"
     return StepCosts.of(
-        curves(found.samples, workspace),
+        build_curves(found.samples, workspace),
         context,
         source="measured as the run began",
         noisy=found.quietness.noisy,

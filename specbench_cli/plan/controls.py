@@ -1,9 +1,9 @@
-"""The controls of lossy rows: what a run measures beside them, unless it is told not to.
+"""Controls of lossy methods, which a run measures unless `--controls none` is given.
 
-Target alone is vanilla, which every run has. The draft alone says what quality costs no target, the
-lossless method that drafts alike what speed costs no quality. Random acceptance, at the rate that
-was measured of the row itself, says whether its rule knows anything: of single tokens, or of whole
-steps where a rule decides on these.
+Vanilla is the target alone. The draft model alone shows the quality without a target. The lossless
+method with the same drafts shows the speed without a loss of quality. Random acceptance, at the
+rate of the lossy method itself, shows whether its rule knows anything: about tokens, or about whole
+reasoning steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
-from specbench_cli.plan.method_run import like_of
+from specbench_cli.plan.method_run import get_acceptance_source
 from specbench_cli.store.schema import BASELINE, LOSSLESS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
-    """Whether a row of it is there for lossy ones to be held against."""
+    """Return True if a method is a control of lossy methods."""
     from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
@@ -31,9 +31,11 @@ def is_control(method: Method) -> bool:
     return method.control or coin or isinstance(method.accept, RandomAccept)
 
 
-def controlled(config: RunConfig) -> RunConfig:
-    """A configuration with the controls that its lossy rows lack. A tuned run brings none: which
-    parameters its rows end with is not known."""
+def add_controls(config: RunConfig) -> RunConfig:
+    """Return a configuration with the missing controls of its lossy methods.
+
+    A tuned run gets none, because its final parameters are not known yet.
+    """
     if config.controls == "none" or config.tune is not None:
         return config
     rows = list(config.methods)
@@ -42,22 +44,22 @@ def controlled(config: RunConfig) -> RunConfig:
         method = built[row.label]
         if method.peer or is_control(method) or method.guarantee(config.rule) in LOSSLESS:
             continue
-        for name, called, params in _wanted(row, method, config):
-            made = registry.declare(name, params)
-            if any(_stands_for(made, name, other, built[other.label]) for other in rows):
+        for name, control_label, params in _controls_for(row, method, config):
+            control = registry.declare(name, params)
+            if any(_is_control_row(control, name, other, built[other.label]) for other in rows):
                 continue
-            label = called
+            label = control_label
             while label in built:
                 label += " (control)"
             rows.append(MethodChoice(name=name, label=label, params=dict(params)))
-            built[label] = made
+            built[label] = control
     return config.model_copy(update={"methods": rows})
 
 
-def _wanted(
+def _controls_for(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The controls of a lossy row: method, label and parameters of each."""
+    """Yield the controls of a lossy method: method, label and parameters."""
     from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
@@ -79,14 +81,14 @@ def _wanted(
         yield (
             method.lossless_counterpart,
             method.lossless_counterpart,
-            _shared(method, method.lossless_counterpart),
+            _shared_params(method, method.lossless_counterpart),
         )
         if rated:
-            yield RANDOM, random, {**_shared(method, RANDOM), "like": row.label}
+            yield RANDOM, random, {**_shared_params(method, RANDOM), "like": row.label}
 
 
-def _shared(method: Method, other: str) -> dict[str, Any]:
-    """A method's parameters that another one has too: those of its drafts, not of its rule."""
+def _shared_params(method: Method, other: str) -> dict[str, Any]:
+    """Return the parameters that two methods share: those of drafting, not of the accept rule."""
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
@@ -94,10 +96,13 @@ def _shared(method: Method, other: str) -> dict[str, Any]:
     return {name: value for name, value in dict(method.params).items() if name in shared}
 
 
-def _stands_for(made: Method, name: str, other: MethodChoice, method: Method) -> bool:
-    """Whether a row that is there is the control, or one that lets pass at a rate of the user's."""
+def _is_control_row(control: Method, name: str, other: MethodChoice, method: Method) -> bool:
+    """Return True if a method is this control, or has an acceptance rate set by the user."""
     if other.name != name or other.label == BASELINE:
         return False
-    if like_of(made) is not None:
-        return is_control(method) and like_of(method) in (None, like_of(made))
-    return bool(method.params == made.params)
+    if get_acceptance_source(control) is not None:
+        return is_control(method) and get_acceptance_source(method) in (
+            None,
+            get_acceptance_source(control),
+        )
+    return bool(method.params == control.params)

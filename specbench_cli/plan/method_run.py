@@ -74,7 +74,7 @@ class MethodRun:
     @property
     def like(self) -> str | None:
         """The label of the method whose acceptance rate a random control uses; None for others."""
-        return like_of(self.declared)
+        return get_acceptance_source(self.declared)
 
     @property
     def learns_from_prompts(self) -> bool:
@@ -104,11 +104,11 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """What its method promises under each decoding rule: asked once, so that what is judged and
-        what is written cannot differ.
+        """Guarantee of the method under each sampling rule. Read once, so that verdict and record
+        agree.
 
         Raises:
-            UsageError: it promises what nobody knows.
+            UsageError: an unknown guarantee.
         """
         from specbench_cli.engine.types import Rule
 
@@ -127,21 +127,21 @@ class MethodRun:
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():
-            said = getattr(self.method, hook)
-            said = said() if callable(said) else said
-            if not fits(said):
-                fault = wrong_return(self.method, hook, said, what)
+            value = getattr(self.method, hook)
+            value = value() if callable(value) else value
+            if not fits(value):
+                fault = wrong_return(self.method, hook, value, what)
                 raise UsageError(
                     fault.message, "docs/reference/hooks.md describes what each hook returns"
                 )
 
     @property
     def file_sha256(self) -> str:
-        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        """Checksum of the file that defines the method's class, to which an audit applies."""
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
-def like_of(method: Method) -> str | None:
+def get_acceptance_source(method: Method) -> str | None:
     """Return the label of the method whose acceptance rate is used; see `MethodRun.like`."""
     like: str | None = getattr(method.params, "like", None)
     return like
@@ -153,14 +153,14 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
     from specbench_cli.engine.verify.accept import AcceptRule
 
     def is_list_of(kind: type) -> Callable[[Any], bool]:
-        return lambda said: (
-            isinstance(said, tuple | list) and all(isinstance(each, kind) for each in said)
+        return lambda value: (
+            isinstance(value, tuple | list) and all(isinstance(each, kind) for each in value)
         )
 
     return (
         ("models", "a tuple of names of models", is_list_of(str)),
         ("artifacts", "a tuple of Trained modules", is_list_of(Trained)),
-        ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
-        ("requirements", "a set of words", lambda said: isinstance(said, frozenset | set)),
-        ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
+        ("accept", "an AcceptRule or None", lambda value: isinstance(value, AcceptRule | None)),
+        ("requirements", "a set of words", lambda value: isinstance(value, frozenset | set)),
+        ("scope", "prompt, run or corpus", lambda value: value in ("prompt", "run", "corpus")),
     )

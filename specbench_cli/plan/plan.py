@@ -1,4 +1,4 @@
-"""What a run will do, worked out before any weight is read: rows, questions, checkpoints, order."""
+"""The plan of a run, made before any weights are loaded: methods, questions, checkpoints, order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.checks import (
     check_imposed,
     check_methods,
-    check_programs,
     check_tasks,
+    check_test_programs,
     unfit,
 )
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.order import balanced
+from specbench_cli.plan.order import balanced_orders
 from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 128
 AUTO = "auto"  # the target's customary draft, said aloud
-WAVES = 4  # questions that are dealt to a batch at once, as a multiple of its size
+PROMPTS_PER_SLOT = 4  # questions that are dealt to a batch at once, as a multiple of its size
 
 
-def wave(batch: int) -> int:
-    """Questions that are measured as one where so many sequences take part in a step."""
-    return batch * (WAVES if batch > 1 else 1)
+def prompts_per_batch(batch: int) -> int:
+    """Return the number of questions that are measured together at a batch size."""
+    return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, planned. Building one reads task files but neither weights nor tokenizers."""
+    """The plan of a run. Making it reads task files but neither weights nor tokenizers."""
 
     config: RunConfig
     method_runs: tuple[MethodRun, ...]
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def synthetic(self) -> str | None:
-        """What of the models is made up, in words; None where nothing is."""
+        """Description of synthetic parts of the models; None if there are none."""
         drawn = [each.label for each in self.checkpoints.values() if each.shape]
         if not drawn:
             return None
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """Sampling settings of the run."""
         from specbench_cli.engine.verify.sampling import Sampling
         from specbench_cli.engine.verify.uscd import Contrast
 
@@ -83,12 +83,12 @@ class Plan:
 
     @property
     def parallel(self) -> bool:
-        """Whether a method has workers that compute at once."""
+        """True if a method has workers that compute in parallel."""
         return any(method_run.declared.workers > 1 for method_run in self.method_runs)
 
     @property
-    def apart(self) -> frozenset[str]:
-        """The rows of plug-ins that are decoded in a process of the plug-in's own."""
+    def isolated(self) -> frozenset[str]:
+        """Labels of the methods that are decoded in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
         return frozenset(
@@ -96,23 +96,23 @@ class Plan:
         )
 
     @property
-    def turns(self) -> int:
-        """Prompts in a pass: the turns of all questions."""
+    def n_prompts(self) -> int:
+        """Number of prompts in a repeat: the turns of all questions."""
         return sum(len(question.turns) for question in self.questions)
 
     @property
-    def cells(self) -> int:
-        """Outputs to be made: prompts x rows x passes."""
-        return self.turns * len(self.method_runs) * self.config.repeats * len(self.passes())
+    def n_outputs(self) -> int:
+        """Number of outputs: prompts x methods x repeats."""
+        return self.n_prompts * len(self.method_runs) * self.config.repeats * len(self.passes())
 
     @property
-    def most_tokens(self) -> int:
-        """The tokens of all outputs, if each were as long as it may be."""
+    def max_tokens(self) -> int:
+        """Maximum number of new tokens in all outputs."""
         rows = len(self.method_runs) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
 
     def without(self, labels: Collection[str]) -> Plan:
-        """The same of the other rows."""
+        """Return the plan without some methods."""
         kept = [row for row in self.config.methods if row.label not in labels]
         return replace(
             self,
@@ -136,28 +136,29 @@ class Plan:
         return bool(others) and others <= {*given_up}
 
     def budget(self, question: Question) -> int:
-        """Most new tokens for a question."""
+        """Return the maximum number of new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
         asked = self.config.max_new_tokens or question.max_new_tokens
         return asked or own or DEFAULT_MAX_NEW_TOKENS
 
     def baseline(self, method_run: MethodRun) -> str:
-        """The label of the row that a row's speedups are over, whether that is run or not."""
+        """Return the label of the method that a method's speedups refer to, whether it is run or
+        not."""
         name = method_run.declared.baseline
         return next((other.label for other in self.method_runs if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
-        """The passes that a process makes, which is one, or one under each load."""
+        """Return the repeats that a process measures: one, or one for each load."""
         return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
-        """How requests arrive in a pass; None where all are there."""
+        """Return how requests arrive in a repeat; None if all are there at the start."""
         return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
 
-    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
-        """The questions of a pass, each with its rows in that visit's order."""
+    def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
+        """Yield the questions of a repeat, each with its methods in their order."""
         by_label = {method_run.label: method_run for method_run in self.method_runs}
-        orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
+        orders = balanced_orders(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
@@ -216,7 +217,7 @@ class Plan:
                     yield from ((own, turn, label, pass_) for label in labels)
 
     def facts(self) -> dict[str, Any]:
-        """The plan for a person or a program to read."""
+        """Return the plan for a person or a program to read."""
         return {
             "target": self.target.label,
             "draft": self.draft.label if self.draft else None,
@@ -239,22 +240,23 @@ class Plan:
                 for task in self.tasks
             ],
             "passes": self.config.repeats * len(self.passes()),
-            "cells": self.cells,
-            "most_tokens": self.most_tokens,
+            "cells": self.n_outputs,
+            "most_tokens": self.max_tokens,
             **({"not_asked": list(self.missing)} if self.missing else {}),
         }
 
 
 def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
-    """A configuration without the rows that cannot run here, and by their labels why: the others
-    are measured all the same. Where none of them would be left beside vanilla it stays as it is,
-    for `make_plan` to refuse.
+    """Return a configuration without the methods that cannot run here, and the reasons by label.
+
+    If only vanilla would be left, the configuration is unchanged, so that `make_plan` raises the
+    error.
 
     Args:
-        fetch: have heads that are not on this machine downloaded.
+        fetch: Download heads that are not on this machine.
     """
-    plug_in(config)
-    target, draft = _pair(config)
+    load_plugins(config)
+    target, draft = _resolve_models(config)
     found: dict[str, str] = {}
     for row in config.methods:
         method_run = MethodRun(row.name, row.label, row.params)
@@ -270,11 +272,11 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
 
 
 def reason(fault: SpecbenchError) -> str:
-    """Why a row cannot run here, in a manifest and for a person."""
+    """Return why a method cannot run here, for the manifest and the user."""
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
-def plug_in(config: RunConfig) -> None:
+def load_plugins(config: RunConfig) -> None:
     """Import and register a configuration's plug-ins in this process.
 
     `measure.isolation.plugin_process.check_plugins` imports them in processes of their own first.
@@ -283,8 +285,8 @@ def plug_in(config: RunConfig) -> None:
         registry.load_plugin(path)
 
 
-def _pair(config: RunConfig) -> tuple[Checkpoint, str | None]:
-    """The target, and the draft's name if there is one."""
+def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
+    """Return the target, and the name of the draft model if there is one."""
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft
 
@@ -293,39 +295,39 @@ def make_plan(config: RunConfig) -> Plan:
     """Plan a run.
 
     Raises:
-        UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
-        none. EnvironmentFault: data or weights that are not here and cannot be fetched; code that
-        is to be run and cannot be contained.
+        UsageError: an unknown method, parameter, task or model; no draft model for a method that
+            needs one. EnvironmentFault: data or weights are missing and cannot be downloaded, or
+            generated code cannot be contained.
     """
-    plug_in(config)
+    load_plugins(config)
     method_runs = tuple(MethodRun(row.name, row.label, row.params) for row in config.methods)
     check_methods(config, method_runs)
     grammar = None if config.grammar is None else Grammar.read(config.grammar)
     tasks = tuple(load_task(name) for name in config.tasks)
     check_tasks(config, tasks)
     asked = select([each for task in tasks for each in task.questions], config.category)
-    asked = _named(asked, config.prompts)
+    asked = _select_prompts(asked, config.prompts)
     if config.load:  # a later turn would arrive when it is asked
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
-    target, draft = _pair(config)
+    target, draft = _resolve_models(config)
     for method_run in method_runs:
         if (fault := unfit(method_run, target, draft)) is not None:
             raise fault
-    needy = any(method_run.needs_draft for method_run in method_runs)
+    needs_draft = any(method_run.needs_draft for method_run in method_runs)
     by_task = ([each for each in asked if each.task == task.name] for task in tasks)
     chosen = tuple(
         question for own in by_task for question in sample(own, config.limit, config.seed)
     )
-    check_programs(config, chosen)
+    check_test_programs(config, chosen)
     plan = Plan(
         config=config,
         method_runs=method_runs,
         tasks=tasks,
         questions=chosen,
-        missing=_missing(config, tasks, asked, chosen),
-        loads=_loads(config, len(chosen)),
+        missing=_unused_notes(config, tasks, asked, chosen),
+        loads=_arrival_times(config, len(chosen)),
         target=target,
-        draft=resolve(draft) if needy and draft else None,
+        draft=resolve(draft) if needs_draft and draft else None,
         others={
             name: resolve(name)
             for method_run in method_runs
@@ -337,8 +339,8 @@ def make_plan(config: RunConfig) -> Plan:
     return plan
 
 
-def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
-    """The questions of these ids, all where none is given. Raises UsageError where one is none."""
+def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
+    """Return the questions with these ids, or all. Raise UsageError for an unknown id."""
     if not ids:
         return list(questions)
     known = {question.prompt_id for question in questions}
@@ -353,11 +355,10 @@ def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
     return [question for question in questions if question.prompt_id in wanted]
 
 
-def _missing(
+def _unused_notes(
     config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
 ) -> tuple[str, ...]:
-    """What a reader would not think of: tasks that `category` leaves nothing of, and families that
-    `limit` does. A task's name stands for all of it, so the others are named."""
+    """Return notes on tasks cut by `category` and families cut by `limit`."""
     found = []
     for task in tasks:
         there = dict.fromkeys(each.family for each in asked if each.task == task.name)
@@ -371,8 +372,8 @@ def _missing(
     return tuple(found)
 
 
-def _loads(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
-    """When n questions arrive under each load, the same for all rows. Raises UsageError."""
+def _arrival_times(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
+    """Return the arrival times of n questions under each load, the same for all methods."""
     if config.load is None:
         return {}
     try:

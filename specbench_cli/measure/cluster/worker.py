@@ -1,4 +1,4 @@
-"""A worker: one device, which measures all rows of the questions that it is dealt."""
+"""A cluster worker: one device that measures all methods on its assigned questions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
-from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench, readable
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
-from specbench_cli.measure.manifest import manifest, placed, program
+from specbench_cli.measure.manifest import machine_facts, manifest, program
 from specbench_cli.measure.method_costs import provide_costs
 from specbench_cli.measure.repeat import Repeat
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -27,21 +27,22 @@ from specbench_cli.store.schema import Record
 
 
 @dataclass(frozen=True)
-class Introduction:
-    """What a worker is.
+class WorkerInfo:
+    """Facts about a worker.
 
-    words: what it must have as the driver has it (`words`). placed: what all workers must have in
-    common (`manifest.placed`). machine: its fingerprint.
+    shared_facts: Must equal those of the driver (`shared_facts`).
+    machine_facts: Must be the same on all workers (`manifest.machine_facts`).
+    machine: Fingerprint of the machine.
     """
 
-    words: Mapping[str, str]
-    placed: Mapping[str, str]
+    shared_facts: Mapping[str, str]
+    machine_facts: Mapping[str, str]
     machine: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a manifest keeps of what a worker decodes with; see `Bench`."""
+class LoadedModels:
+    """Manifest entries of a worker's loaded models; see `Bench`."""
 
     models: Mapping[str, Any]
     heads: Mapping[str, Any]
@@ -50,12 +51,12 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What became of the questions that a worker was dealt.
+class AssignmentResult:
+    """Result of an assignment.
 
-    notes: what a person should know. dropped: rows that it gave up until now, and why.
-    lost: why some of it is missing: a process of its own was lost. judged: whether outputs needed
-    the judge until now.
+    notes: Notes for the user. dropped: Methods that the worker dropped so far, with the reason.
+    lost: Reason if something is missing because a process was lost. judged: True if outputs needed
+    the judge so far.
     """
 
     records: list[Record]
@@ -67,8 +68,8 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Conclusion:
-    """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
+class WorkerResult:
+    """Manifest entries that a worker returns at the end."""
 
     leaks: Mapping[str, str]
     tolerance: Mapping[str, Any] | None
@@ -76,12 +77,13 @@ class Conclusion:
 
 
 class ClusterWorker:
-    """Does what it is asked, each a method: a run of its own, in a folder that goes with it, whose
-    records its driver takes.
+    """Worker whose methods are the orders of the driver.
+
+    It has its own run in a temporary folder. The driver stores the records.
 
     Args:
-        order: the run's configuration as JSON.
-        folder: from where its paths lead.
+        order: Configuration of the run as JSON.
+        folder: Folder to which its paths are relative.
     """
 
     def __init__(self, order: str, folder: str) -> None:
@@ -89,24 +91,24 @@ class ClusterWorker:
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
-        self._answers, self._seen = Answers(), Seen()
-        self._deals = 0
+        self._answers, self._progress = StoredOutputs(), WorkerProgress()
+        self._assignments = 0
 
-    def introduce(self) -> Introduction:
-        """Plan the run with what is here. Raises what `make_plan` does."""
+    def introduce(self) -> WorkerInfo:
+        """Plan the run on this machine. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
-        return Introduction(words(self._plan), placed(), fingerprint())
+        return WorkerInfo(shared_facts(self._plan), machine_facts(), fingerprint())
 
-    def load(self, costs: Mapping[str, Any] | None) -> Loaded:
-        """Load what is decoded with.
+    def load(self, costs: Mapping[str, Any] | None) -> LoadedModels:
+        """Load the models.
 
         Args:
-            costs: what forwards cost, as the run's methods shall know it; None: it is measured if
-                one of them asks.
+            costs: Costs of forwards for the methods. None measures them if a method uses them.
+
         Raises:
-            UsageError, EnvironmentFault: it does not load, or a prompt is too long.
+            UsageError, EnvironmentFault: a model does not load, or a prompt is too long.
         """
         held = {**manifest(self._plan, {}), "step_costs": costs}
         self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
@@ -118,46 +120,48 @@ class ClusterWorker:
         for fault in plugins.unfit.values():
             raise fault
         self._repeat = Repeat(
-            self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
+            self._plan, self._bench, self._run_dir, self._answers, self._progress, plugins=plugins
         )
-        return Loaded(
+        return LoadedModels(
             self._bench.models(),
             {**self._bench.heads(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
 
-    def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
+    def measure(
+        self, number: int, names: Collection[str], known: StoredOutputs
+    ) -> AssignmentResult:
         """Measure questions of a repeat.
 
         Args:
             known: outputs of these questions that the run has already.
         """
         self._answers.learn(known)
-        self._seen.records, self._seen.notes = [], []
-        self._deals += 1
+        self._progress.records, self._progress.notes = [], []
+        self._assignments += 1
         self._repeat.run_questions(number, names)
         lost = next(iter(self._repeat.left_out.values()), None)
         prompts = self._answers.of(names).prompts
-        return Made(
-            self._seen.records,
+        return AssignmentResult(
+            self._progress.records,
             [prompts[key] for key in sorted(prompts.keys() - known.prompts.keys())],
-            self._seen.notes,
+            self._progress.notes,
             self._run_dir.manifest["dropped"],
             None if lost is None else lost.message,
-            self._repeat.judge.used,
+            self._repeat.judge.was_needed,
         )
 
-    def conclude(self) -> Conclusion:
-        """Decode the first questions of this worker again; see `Repeat.look_back`."""
-        if self._deals > 1:
-            self._repeat.look_back()
-        return Conclusion(
+    def conclude(self) -> WorkerResult:
+        """Decode the first questions of this worker again; see `Repeat.check_leaks`."""
+        if self._assignments > 1:
+            self._repeat.check_leaks()
+        return WorkerResult(
             self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
         )
 
-    def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
-        """Return the causes of near-ties; see `judging.near_ties`.
+    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+        """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             known: outputs of all questions that the run has already.
@@ -166,20 +170,20 @@ class ClusterWorker:
         return self._repeat.near_ties(needed=True)
 
     def close(self) -> None:
-        """End what it began."""
+        """End the worker's processes and remove its folder."""
         self._bench.close()
         end_plugin_processes()
         self._home.cleanup()
 
 
-class Seen:
-    """Keeps what a driver is told; see `RunView`."""
+class WorkerProgress:
+    """View that stores records and notes for the driver; see `RunView`."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.notes: list[str] = []
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """See `RunView`."""
         self.records.append(record)
 
@@ -191,14 +195,14 @@ class Seen:
         """See `RunView`."""
         return []
 
-    def _unheard(self, *_: Any, **__: Any) -> None:
-        """Nobody sees a worker at work."""
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Show nothing."""
 
-    planned = started = stage = prompt = window = handed_over = _unheard
+    planned = started = stage = prompt = window = handed_over = _ignore
 
 
-def words(plan: Plan) -> dict[str, str]:
-    """What driver and workers must have in common: `program`, and the weights."""
+def shared_facts(plan: Plan) -> dict[str, str]:
+    """Return the facts that driver and workers must share: `program`, and the weights."""
     models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
     heads = {}
     for wanted in (

@@ -23,13 +23,13 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
+from specbench_cli.measure.batch_measurement import make_measurable
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay
-from specbench_cli.measure.isolation import answers, state
-from specbench_cli.measure.isolation.answers import MeasureAnswer
-from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.isolation import replies, state
+from specbench_cli.measure.isolation.replies import MeasurementReply
+from specbench_cli.measure.measurement import LearningDelay, Measurement
+from specbench_cli.measure.method_code import describe_failure
 from specbench_cli.measure.step_costs import StepCosts
-from specbench_cli.measure.together import measurable
 from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.grammar import Grammar
@@ -37,14 +37,16 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
-MOST = 0.9
-"""Share of the free memory that a plug-in's process may take."""
+MAX_MEMORY_SHARE = 0.9
+"""Share of the free memory that a plug-in process may use."""
 
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """What is needed to decode: the run's configuration, its models by role, what forwards cost,
-    the rows, each as (method, label, parameters), and the grammar."""
+    """Order to load models.
+
+    costs: Costs of forwards. rows: (method, label, parameters) of each method.
+    """
 
     config: RunConfig
     target: Checkpoint
@@ -56,20 +58,23 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class MeasureOrder:
-    """A cell to be measured; see `Cell`. delayed_ns: by what was learnt from the one before."""
+class MeasurementOrder:
+    """An output to measure; see `Measurement`.
+
+    previous_delay_ns: Time that learning from the previous prompt took.
+    """
 
     prompt: Prompt
     budget: int
     pass_: int
     recording: list[int] | None
     reference: list[int] | None
-    pictured: bool
-    delayed_ns: int
+    keeps_drafts: bool
+    previous_delay_ns: int
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells it from the row's others."""
+        """Key among the outputs of a method."""
         return self.prompt.prompt_id, self.prompt.turn, self.pass_
 
 
@@ -81,8 +86,8 @@ class PluginOrders:
     sampling: Sampling = field(init=False)
     method_runs: dict[str, MethodRun] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
-    cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
-    code: state.Seen = field(default_factory=dict)
+    measurements: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
+    code: state.StateSnapshot = field(default_factory=dict)
 
     def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
         """Import the plug-in. Return the names of process-wide state that the import changed.
@@ -91,15 +96,15 @@ class PluginOrders:
             file: The plug-in file. None imports the installed plug-ins.
             held: Contents of the plug-in files that the run checked.
         """
-        before = state.seen()
+        before = state.capture_state()
         plugin_file.hold_all(held)
         if file is not None:
             registry.load_plugin(file)
         return state.changed(before)
 
     def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
-        """Make the rows' methods, and ask them all that a run asks; what that changed here."""
-        before = state.seen()
+        """Create the methods and read their declarations. Return the state that this changed."""
+        before = state.capture_state()
         for row in rows:
             method_run = MethodRun(row.name, row.label, row.params)
             for name in ("guarantees", "source", "file_sha256"):
@@ -118,7 +123,7 @@ class PluginOrders:
         return state.changed(before)
 
     def open(self, opening: LoadOrder) -> dict[str, Any]:
-        """Load what is decoded with; what the manifest keeps of trained modules."""
+        """Load the models. Return the manifest entries of trained modules."""
         config = opening.config.model_copy(update={"isolation": "none"})  # it is here
         self.method_runs = {
             label: MethodRun(name, label, passed) for name, label, passed in opening.rows
@@ -131,11 +136,11 @@ class PluginOrders:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
         self.sampling = replace(plan.sampling, processor=self.bench.processor)
         _limit_memory()
-        self.code = state.seen(state.CODE)
+        self.code = state.capture_state(state.CODE)
         return self.bench.heads()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
-        """Run a row a little, at the beginning of a pass; why that failed."""
+        """Warm up a method at the start of a repeat. Return the error if that failed."""
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
@@ -146,7 +151,7 @@ class PluginOrders:
                     self.method_runs[label], self.bench.workspace, request, self.sampling, memory
                 )
         except BaseException as failure:  # it will fail, and be recorded, on the prompts
-            return one_line(failure)
+            return describe_failure(failure)
         finally:
             memory.restore(fresh)
         return None
@@ -154,34 +159,38 @@ class PluginOrders:
     def measure(
         self,
         label: str,
-        asked: Sequence[MeasureOrder],
-        settled: Sequence[tuple[Any, ...]],
+        asked: Sequence[MeasurementOrder],
+        finished: Sequence[tuple[Any, ...]],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[MeasureAnswer]:
-        """Measure cells of a row.
+    ) -> list[MeasurementReply]:
+        """Measure outputs of a method.
 
         Args:
-            size, chunk, arrivals: see `Together`.
-            settled: the keys of those that will not be measured again.
+            size, chunk, arrivals: See `BatchMeasurement`.
+            finished: Keys of outputs that will not be measured again.
         """
-        for key in settled:
-            self.cells.pop(key, None)
-        cells = [self._cell(label, each) for each in asked]
-        measurable(cells, size, chunk, arrivals).measure()
+        for key in finished:
+            self.measurements.pop(key, None)
+        measurements = [self._get_measurement(label, each) for each in asked]
+        make_measurable(measurements, size, chunk, arrivals).measure()
         changed = state.changed(self.code)
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
-            MeasureAnswer(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
-            for cell in cells
+            MeasurementReply(
+                measurement.output,
+                measurement.delay.ns,
+                measurement.lost.message if measurement.lost else None,
+            )
+            for measurement in measurements
         ]
 
-    def _cell(self, label: str, asked: MeasureOrder) -> Cell:
+    def _get_measurement(self, label: str, asked: MeasurementOrder) -> Measurement:
         key = (label, *asked.key)
-        if key not in self.cells:
-            self.cells[key] = Cell(
+        if key not in self.measurements:
+            self.measurements[key] = Measurement(
                 self.method_runs[label],
                 asked.prompt,
                 self.bench.request_for(asked.prompt, asked.budget),
@@ -191,15 +200,15 @@ class PluginOrders:
                 self.memory.setdefault(label, Memory()),
                 asked.recording,
                 asked.reference,
-                pictured=asked.pictured,
-                delayed_by=Delay(asked.delayed_ns),
+                keeps_drafts=asked.keeps_drafts,
+                previous_delay=LearningDelay(asked.previous_delay_ns),
             )
-        return self.cells[key]
+        return self.measurements[key]
 
 
 _PROPERTIES = (
-    "name params accept upper_bound needed scope state_scope uses_costs learns timing_free workers"
-    " bonus peer baseline batches paper tunable"
+    "name params accept upper_bound requirements scope state_scope uses_costs learns timing_free"
+    " workers bonus peer baseline batches paper_params tunable"
 ).split()
 
 
@@ -212,12 +221,12 @@ def serve() -> NoReturn:
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's
-    _first_to_go()
-    worker_process.serve(PluginOrders(), lambda work: answers.dump(_answered(work)))
+    _prefer_oom_kill()
+    worker_process.serve(PluginOrders(), lambda work: replies.dump(_run_order(work)))
 
 
-def _answered(work: Callable[[], Any]) -> tuple[str, Any]:
-    """What an order came to: "done" and the result, "refused" and an error's words, or "failed"."""
+def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
+    """Return the result of an order: "done" and its value, "refused" and an error, or "failed"."""
     try:
         return "done", work()
     except SpecbenchError as fault:
@@ -225,21 +234,21 @@ def _answered(work: Callable[[], Any]) -> tuple[str, Any]:
     except KeyboardInterrupt:  # its own: nobody else's reaches this process
         return "failed", "KeyboardInterrupt"
     except BaseException as fault:
-        return "failed", one_line(fault)
+        return "failed", describe_failure(fault)
 
 
-def _first_to_go() -> None:
-    """Have the system end this process, and not the run, where memory runs out."""
+def _prefer_oom_kill() -> None:
+    """Make the system kill this process rather than the run if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    """Have what asks for more memory than there is fail here, not the machine."""
+    """Make allocations fail in this process before the machine runs out of memory."""
     import resource
 
     used = psutil.Process().memory_info().vms
-    most = used + int(MOST * psutil.virtual_memory().available)
+    most = used + int(MAX_MEMORY_SHARE * psutil.virtual_memory().available)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

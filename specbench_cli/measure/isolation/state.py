@@ -17,26 +17,26 @@ import torch
 
 from specbench_cli.measure.environment import variables
 
-Seen = Mapping[str, Any]
+StateSnapshot = Mapping[str, Any]
 
 
 CODE = ("the clock", "built-in functions", "specbench's code")
-"""What a plug-in may not change in its own process either: what measures it."""
+"""State that a plug-in must not change even in its own process, because it measures the plug-in."""
 
 
-def seen(names: Collection[str] | None = None) -> Seen:
-    """The state of this process, by what a person calls it, or some of it; see `changed`."""
-    return {name: _LOOKS[name]() for name in (names or _LOOKS)}
+def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
+    """Return the state of this process, by name, or a part of it; see `changed`."""
+    return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
-def changed(before: Seen) -> list[str]:
-    """What is otherwise than it was."""
-    after = seen(before)
+def changed(before: StateSnapshot) -> list[str]:
+    """Return the names of state that differs from an earlier snapshot."""
+    after = capture_state(before)
     return [name for name in before if not _same(before[name], after[name])]
 
 
 def _same(before: Any, after: Any) -> bool:
-    """Whether all is there that was, the very same where it is code; more may have come."""
+    """Return True if nothing was removed or replaced. Additions are allowed."""
     if not isinstance(before, dict):
         return bool(before == after)
     return all(name in after and after[name] is value for name, value in before.items())
@@ -62,7 +62,7 @@ def _streams() -> Any:
 
 
 def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """The functions and classes of modules, with what the classes define."""
+    """Return the functions and classes of modules, with the members of the classes."""
     found: dict[str, Any] = {}
     for module, held in list(sys.modules.items()):
         if module.partition(".")[0] in prefixes:
@@ -77,7 +77,7 @@ def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _torchs_code() -> dict[str, Any]:
+def _torch_code() -> dict[str, Any]:
     homes = {"torch": torch, "functional": torch.nn.functional, "Tensor": torch.Tensor}
     return {
         f"{home}.{name}": value
@@ -87,7 +87,7 @@ def _torchs_code() -> dict[str, Any]:
     }
 
 
-_LOOKS: dict[str, Callable[[], Any]] = {
+_CAPTURES: dict[str, Callable[[], Any]] = {
     "torch's settings": _torch,
     "the working folder": os.getcwd,
     "the environment": lambda: sorted(variables().items()),
@@ -99,5 +99,5 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "the clock": lambda: {name: value for name, value in vars(time).items() if callable(value)},
     "built-in functions": lambda: dict(vars(builtins)),
     "specbench's code": lambda: _code(("specbench_cli", "methods")),
-    "torch's code": _torchs_code,
+    "torch's code": _torch_code,
 }

@@ -1,15 +1,15 @@
-"""A round of the cost probe: every point once, in an order of its own.
+"""A round of the cost probe: every point once, in random order.
 
-A round visits every context length and there every size of a target forward, in a seeded random
-order, so that a drift of the machine falls on all points alike. A visit is what a step of
-decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
-not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
-tree, then one transfer of the decision to the host. Where no other model comes in between, the
-target's weights are still there: some chains are timed once more right after another forward of
-it. States, decoders and clocks are those of a run. Prefills are timed where a context is built up.
-What the host does is timed in sessions and batches that decode prompts as a run does, so that
-drafts stand and fall as there. Where steps are asked for, a few are timed of each number of
-sequences and each length of their drafts.
+A round visits every context length and measures every size of a target forward there, in a seeded
+random order, so that a drift of the machine affects all points alike. A point is measured like a
+step of decoding: forwards of a draft model or head (the first over 1 to 3 pending tokens), which
+evict the target's weights from the caches, then a target forward over a chain or a tree, then one
+transfer of the decision to the host. Some chains are timed again right after another target
+forward, with the weights still in the caches.
+
+States, decoders and clocks are those of a run. Prefills are timed when a context is built. Host
+work is timed in sessions and batches that decode prompts, with real acceptance. Optionally, whole
+steps are timed for each number of sequences and draft length.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from specbench_cli.engine.types import Features, Input, ModelOutput, Step, Token
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.whole_steps import StepSample, time_steps
+from specbench_cli.measure.step_timing import StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
-"""Of the sessions that time the host."""
+"""Prompt length and new tokens of the sessions that time host work."""
 
 
-Decoding = Callable[[Session], Iterable[Step]]
-"""What decodes a session: a method's `generate`."""
+SessionDecoding = Callable[[Session], Iterable[Step]]
+"""Function that decodes a session, like a method's `generate`."""
 
-Together = Callable[[Batch], Iterable[Step]]
-"""What decodes a batch: a method's `generate_batch`."""
+BatchDecoding = Callable[[Batch], Iterable[Step]]
+"""Function that decodes a batch, like a method's `generate_batch`."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The points of a probe.
+class ProbeGrid:
+    """Points of a probe.
 
     Attributes:
-        contexts: rows before a forward.
-        chains: new tokens of a target forward.
-        trees: rows of a target forward over a tree, the root's included.
-        lone: new tokens of a target forward that follows another one.
-        catch_up: new tokens of a draft model's first forward in a step.
-        levels: nodes of a level that a draft model is fed at once.
-        drafted: draft forwards of a visit.
-        batches: sequences that are decoded together.
-        steps: sequences of the steps that are timed as a whole.
-        lengths: draft tokens of each of them.
+        contexts: Context lengths.
+        chains: New tokens of a target forward.
+        trees: Rows of a target forward over a tree, including the root.
+        lone: New tokens of a target forward right after another one.
+        catch_up: New tokens of a draft model's first forward in a step.
+        levels: Nodes of a tree level in one draft forward.
+        draft_forwards: Draft forwards per point.
+        batches: Batch sizes.
+        steps: Numbers of sequences of whole steps.
+        lengths: Draft lengths of whole steps.
     """
 
     contexts: tuple[int, ...]
@@ -71,26 +71,28 @@ class Grid:
     lone: tuple[int, ...] = (1, 4, 12)
     catch_up: tuple[int, ...] = (1, 2, 3)
     levels: tuple[int, ...] = (4, 8, 16)
-    drafted: int = 4
+    draft_forwards: int = 4
     batches: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     lengths: tuple[int, ...] = (0, 1, 2, 4, 6)
 
     @property
     def stride(self) -> int:
-        """Rows that the visits to a context keep: one for each chain, as if all was rejected."""
+        """Rows that a context grows by: one per chain, as if all draft tokens were rejected."""
         return len(self.chains)
 
     @property
     def spare(self) -> int:
-        """Rows that a visit needs beyond its context."""
-        drafted = max(self.catch_up) + (self.drafted - 1) * max(self.levels, default=1)
+        """Rows that a point needs beyond its context."""
+        drafted = max(self.catch_up) + (self.draft_forwards - 1) * max(self.levels, default=1)
         return self.stride + max(*self.chains, *self.trees, drafted)
 
 
 class HostSample(NamedTuple):
-    """A session: whether its drafts are trees; its draft forwards, drafted tokens and host ns, all
-    per step."""
+    """Host work of a session per step: draft forwards, drafted tokens and ns.
+
+    trees: True if the drafts are trees.
+    """
 
     trees: bool
     drafts: float
@@ -98,9 +100,8 @@ class HostSample(NamedTuple):
     ns: float
 
 
-class Shared(NamedTuple):
-    """A forward that several sequences share: of which model, how many, their rows in all, ns, and
-    the rows before them in the mean."""
+class SharedForward(NamedTuple):
+    """Forward of several sequences. n_tokens: All their rows. context: Mean context length."""
 
     model: str
     sequences: int
@@ -110,17 +111,18 @@ class Shared(NamedTuple):
 
 
 class BatchSample(NamedTuple):
-    """A batch: its draft forwards times the sequences in them, drafted tokens and host ns, all per
-    step."""
+    """Host work of a batch per step: draft forwards times sequences, drafted tokens and ns."""
 
     drafts: float
     nodes: float
     ns: float
 
 
-class Visited(NamedTuple):
-    """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill. lone:
-    another forward of the model came right before it."""
+class ForwardPoint(NamedTuple):
+    """Model, context and rows of a forward. Context 0 is a prefill.
+
+    lone: True if it follows another forward of the same model.
+    """
 
     model: str
     context: int
@@ -130,19 +132,19 @@ class Visited(NamedTuple):
 
 
 @dataclass
-class Samples:
+class ProbeSamples:
     """Times in ns."""
 
-    forwards: dict[Visited, list[int]] = field(default_factory=lambda: defaultdict(list))
+    forwards: dict[ForwardPoint, list[int]] = field(default_factory=lambda: defaultdict(list))
     hosts: dict[str, list[HostSample]] = field(default_factory=lambda: defaultdict(list))
-    shared: list[Shared] = field(default_factory=list)
+    shared: list[SharedForward] = field(default_factory=list)
     batches: dict[tuple[str, int], list[BatchSample]] = field(
         default_factory=lambda: defaultdict(list)
     )
     steps: list[StepSample] = field(default_factory=list)
 
-    def add(self, other: Samples) -> None:
-        """Take in another round's."""
+    def add(self, other: ProbeSamples) -> None:
+        """Add the times of another round."""
         for key, times in other.forwards.items():
             self.forwards[key] += times
         for name, sessions in other.hosts.items():
@@ -153,15 +155,16 @@ class Samples:
         self.steps += other.steps
 
 
-class Drafter:
-    """A draft model or head, fed what a step would feed it.
+class DraftProbe:
+    """Forwards of a draft model or head, as in a step.
 
     Args:
-        features: [1, n, width] what a head reads beside the ids [1, n]; None for draft models.
+        features: [1, n, width] hidden states that a head reads beside the ids [1, n]. None for
+            draft models.
     """
 
     def __init__(
-        self, model: Metered, state: State, ids: Tensor, features: Tensor | None, grid: Grid
+        self, model: Metered, state: State, ids: Tensor, features: Tensor | None, grid: ProbeGrid
     ) -> None:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
@@ -170,13 +173,13 @@ class Drafter:
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
-        """Read a prompt; of a head that is no prefill to the meter, as it comes later."""
+        """Process a prompt."""
         self._model.forward(self._text(context), self._state, logits_at=None, role="prefill")
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Draft a chain after `length` rows of text."""
+        """Draft a chain after `length` rows."""
         out = self._begin(length, rng)
-        for _ in range(0 if self._parallel else self._grid.drafted - 1):
+        for _ in range(0 if self._parallel else self._grid.draft_forwards - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
             tokens = token.repeat(1, self._together)
             out = self._model.forward(self._after(out, tokens), self._state)
@@ -188,7 +191,7 @@ class Drafter:
             return
         width = rng.choice(self._grid.levels) * self._together
         mask = torch.eye(width, dtype=torch.bool, device=self._ids.device)
-        for _ in range(self._grid.drafted - 1):
+        for _ in range(self._grid.draft_forwards - 1):
             positions = torch.full((1, width), self._state.length(), device=self._ids.device)
             out = self._model.forward(
                 self._after(out, self._ids[:, :width]),
@@ -204,7 +207,9 @@ class Drafter:
         if not self._parallel:
             return self._model.forward(self._text(unseen), self._state)
         assert self._features is not None
-        ids = self._ids[:, : unseen + self._grid.drafted]  # those beyond the features are masks
+        ids = self._ids[
+            :, : unseen + self._grid.draft_forwards
+        ]  # those beyond the features are masks
         x = Features(ids, self._features[:, :unseen])
         return self._model.forward(x, self._state, logits_at="all")
 
@@ -213,44 +218,44 @@ class Drafter:
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
     def _after(self, out: ModelOutput, ids: Tensor) -> Input:
-        """Drafted tokens [1, n]; a head reads them beside its own last row."""
+        """Return drafted tokens [1, n] as input. A head also reads its own last row."""
         if self._features is None:
             return Tokens(ids)
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
 
 
-class Reader:
-    """A head without a state, which reads a row where a step would have it: once, before all else.
+class StatelessHeadProbe:
+    """Forwards of a head without a state, once before the forwards of a step.
 
-    Its forwards cost the same after any text; they are counted at each context, and a prefill, for
-    what reads costs of models with states.
+    They do not depend on the text. They are counted at each context, and as a prefill, so that the
+    costs have the same form as those of models with states.
 
     Args:
-        features: [n, width], what it reads; ids: [n] tokens, for one that reads those too.
+        features: [n, width] input of the head. ids: [n] tokens, if the head reads these too.
     """
 
     def __init__(
-        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: Grid
+        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: ProbeGrid
     ) -> None:
         self._head, self._features, self._grid = MeteredHead(head, meter), features, grid
         self._ids = ids
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
-        """A row at the text's beginning."""
+        """Process one row, as a prefill."""
         self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """A row, as every step has it."""
+        """Process one row, as in every step."""
         self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """A row, and several at once."""
+        """Process one row, and several at once."""
         self.chain(length, rng)
         self._call(self._head, rng.choice(self._grid.levels))
 
     def _call(self, head: MeteredHead, n: int) -> None:
-        """A forward over n rows; of a head that is called once a level, one of each level's."""
+        """Run a forward over n rows. A sequential head runs once per level."""
         rows = self._features[:n]
         if not isinstance(head.head, SequentialHead):
             head(rows)
@@ -259,31 +264,31 @@ class Reader:
             rows = head(rows, self._ids[:n], level).rows
 
 
-class Round:
-    """All points once.
+class ProbeRound:
+    """One round: all points once.
 
     Args:
-        decodings: by name, what decodes the sessions that time the host.
+        decodings: Functions that decode the sessions for host times, by name.
         ids: [1, n] tokens of the forwards.
-        prompts: that sessions and batches decode; a round's sessions all decode one.
-        seed: of the order, and which prompt is a round's.
-        together: by name, what decodes the grid's batches.
-        sampling: of the steps that are timed as a whole.
+        prompts: Prompts of sessions and batches. All sessions of a round decode the same one.
+        seed: Seed of the order and of the choice of the prompt.
+        together: Functions that decode the batches, by name.
+        sampling: Sampling settings of whole steps.
 
     Attributes:
-        samples: the last measurement.
-        other_cpu, void: the window's verdict, once it is settled.
+        samples: Times of the last measurement.
+        other_cpu, noisy: CPU share of other processes, and whether it was too high.
     """
 
     def __init__(
         self,
         workspace: Workspace,
-        grid: Grid,
-        decodings: Mapping[str, Decoding],
+        grid: ProbeGrid,
+        decodings: Mapping[str, SessionDecoding],
         ids: Tensor,
         prompts: Sequence[Sequence[int]],
         seed: int,
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
         self._sampling = sampling or Sampling()
@@ -297,25 +302,25 @@ class Round:
         self._prompt = tuple(ids[0, :PROMPT].tolist())
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._seed = seed
-        self.samples = Samples()
+        self.samples = ProbeSamples()
         self.other_cpu: float | None = None
-        self.void = False
+        self.noisy = False
 
     def measure(self) -> None:
-        """Time everything once; a later call replaces the earlier times."""
+        """Time everything once. A later call replaces the earlier times."""
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._decodings)
-        self.samples = Samples()
+        self.samples = ProbeSamples()
         gc.collect()
         gc.disable()
         try:
             for context in rng.sample(contexts, len(contexts)):
-                self._visit(context, rng)
+                self._time_forwards(context, rng)
             for name in rng.sample(names, len(names)):
-                self.samples.hosts[name].append(self._session(self._decodings[name]))
+                self.samples.hosts[name].append(self._time_session(self._decodings[name]))
             batches = [(name, n) for name in self._together for n in self._grid.batches]
             for name, n in rng.sample(batches, len(batches)):
-                self.samples.batches[name, n].append(self._batch(self._together[name], n))
+                self.samples.batches[name, n].append(self._time_batch(self._together[name], n))
             for n in rng.sample(self._grid.steps, len(self._grid.steps)):
                 self.samples.steps += time_steps(
                     self._workspace, n, self._grid.lengths, self._prompt, self._sampling, rng
@@ -323,15 +328,17 @@ class Round:
         finally:
             gc.enable()
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
-        """Take the window's verdict."""
-        self.other_cpu, self.void = other_cpu, void
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
+        """See `quiet.Measurable`."""
+        self.other_cpu, self.noisy = other_cpu, noisy
 
-    def _visit(self, context: int, rng: random.Random) -> None:
-        """The forwards after `context` rows, on average."""
+    def _time_forwards(self, context: int, rng: random.Random) -> None:
+        """Time the forwards after about `context` rows."""
         grid, meter = self._grid, Meter(self._device)
         drafters = [
-            self._drafter(model, meter) for name, model in self._models.items() if name != "target"
+            self._create_draft_probe(model, meter)
+            for name, model in self._models.items()
+            if name != "target"
         ]
         for drafter in drafters:
             drafter.prefill(context)
@@ -344,12 +351,12 @@ class Round:
         trees = set()  # which of all forwards are the target's over trees
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
             length = state.length()
-            for drafter in _turn(drafters, place, len(points)):
+            for drafter in _select_probes(drafters, place, len(points)):
                 (drafter.tree if tree else drafter.chain)(length, rng)
             x = Tokens(self._ids[:, :n])
             if tree:
                 trees.add(len(meter.forwards))
-                mask, depths = build_tree_mask(_binary(n - 1), self._device)
+                mask, depths = build_tree_mask(_binary_tree(n - 1), self._device)
                 positions = (depths + length)[None]
                 out = target.forward(x, state, positions=positions, mask=mask, logits_at="all")
             else:
@@ -368,21 +375,25 @@ class Round:
         meter.resolve()
         for at, f in enumerate(meter.forwards):
             before = 0 if f.role == "prefill" else context
-            point = Visited(f.model, before, f.n_tokens, at in trees, at >= lone)
+            point = ForwardPoint(f.model, before, f.n_tokens, at in trees, at >= lone)
             self.samples.forwards[point].append(f.t1_ns - f.t0_ns)
 
-    def _drafter(self, model: Decoder | FeatureHead, meter: Meter) -> Drafter | Reader:
+    def _create_draft_probe(
+        self, model: Decoder | FeatureHead, meter: Meter
+    ) -> DraftProbe | StatelessHeadProbe:
         features = None
         if isinstance(model, Head | FeatureHead):
             width = len(model.taps) * self._target.hidden_size
             shape = (1, self._ids.shape[1], width)
             features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
             if isinstance(model, FeatureHead):
-                return Reader(model, meter, features[0], self._ids[0], self._grid)
+                return StatelessHeadProbe(model, meter, features[0], self._ids[0], self._grid)
         metered = Metered(model, meter, role="draft")
-        return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
+        return DraftProbe(
+            metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid
+        )
 
-    def _session(self, decoding: Decoding) -> HostSample:
+    def _time_session(self, decoding: SessionDecoding) -> HostSample:
         prompt = self._prompts[self._seed % len(self._prompts)]
         request = Request("probe", 1, prompt, StopRule(frozenset(), NEW_TOKENS))
         session = Session(self._workspace, request, Sampling())
@@ -402,8 +413,8 @@ class Round:
             ns=host / len(steps),
         )
 
-    def _batch(self, decoding: Together, n: int) -> BatchSample:
-        """Decode n sequences together; keep their forwards' times."""
+    def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
+        """Decode n sequences together and store the times of their forwards."""
         stop = StopRule(frozenset(), NEW_TOKENS)
         # Of unlike lengths, as those of users are: attention takes equally long ones at once.
         turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
@@ -412,12 +423,15 @@ class Round:
         batch = Batch(self._workspace, requests, Sampling(), size=n)
         steps = list(decoding(batch))
         batch.meter.resolve()
-        said = [session.harness.text for session in batch.sessions]
-        first, last = max(text.first_ns for text in said), max(text.last_ns for text in said)
+        generated = [session.harness.text for session in batch.sessions]
+        first, last = (
+            max(text.first_ns for text in generated),
+            max(text.last_ns for text in generated),
+        )
         zero = batch.meter.clock.zero_ns
         context = sum(map(len, texts)) / n + NEW_TOKENS / 2
         forwards = [
-            Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns, context)
+            SharedForward(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns, context)
             for f in batch.meter.forwards
             if f.role != "prefill" and f.t0_ns >= first - zero
         ]
@@ -431,13 +445,13 @@ class Round:
         )
 
 
-def _turn(
-    drafters: Sequence[Drafter | Reader], place: int, places: int
-) -> Sequence[Drafter | Reader]:
-    """Whose turn it is at a place: one after another, several at once where places are fewer."""
+def _select_probes(
+    drafters: Sequence[DraftProbe | StatelessHeadProbe], place: int, places: int
+) -> Sequence[DraftProbe | StatelessHeadProbe]:
+    """Return the drafters for a place: one at a time in turn, several if there are fewer places."""
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
-def _binary(nodes: int) -> tuple[int, ...]:
-    """The parents of a tree in which every node, the root too, has two children."""
+def _binary_tree(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a binary tree."""
     return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

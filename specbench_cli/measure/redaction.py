@@ -1,4 +1,4 @@
-"""What of a setting may be kept and printed: a folder's name, never the path to it."""
+"""Removal of private paths from settings and messages: a folder's name stays, its path does not."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from specbench_cli.errors import truncate
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
 
-def without_folders(text: str) -> str:
-    """A sentence with the last name in place of each path from the root or the home."""
+def redact_paths(text: str) -> str:
+    """Return a text with the last name in place of each path from the root or the home folder."""
     return _PATH.sub("", text)
 
 
-def shown(value: Any) -> Any:
-    """A setting, however nested, with names in place of paths."""
+def redact_setting(value: Any) -> Any:
+    """Return a setting, however nested, with names in place of paths."""
     if isinstance(value, Mapping):
-        return {key: shown(part) for key, part in value.items()}
+        return {key: redact_setting(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(part) for part in value]
+        return [redact_setting(part) for part in value]
     if isinstance(value, str):  # several may be listed in one
         parts = truncate(value).split(",")
         return ",".join(Path(part).name if _is_path(part) else part for part in parts)
