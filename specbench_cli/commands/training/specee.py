@@ -46,7 +46,7 @@ def specee(asked: ExitsOptions) -> None:
     }
     export(asked.out / "exits", made, named, worth, facts)
     output.data(
-        f"{len(early_logits.question)} tokens read, {worth.tokens} of them held out; always checked:"
+        f"{len(early_logits.question)} tokens read, {worth.tokens} held out; always checked:"
         f" layers {', '.join(map(str, made.layers))} of {len(named['down']) + 1}"
     )
     _show(worth)
