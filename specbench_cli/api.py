@@ -92,12 +92,18 @@ from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge, rows_of, tree_of
 
 # Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
-from specbench_cli.engine.workers.drafter import Desk, Drafter
+from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
 # Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
-from specbench_cli.engine.workers.rollouts import Guess, Preparer, Rollouts, Windows, guesses
+from specbench_cli.engine.workers.rollouts import (
+    Guess,
+    Preparer,
+    Rollouts,
+    DraftWindows,
+    guess_outcomes,
+)
 
 # Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
@@ -143,9 +149,10 @@ __all__ = [
     "Chosen",
     "Claim",
     "Decoder",
-    "Desk",
     "Draft",
     "DraftModelMethod",
+    "DraftSession",
+    "DraftWindows",
     "Drafter",
     "DrawMode",
     "EnvironmentFault",
@@ -215,7 +222,6 @@ __all__ = [
     "UsageError",
     "Weights",
     "Widths",
-    "Windows",
     "WordList",
     "Worker",
     "best_tree",
@@ -227,7 +233,7 @@ __all__ = [
     "fill_from",
     "fits",
     "grow",
-    "guesses",
+    "guess_outcomes",
     "host",
     "key_of",
     "layer_bytes",

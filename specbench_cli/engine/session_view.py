@@ -22,8 +22,8 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
-from specbench_cli.engine.workers.drafter import Brief, Drafter
-from specbench_cli.engine.workers.transport import Hiring, Worker
+from specbench_cli.engine.workers.drafter import Drafter, DraftRequest
+from specbench_cli.engine.workers.transport import Worker, WorkerRequest
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
@@ -137,7 +137,7 @@ class SessionView:
             WorkerLost: its process does not start.
         """
         request = self.requests[0]
-        brief = Brief(
+        brief = DraftRequest(
             request.prompt_id,
             request.turn,
             self._pass,
@@ -149,8 +149,8 @@ class SessionView:
             request.source,
         )
         chooser = None if self._own_chance else self._chooser
-        worker = self._workspace.transport.hire(
-            Hiring(
+        worker = self._workspace.transport.start_worker(
+            WorkerRequest(
                 kind,
                 params,
                 brief,

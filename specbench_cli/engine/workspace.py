@@ -14,7 +14,7 @@ from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Role
-from specbench_cli.engine.workers.transport import Inline, Transport
+from specbench_cli.engine.workers.transport import InlineTransport, Transport
 from specbench_cli.errors import MethodFault
 
 
@@ -45,7 +45,7 @@ class Workspace:
     make: Callable[[Trained], Any] | None = None
     costs: Callable[..., float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
-    transport: Transport = field(default_factory=Inline)
+    transport: Transport = field(default_factory=InlineTransport)
     role: Role = "verify"
     synthetic: str | None = None
     words: Vocabulary | None = None

@@ -17,16 +17,16 @@ from specbench_cli.time_limit import limit_time
 def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
     """While entered, a method may have workers beside the target, which computes where it then
     should; afterwards they have nothing more to do, and disturb no other method."""
-    with transport.placed() if parallel else nullcontext():
+    with transport.pin_target() if parallel else nullcontext():
         try:
             yield
         except Exception:
             for worker in session.harness.workers:
                 with suppress(Exception):  # the first failure counts
-                    worker.settle()
+                    worker.drain()
             raise
         for worker in session.harness.workers:
-            worker.settle()
+            worker.drain()
 
 
 @contextmanager

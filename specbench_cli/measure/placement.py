@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from specbench_cli.config.devices import ROLES, cores_of, listed, written
-from specbench_cli.engine.workers.place import Place, halves
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.core_placement import CorePlacement, split_cores
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
@@ -70,8 +70,8 @@ def placement(plan: Plan, home: torch.device) -> Placement:
     target, draft = (f"cuda:{each.index or 0}" for each in (home, device))
     words = {"target": target, "draft": draft}
     if target == draft:
-        return Placement(device, Threads(timeout=_timeout()), words, apart=False)
-    return Placement(device, Processes(timeout=_timeout()), words, apart=True)
+        return Placement(device, ThreadTransport(timeout=_timeout()), words, apart=False)
+    return Placement(device, ProcessTransport(timeout=_timeout()), words, apart=True)
 
 
 def choose_device(name: str) -> torch.device:
@@ -90,8 +90,8 @@ def choose_device(name: str) -> torch.device:
 
 def _on_cores(asked: Mapping[str, str] | None) -> Placement:
     named = {role: cores_of(place) for role, place in (asked or {}).items()}
-    places = {role: Place(cores) for role, cores in named.items()}
-    default = dict(zip(ROLES, halves(), strict=True))
+    places = {role: CorePlacement(cores) for role, cores in named.items()}
+    default = dict(zip(ROLES, split_cores(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
         if missing := sorted({*place.cores} - allowed):
@@ -103,7 +103,7 @@ def _on_cores(asked: Mapping[str, str] | None) -> Placement:
             )
     if not any(place.cores for place in places.values()):
         places = default
-    transport = Processes(places["target"], places["draft"], timeout=_timeout())
+    transport = ProcessTransport(places["target"], places["draft"], timeout=_timeout())
     words = {role: written(place.cores) if place.cores else "cpu" for role, place in places.items()}
     return Placement(torch.device("cpu"), transport, words, apart=True)
 

@@ -24,7 +24,7 @@ TARGET, DRAFTER = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class DraftRequest:
     """What a worker is told of a request before it begins.
 
     capacity: rows that its states need; vocab_size: the target's; source: see `Request`.
@@ -40,7 +40,7 @@ class Brief:
     source: Source | None = None
 
 
-class Desk:
+class DraftSession:
     """All that a drafter may touch: the drafting half of a session.
 
     Attributes:
@@ -54,30 +54,30 @@ class Desk:
 
     def __init__(
         self,
-        brief: Brief,
+        request: DraftRequest,
         model: Decoder,
-        lend: Callable[[Decoder, int], State],
+        allocate_state: Callable[[Decoder, int], State],
         chooser: Chooser | None = None,
     ) -> None:
         self.device = model.device
         self.meter = Meter(model.device)
         self.model = Metered(model, self.meter, role="draft", worker=DRAFTER)
-        self.text = list(brief.ids)
-        self.prompt_length = len(brief.ids)
-        self.chooser = chooser or _chooser(brief, model.device)
-        self.held: list[tuple[Decoder, State]] = []
-        self._lend = lend
-        self._source = brief.source
+        self.text = list(request.ids)
+        self.prompt_length = len(request.ids)
+        self.chooser = chooser or _create_chooser(request, model.device)
+        self.states: list[tuple[Decoder, State]] = []
+        self._allocate_state = allocate_state
+        self._source = request.source
 
     def new_state(self, model: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        state = self._lend(model.decoder, slack)
+        state = self._allocate_state(model.decoder, slack)
         if self._source is not None:
             model.decoder.attach(state, self._source)
-        self.held.append((model.decoder, state))
+        self.states.append((model.decoder, state))
         return state
 
-    def since(self, length: int) -> Tokens:
+    def pending_tokens(self, length: int) -> Tokens:
         """The tokens of the text that a state of `length` rows has not seen."""
         return Tokens(host.ids([self.text[length:]], self.device))
 
@@ -95,8 +95,8 @@ class Drafter(ABC):
     answers must follow from the prompt, the orders and `desk.chooser` alone.
     """
 
-    def __init__(self, desk: Desk, params: MethodParams) -> None:
-        self.desk = desk
+    def __init__(self, session: DraftSession, params: MethodParams) -> None:
+        self.session = session
         self.params: Any = params
 
     def start(self) -> None:
@@ -107,12 +107,12 @@ class Drafter(ABC):
         """Carry out an order; returns the answer, None where none is due."""
 
 
-def _chooser(brief: Brief, device: torch.device) -> Chooser:
+def _create_chooser(request: DraftRequest, device: torch.device) -> Chooser:
     """With the target's noise, and with draws of the drafter's own."""
-    who = (brief.sampling.seed, brief.prompt_id, brief.turn)
+    who = (request.sampling.seed, request.prompt_id, request.turn)
     return Chooser(
-        brief.sampling,
-        SeededRandom(*who, brief.pass_, device, worker=DRAFTER),
-        Noise(*who, brief.vocab_size, device),
-        brief.vocab_size,
+        request.sampling,
+        SeededRandom(*who, request.pass_, device, worker=DRAFTER),
+        Noise(*who, request.vocab_size, device),
+        request.vocab_size,
     )
