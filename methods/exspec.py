@@ -10,13 +10,13 @@ from typing import ClassVar, Self
 
 from methods.specdecpp.head import AcceptanceHead
 from specbench_cli.api import (
+    ArtifactSpec,
     Draft,
     DraftModelMethod,
     Field,
     LengthParams,
     Outcome,
     Session,
-    Trained,
     draft_chains,
     rule_of,
 )
@@ -53,9 +53,9 @@ class ExSpec(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The trained head, for the rule that asks one."""
-        return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
+        return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def held(self, size: int) -> int:
         """The window."""

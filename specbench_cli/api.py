@@ -105,9 +105,9 @@ from specbench_cli.engine.workers.rollouts import (
     guess_outcomes,
 )
 
-# Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
+# ArtifactSpec modules: what a method asks for (`ArtifactSpec`), what a class of them must do (`Artifact`),
 # draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
@@ -120,8 +120,8 @@ from specbench_cli.engine.models.checkpoint import (
     Weights,
     pickle_fault,
     read_config,
-    said_ids,
-    told_ids,
+    read_output_ids,
+    output_id_tensors,
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 
@@ -144,6 +144,7 @@ __all__ = [
     "AcceptParams",
     "AcceptRule",
     "Artifact",
+    "ArtifactSpec",
     "Batch",
     "Candidates",
     "Chosen",
@@ -217,7 +218,6 @@ __all__ = [
     "Template",
     "Tokens",
     "Topics",
-    "Trained",
     "Transcript",
     "UsageError",
     "Weights",
@@ -241,18 +241,18 @@ __all__ = [
     "mean_log_prob",
     "merge",
     "most",
+    "output_id_tensors",
     "pickle_fault",
     "ranking",
     "read_config",
+    "read_output_ids",
     "rows_of",
     "rule_of",
-    "said_ids",
     "select",
     "sha256_of",
     "siblings",
     "size_of",
     "spread",
-    "told_ids",
     "tree_of",
     "tree_of_choices",
     "tree_of_widths",

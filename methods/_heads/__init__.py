@@ -1,1 +1,1 @@
-"""Trained modules that methods share with the commands that train them."""
+"""ArtifactSpec modules that methods share with the commands that train them."""

@@ -116,12 +116,12 @@ class Halted:
         """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
         some, which is metered then."""
         rows = self._target.norm(self._ran.hidden[0])
-        some: Tensor | None = self._target.said(rows, ids)
+        some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.look()[:, ids] if some is None else some
 
     def look(self) -> Tensor:
         """Early logits [n, V], as if the layers that have run were all."""
-        rows, self._looked = self._target.exits_of(self._ran.hidden[0])
+        rows, self._looked = self._target.record_exits(self._ran.hidden[0])
         return rows
 
     def leave(self, *, copy: bool) -> None:

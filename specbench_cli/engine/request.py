@@ -14,7 +14,7 @@ from specbench_cli.engine.types import Source
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
-    reads the prompt otherwise (`Decoder.parted`) those that its text begins with. `topic` is
+    reads the prompt otherwise (`Decoder.split_prompt`) those that its text begins with. `topic` is
     its task's category, for what learns from it once it has ended."""
 
     prompt_id: str
@@ -35,7 +35,7 @@ class Request:
         topic: str = "",
     ) -> Request:
         """A prompt as a target reads it."""
-        text, source = target.parted(ids)
+        text, source = target.split_prompt(ids)
         return cls(prompt_id, turn, text, stop, source, topic)
 
     def state(self, decoder: Decoder, capacity: int) -> State:

@@ -13,8 +13,8 @@ from specbench_cli.engine import host
 from specbench_cli.engine.draft_checks import DraftChecks
 from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.look_ahead import Beside
-from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, trees_fault
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.seen import SeenSteps
 from specbench_cli.engine.sequence import Text
@@ -73,7 +73,7 @@ class Scoring:
         self.target, self.state = target, state
         self._place, self._text = place, text
         self._checks, self._seen = checks, seen
-        self._tape: Tape | None = None
+        self._tape: FeatureCache | None = None
         self.beside: Beside | None = None
         self._halted: Halted | None = None  # the forward in progress
         self._again = 0  # committed tokens before the root that the last forward read again
@@ -186,7 +186,7 @@ class Scoring:
 
     def tap(self, taps: Sequence[int]) -> None:
         """See `Session.tap`."""
-        self._tape = Tape(self.target.decoder, taps)
+        self._tape = FeatureCache(self.target.decoder, taps)
 
     def look_ahead(self, head: MeteredHead) -> Beside:
         """See `Session.reserve`."""
@@ -209,10 +209,10 @@ class Scoring:
     @property
     def read_last(self) -> Tensor | None:
         """The features [n, width] of the last forward's rows; None where none are kept."""
-        return None if self._tape is None else self._tape.written
+        return None if self._tape is None else self._tape.latest
 
     @property
-    def _taped(self) -> Tape:
+    def _taped(self) -> FeatureCache:
         if self._tape is None:
             raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
         return self._tape
@@ -271,7 +271,7 @@ class Scoring:
         """The draft's rows alone, for a state that can go back to the ends of forwards only: what
         is committed and not in it, the root included, is read by a forward before."""
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
-            raise no_trees(self.target.decoder)
+            raise trees_fault(self.target.decoder)
         known = x.ids.shape[1] - draft.nodes
         self._again = known - 1
         if not draft.nodes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory, trainable
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
@@ -164,7 +164,7 @@ class SessionView:
         self._workers.append(worker)
         return worker
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """A trained module of the run; a head comes behind the meter, as a draft."""
         made = self._workspace.artifact(wanted)
         if isinstance(made, FeatureHead):
@@ -173,7 +173,7 @@ class SessionView:
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
 
-    def trainable(self, wanted: str | Trained = "draft", topic: str = "") -> Any:
+    def trainable(self, wanted: str | ArtifactSpec = "draft", topic: str = "") -> Any:
         """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
         module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
 

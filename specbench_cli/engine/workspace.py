@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.state import KVState
@@ -42,7 +42,7 @@ class Workspace:
     capacity: int
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
-    make: Callable[[Trained], Any] | None = None
+    make: Callable[[ArtifactSpec], Any] | None = None
     costs: Callable[..., float] | None = None
     recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=InlineTransport)
@@ -54,7 +54,7 @@ class Workspace:
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
     )
-    _artifacts: dict[Trained, Any] = field(default_factory=dict)
+    _artifacts: dict[ArtifactSpec, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         target = self.decoders.get("target")
@@ -62,7 +62,7 @@ class Workspace:
             if target is not None and decoder is not target:
                 decoder.input_vocab_size = target.vocab_size
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """A trained module, made at first use and kept."""
         if wanted not in self._artifacts:
             if self.make is None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.imposed import impose
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.checkpoint import (
     ConfigFacts,
     Weights,
@@ -110,7 +110,7 @@ class Bench:
         self.module = cache(
             lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
         )
-        self._heads: dict[Trained, HeadFiles] = {}
+        self._heads: dict[ArtifactSpec, HeadFiles] = {}
         self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
         self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
@@ -166,7 +166,7 @@ class Bench:
         for role, decoder in decoders.items():
             decoder.translation = words[role]
         _encoding(decoders, checkpoints)
-        if plan.config.contrast is not None and decoders["target"].parted(())[1] is not None:
+        if plan.config.contrast is not None and decoders["target"].split_prompt(())[1] is not None:
             raise UsageError(
                 f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
                 " its prompts beside it",
@@ -251,7 +251,7 @@ class Bench:
         sizes = [self.facts[each].vocab_size for each in ("target", role)]
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
-    def _make(self, wanted: Trained) -> Any:
+    def _make(self, wanted: ArtifactSpec) -> Any:
         """The trained module that a method asks for."""
         kind = wanted.kind
         target = self._plan.target
@@ -533,7 +533,7 @@ def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpo
     """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
 
     def encodes(decoder: Decoder) -> bool:
-        _, source = decoder.parted(())
+        _, source = decoder.split_prompt(())
         return source is not None
 
     if encodes(decoders["target"]):

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 import torch
 
-from specbench_cli.engine.models.linear import lacks_kernels, own_kernels
+from specbench_cli.engine.models.linear import find_numba_kernels, lacks_numba
 from specbench_cli.measure import environment, machine
 from specbench_cli.measure.quiet import CEILING, QuietMeter
 
@@ -170,7 +170,7 @@ def compiler() -> Check:
 
 def kernels() -> Check:
     """What multiplies on this CPU: docs/models.md, "Kernels on a CPU"."""
-    lacking, own = lacks_kernels(), own_kernels(torch.device("cpu"), torch.float32)
+    lacking, own = lacks_numba(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return Check(
         "kernels",
         "limited" if lacking else "ok",

@@ -17,8 +17,8 @@ from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, random_cases, sampling_of
 from specbench_cli.audit.models.table import (
     TableDecoder,
-    exits_of,
     pair,
+    record_exits,
     settled,
 )
 from specbench_cli.engine.models.decoder import Decoder
@@ -131,7 +131,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
     if request.param == "process":  # which could not find `Sleepy`
         transport, recipe = ProcessTransport(timeout=20.0), partial(TableDecoder, "draft", draft)
-    decoders = {"target": Sleepy("target", target, exits_of(target)), "draft": recipe()}
+    decoders = {"target": Sleepy("target", target, record_exits(target)), "draft": recipe()}
     workspace = Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
     yield workspace
     workspace.close()

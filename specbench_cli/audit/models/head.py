@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState, way_of
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.models.head import (
     NORMED,
@@ -206,7 +206,7 @@ class TableParallel(TableDecoder):
         return Out(logits, rows[None])
 
 
-def make_on_tables(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
+def make_on_tables(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -> Any:
     """A trained module for a run on tables: any head or draft speaks from the draft's table.
 
     Args:

@@ -10,7 +10,7 @@ from specbench_cli.audit.models.head import (
     TableLookAhead,
     TableSequentialHead,
 )
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Metered, MeteredHead
@@ -63,7 +63,7 @@ class Watched(Session):
         self.__dict__.setdefault("held", []).append((model, state))
         return state
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """See `Session`."""
         made = super().artifact(wanted)
         if isinstance(made, MeteredHead):

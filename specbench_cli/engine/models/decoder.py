@@ -213,7 +213,7 @@ class Decoder(ABC):
 
     # What a request holds beside its text; a model of text alone does without.
 
-    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
+    def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
         """A prompt's ids as the text that this model goes on from, and what it reads beside it."""
         return tuple(ids), None
 
@@ -222,7 +222,7 @@ class Decoder(ABC):
         model reads such; whether it does."""
         return False
 
-    def beside(self, state: State, seq: int = 0) -> int:
+    def extra_tokens(self, state: State, seq: int = 0) -> int:
         """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
         return 0
 
@@ -273,7 +273,7 @@ class Decoder(ABC):
         """Logits [..., V] of rows [..., hidden] that went through `norm`."""
         raise MethodFault(f"{self.name} does not give away its output matrix")
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor | None:
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
         """`unembed` of some ids [k] alone, [..., k]; None where that would take all of them."""
         return None
 
@@ -293,7 +293,7 @@ class Decoder(ABC):
             )
         self.ran = ran
 
-    def remember_share(self, layers: range) -> float:
+    def append_kv_share(self, layers: range) -> float:
         """How much of the weights `remember` reads; see `share`."""
         return self.share((layers.start, layers.stop), logits=False)
 
@@ -308,7 +308,7 @@ class ChainsOnly(MethodFault):
     """A method asks for what a model cannot do that runs whole forwards over chains alone."""
 
 
-def no_trees(decoder: Decoder) -> ChainsOnly:
+def trees_fault(decoder: Decoder) -> ChainsOnly:
     """What is told of branches to a model that takes none."""
     return ChainsOnly(
         f"a tree for {decoder.name}, which reads chains alone: its state has no rows that branches"

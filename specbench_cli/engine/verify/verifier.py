@@ -79,7 +79,7 @@ class Verifier:
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft, or the first token after the prompt, which has no draft."""
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
-        random, drafters = self._chooser.random, self._meter.greatest(self._place)
+        random, drafters = self._chooser.random, self._meter.pop_largest_logits(self._place)
         rows = self._chooser.align(rows)
         rows = self._processed(draft, rows)  # where tokens are replayed too: it takes its time
         if self._recording is not None:

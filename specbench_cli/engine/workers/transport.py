@@ -115,10 +115,10 @@ class Worker(ABC):
         self._meter.merge(reply.forwards, used=reply.number > self._last_cancelled)
         sent = self._sent_ns.pop(reply.number, None)
         if sent is not None:
-            self._meter.sent(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1])
+            self._meter.record_message(TARGET, DRAFTER, sent[0], reply.read_ns, sent[1])
         if reply.message is not None:
             nbytes = reply.message.nbytes
-            self._meter.sent(DRAFTER, TARGET, reply.sent_ns, reply.received_ns, nbytes)
+            self._meter.record_message(DRAFTER, TARGET, reply.sent_ns, reply.received_ns, nbytes)
         return reply
 
     @abstractmethod

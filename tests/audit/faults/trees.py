@@ -10,7 +10,7 @@ import torch
 from methods.mtp.method import Mtp
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.types import Features
 from specbench_cli.engine.verify.tree import ROOT, rows_of
 
@@ -95,9 +95,9 @@ class KeepsPredicted(KeepsItsDraft):
         self.levels.keep(outcome.path)
 
 
-# ---- in place of `Tape.read` and of `Levels._forget` --------------------------------------------
+# ---- in place of `FeatureCache.read` and of `Levels._forget` --------------------------------------------
 
-_read = Tape.read
+_read = FeatureCache.read
 _forget = Levels._forget
 
 
@@ -156,7 +156,7 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `rows_of`, `Session.commit` and `Tape.keep` ------------------------------------
+# ---- in place of `rows_of`, `Session.commit` and `FeatureCache.keep` ------------------------------------
 
 
 def by_number(parents, device):
@@ -173,7 +173,7 @@ def first_rows(self, outcome):
     return committed
 
 
-_keep = Tape.keep
+_keep = FeatureCache.keep
 
 
 def first_features(self, path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Hidden, Source, Tokens
 from specbench_cli.errors import UsageError
@@ -48,10 +48,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def decoder_of(tiny_checkpoint: Maker, case: str) -> HostedDecoder:
+def decoder_of(tiny_checkpoint: Maker, case: str) -> TransformersDecoder:
     family, overrides = CASES[case]
     decoder = load_decoder(tiny_checkpoint(family, **overrides), name="target", host_module=True)
-    assert isinstance(decoder, HostedDecoder)
+    assert isinstance(decoder, TransformersDecoder)
     return decoder
 
 
@@ -155,7 +155,7 @@ def test_model_that_needs_a_two_dimensional_mask_is_refused() -> None:
 
     module = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=2))
     with pytest.raises(UsageError, match="bloom checkpoints cannot be decoded here"):
-        HostedDecoder(module.eval(), name="target")
+        TransformersDecoder(module.eval(), name="target")
 
 
 # ---- images -------------------------------------------------------------------------------------

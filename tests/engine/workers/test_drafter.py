@@ -71,7 +71,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
     zero = meter.clock.zero_ns
     forwards = [Forward("draft", "draft", 1, 1, 1, (0, 1), zero + 10, zero + 30)]
     meter.merge(forwards, used=False)
-    meter.sent(0, 1, zero + 5, zero + 9, 24)
+    meter.record_message(0, 1, zero + 5, zero + 9, 24)
     meter.resolve()
     (forward,) = meter.forwards
     assert (forward.t0_ns, forward.t1_ns, forward.used) == (10, 30, False)
@@ -111,7 +111,7 @@ def test_a_process_tells_the_forwards_as_they_were():
 
 def test_a_worker_whose_draft_says_no_number_tells_it_in_place_of_an_answer():
     meter = Meter(torch.device("cpu"))
-    meter.said("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
+    meter.record_logits("draft", None, torch.tensor([[0.0, torch.nan, 1.0]]))
     with pytest.raises(ArithmeticError, match="the logits of draft are not finite"):
         meter.take()
     assert meter.take() == []
