@@ -9,6 +9,7 @@ method needs to what few do.
 from __future__ import annotations
 
 import pathlib
+import typing
 
 # A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
 # pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
@@ -44,22 +45,23 @@ from specbench_cli.engine.spans.spans import Spans, mean_log_prob
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import draft_chains, drawn_at_once
+from specbench_cli.engine.drafting.chains import draft_chains, draw_chain
 from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
-from specbench_cli.engine.drafting.length_rules import rule_of
-from specbench_cli.engine.drafting.lengths import Fixed, Length
+from specbench_cli.engine.drafting.length_rules import create_length_rule
+from specbench_cli.engine.drafting.lengths import FixedLength, Length
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
 from specbench_cli.engine.learning import Topics
 
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
 # by rank (`fill`), or grows where the draft is sure of itself (`Growth`, level by level): `grow` is
-# `expand` and then `select`; `size_of` chooses how many nodes pay here, at `most` so many.
+# `expand` and then `select`; `create_size_rule` chooses how many nodes pay here, at `max_nodes` so
+# many.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
-    Template,
+    TreeTemplate,
     best_tree,
     fill,
     fill_from,
@@ -67,16 +69,16 @@ from specbench_cli.engine.drafting.template import (
     tree_of_widths,
 )
 from specbench_cli.engine.drafting.growth import (
-    Candidates,
-    Chosen,
-    Grown,
+    CandidateNodes,
+    SelectedNodes,
+    GrownTree,
     Growth,
     expand,
     grow,
     select,
-    size_of,
+    create_size_rule,
 )
-from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, most
+from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max_nodes
 
 # A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
@@ -105,15 +107,15 @@ from specbench_cli.engine.workers.rollouts import (
     guess_outcomes,
 )
 
-# ArtifactSpec modules: what a method asks for (`ArtifactSpec`), what a class of them must do (`Artifact`),
-# draft heads (`Head`), and their checkpoints.
+# Trained modules: what a method asks for (`ArtifactSpec`), what a class of them must do
+# (`Artifact`), draft heads (`Head`), and their checkpoints.
 from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
     LookAhead,
-    Said,
+    LevelOutput,
     SequentialHead,
 )
 from specbench_cli.engine.models.checkpoint import (
@@ -129,7 +131,12 @@ from specbench_cli.engine.models.state import KVState, LayerShape
 # whole decoder.
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
-from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes, spread
+from specbench_cli.engine.models.layers import (
+    LayerWeights,
+    LayerReader,
+    layer_bytes,
+    scatter_logits,
+)
 from specbench_cli.engine.models.plan import Scratch
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
@@ -146,8 +153,7 @@ __all__ = [
     "Artifact",
     "ArtifactSpec",
     "Batch",
-    "Candidates",
-    "Chosen",
+    "CandidateNodes",
     "Claim",
     "Decoder",
     "Draft",
@@ -160,10 +166,10 @@ __all__ = [
     "FeatureHead",
     "Features",
     "Field",
-    "Fixed",
+    "FixedLength",
     "FusedDecoder",
     "FusedStack",
-    "Grown",
+    "GrownTree",
     "Growth",
     "GrowthParams",
     "Guarantee",
@@ -173,12 +179,13 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "Layer",
     "LayerReader",
     "LayerShape",
+    "LayerWeights",
     "Length",
     "LengthParams",
     "LengthRule",
+    "LevelOutput",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -203,9 +210,9 @@ __all__ = [
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
-    "Said",
     "Sampling",
     "Scratch",
+    "SelectedNodes",
     "SequentialHead",
     "Session",
     "SpanParams",
@@ -215,10 +222,10 @@ __all__ = [
     "Step",
     "StopRule",
     "SuffixArray",
-    "Template",
     "Tokens",
     "Topics",
     "Transcript",
+    "TreeTemplate",
     "UsageError",
     "Weights",
     "Widths",
@@ -226,8 +233,10 @@ __all__ = [
     "Worker",
     "best_tree",
     "config_of",
+    "create_length_rule",
+    "create_size_rule",
     "draft_chains",
-    "drawn_at_once",
+    "draw_chain",
     "expand",
     "fill",
     "fill_from",
@@ -238,21 +247,19 @@ __all__ = [
     "key_of",
     "layer_bytes",
     "load_weights",
+    "max_nodes",
     "mean_log_prob",
     "merge",
-    "most",
     "output_id_tensors",
     "pickle_fault",
     "ranking",
     "read_config",
     "read_output_ids",
     "rows_of",
-    "rule_of",
+    "scatter_logits",
     "select",
     "sha256_of",
     "siblings",
-    "size_of",
-    "spread",
     "tree_of",
     "tree_of_choices",
     "tree_of_widths",
@@ -284,3 +291,11 @@ def config_of(decoder: Decoder) -> dict[str, object]:
     from specbench_cli.engine.models import load
 
     return dict(load.config_of(decoder))
+
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        from specbench_cli.former_names import api_member
+
+        return api_member(globals(), name)

@@ -66,13 +66,13 @@ def check(
     """
     from specbench_cli.audit.runner import CHECKS as KNOWN
     from specbench_cli.audit.runner import run_checks
-    from specbench_cli.audit.subject import Subject
+    from specbench_cli.audit.subject import AuditSubject
 
     if name not in KNOWN:
         raise UsageError(f"there is no check {name!r}", f"one of {', '.join(CHECKS)}")
     kind = registry.load(_named(method)) if not isinstance(method, type) else method
     with nullcontext() if whole else few_cases():
-        found = run_checks(Subject.of(kind.name, kind), {name: KNOWN[name]})
+        found = run_checks(AuditSubject.from_method(kind.name, kind), {name: KNOWN[name]})
     wrong = [each for each in found if not each.passed]
     if wrong:
         raise AssertionError(

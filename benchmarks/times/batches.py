@@ -40,7 +40,7 @@ import numpy as np
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.drafting.by_load import emitted
+from specbench_cli.engine.drafting.load_aware import expected_tokens
 from specbench_cli.engine.drafting.synergy import best_length
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -232,7 +232,9 @@ class Lengths:
             sys.stdout.write(f"| {' | '.join(line)} |\n")
             sys.stdout.flush()
             due[size] = {
-                k: emitted(alpha, k) * size / (target(size, size * (k + 1)) + k * draft(size))
+                k: expected_tokens(alpha, k)
+                * size
+                / (target(size, size * (k + 1)) + k * draft(size))
                 for k in self.fixed
             }
         if to:

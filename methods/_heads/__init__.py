@@ -1,1 +1,1 @@
-"""ArtifactSpec modules that methods share with the commands that train them."""
+"""Trained modules that methods share with the commands that train them."""

@@ -44,7 +44,7 @@ def looked_at(always: Iterable[int], exits: deque[int], n_layers: int) -> list[i
 
 
 class ExitPredictors(Artifact):
-    """ArtifactSpec predictors, one behind each layer but the last.
+    """Trained predictors, one behind each layer but the last.
 
     Args:
         up: [L - 1, 3 k, width]; up_bias: [L - 1, width]; down: [L - 1, width]; down_bias: [L - 1].

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from specbench_cli import __version__, files
 from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
-from specbench_cli.audit.subject import Subject, passed
+from specbench_cli.audit.subject import AuditSubject, format_params
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Rule
@@ -39,7 +39,7 @@ VERDICTS = {
 }
 """What a certificate can say."""
 
-REFUSED = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
+FAILED_VERDICTS = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 """Verdicts that end with exit code 1, and break a method's rows in reports."""
 
 
@@ -80,9 +80,9 @@ class Certificate:
     @property
     def passed(self) -> bool:
         """Whether a command ends with exit code 0 for it."""
-        return self.verdict not in REFUSED
+        return self.verdict not in FAILED_VERDICTS
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The certificate as it is written: plain values, no paths of this machine."""
         facts = {"schema": SCHEMA, **asdict(self)}
         facts["checks"] = facts.pop("findings")
@@ -93,7 +93,7 @@ class Certificate:
         return facts
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Certificate:
+    def from_dict(cls, facts: Mapping[str, Any]) -> Certificate:
         """Return the certificate that `facts` wrote.
 
         Raises:
@@ -112,45 +112,45 @@ class Certificate:
         return cls(**rest, findings=tuple(findings))
 
 
-def reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
+def load_reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
     """Return the certificate in a file if the method and the code are unchanged, else None."""
     try:
-        certificate = Certificate.of(json.loads(files.read_text(file, 16 * files.MB)))
+        certificate = Certificate.from_dict(json.loads(files.read_text(file, 16 * files.MB)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = certificate.sha256 == _sha256(Path(inspect.getfile(method)))
     return certificate if same and certificate.code_sha256 == code_sha256() else None
 
 
-def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Certificate:
+def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) -> Certificate:
     """A certificate from what the checks found."""
     method = subject.method
     file = Path(inspect.getfile(method))
     default = method(subject.variants[0])
     return Certificate(
         method=subject.name,
-        version=_version(method),
-        source=_inside(file, method),
+        version=_package_version(method),
+        source=_package_path(file, method),
         sha256=_sha256(file),
         guarantee={rule: default.guarantee(rule) for rule in get_args(Rule)},
-        variants=tuple(map(passed, subject.variants)),
+        variants=tuple(map(format_params, subject.variants)),
         versions={
             "python": platform.python_version(),
             "specbench-cli": __version__,
             "torch": metadata.version("torch"),
             "transformers": metadata.version("transformers"),
         },
-        verdict=_verdict(subject, findings),
+        verdict=_decide_verdict(subject, findings),
         findings=tuple(findings),
         seconds=seconds,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
+        commit=read_commit(),
         code_sha256=code_sha256(),
     )
 
 
 @cache
-def commit() -> str | None:
+def read_commit() -> str | None:
     """Return the commit of this checkout, with "+changes" if files differ. None: no checkout."""
     found = environment.git()
     return None if found is None else found["commit"] + "+changes" * found["dirty"]
@@ -171,11 +171,11 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(plugin_file.content(file)).hexdigest()
 
 
-def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
+def _decide_verdict(subject: AuditSubject, findings: Sequence[Finding]) -> str:
     failed = [finding for finding in findings if not finding.passed]
     if subject.method.peer:
         return "DIFFERS" if failed else "AGREES"
-    if any(finding.is_claim and finding.shown for finding in failed):
+    if any(finding.checks_guarantee and finding.shown for finding in failed):
         return "BROKEN"
     if any(finding.check == DECLARATIONS for finding in failed):
         return "MISDECLARED"  # what else failed may follow from that
@@ -188,14 +188,14 @@ def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
     return "PASSED" if claims else "NO CLAIM"
 
 
-def _inside(file: Path, method: type[Method]) -> str:
+def _package_path(file: Path, method: type[Method]) -> str:
     """The file's path from its top package on; its name alone where it is in none."""
     depth = method.__module__.count(".")
     module = sys.modules[method.__module__]
     return "/".join(file.parts[-1 - depth :]) if module.__spec__ and depth else file.name
 
 
-def _version(method: type[Method]) -> str | None:
+def _package_version(method: type[Method]) -> str | None:
     package = method.__module__.partition(".")[0]
     if package == "methods":
         return __version__

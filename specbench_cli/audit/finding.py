@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-CLAIMS = frozenset({"distribution", "tokens", "grammar", "generator", "model", "embedded"})
+GUARANTEE_CHECKS = frozenset(
+    {"distribution", "tokens", "grammar", "generator", "model", "embedded"}
+)
 """Checks of what a method promises of its output: one that fails makes it BROKEN. The others leave
 the output right: a method that fails one of them is FAULTY, it wastes work or misreports it."""
 
@@ -108,6 +110,6 @@ class Finding:
     left_out: str = ""
 
     @property
-    def is_claim(self) -> bool:
+    def checks_guarantee(self) -> bool:
         """Whether the output itself is at stake."""
-        return self.check in CLAIMS
+        return self.check in GUARANTEE_CHECKS

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from specbench_cli.audit.choice import Distribution
+from specbench_cli.audit.enumeration import Distribution
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 
 
@@ -30,27 +30,29 @@ class Reference:
         """The warped distribution of the token after `before`, `last`."""
         return self._distribution(before, last)
 
-    def joint(self, prompt: Sequence[int], eos: Collection[int], length: int) -> Distribution:
+    def joint_distribution(
+        self, prompt: Sequence[int], eos: Collection[int], length: int
+    ) -> Distribution:
         """Distribution of the first `length` tokens after a prompt, by the chain rule."""
         distribution: dict[Hashable, float] = defaultdict(float)
-        open_: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-        while open_:
-            output, weight = open_.pop()
+        unfinished: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+        while unfinished:
+            output, weight = unfinished.pop()
             if len(output) == length or (output and output[-1] in eos):
                 distribution[output] += weight
                 continue
             for token, p in enumerate(self.distribution(*(*prompt, *output)[-2:])):
                 if p > 0.0:
-                    open_.append(((*output, token), weight * p))
+                    unfinished.append(((*output, token), weight * p))
         return distribution
 
-    def tokens(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
+    def decode(self, prompt_id: str, prompt: Sequence[int], n: int) -> list[int]:
         """The first n tokens after a prompt under the greedy or coupled rule, EOS or not."""
         noise = self.noise(prompt_id, n)
         text = list(prompt)
         for position in range(n):
             before, last = text[-2:]
-            text.append(self.choice(before, last, noise[position]))
+            text.append(self.choose_token(before, last, noise[position]))
         return text[len(prompt) :]
 
     def noise(self, prompt_id: str, n: int) -> Sequence[Sequence[float]]:
@@ -61,7 +63,7 @@ class Reference:
         )
         return rows
 
-    def choice(self, before: int, last: int, noise: Sequence[float]) -> int:
+    def choose_token(self, before: int, last: int, noise: Sequence[float]) -> int:
         """The token after `before`, `last` under the greedy or coupled rule, by its noise."""
         if self._sampling.rule == "greedy":
             scores = self._table[before, last].tolist()
@@ -73,7 +75,7 @@ class Reference:
             ]
         return max(range(len(scores)), key=scores.__getitem__)
 
-    def seen(self, before: int, last: int) -> Sequence[float]:
+    def accept_rule_probs(self, before: int, last: int) -> Sequence[float]:
         """What an accept rule is given after `before`, `last`: the warped distribution; under the
         greedy rule, which has no temperature, softmax."""
         if self._sampling.rule == "greedy":
@@ -81,10 +83,10 @@ class Reference:
         return self.distribution(before, last)
 
     def _compute(self, before: int, last: int) -> tuple[float, ...]:
-        return warped(self._table[before, last].tolist(), self._sampling)
+        return warp_logits(self._table[before, last].tolist(), self._sampling)
 
 
-def warped(logits: Sequence[float], sampling: Sampling) -> tuple[float, ...]:
+def warp_logits(logits: Sequence[float], sampling: Sampling) -> tuple[float, ...]:
     """Temperature, top-k, top-p, softmax, in that order."""
     scores = [logit / sampling.temperature for logit in logits]
     if 0 < sampling.top_k < len(scores):
@@ -108,7 +110,7 @@ def _softmax(scores: Sequence[float]) -> tuple[float, ...]:
     return tuple(weight / total for weight in weights)
 
 
-def cut(ids: Sequence[int], eos: Collection[int], budget: int) -> list[int]:
+def truncate_output(ids: Sequence[int], eos: Collection[int], budget: int) -> list[int]:
     """Where an output ends, by definition: at the first EOS, or at the budget."""
     ends = [at + 1 for at, token in enumerate(ids) if token in eos]
     return list(ids[: min([*ends, budget])])

@@ -26,14 +26,14 @@ from specbench_cli.audit.checks.recurrent import check_recurrent
 from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.workers.process_lifetime import block_interrupts, exit_on_interrupt
 from specbench_cli.errors import MethodFault, message_of, on_one_line
 from specbench_cli.interpreter import usable_cpus
 
-Check = Callable[[Subject], list[Finding]]
+Check = Callable[[AuditSubject], list[Finding]]
 
 TABLE_CHECKS: dict[str, Check] = {
     DECLARATIONS: check_declarations,
@@ -67,7 +67,7 @@ def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
     for file in plugins:
         registry.load_plugin(file)
     start = time.perf_counter()
-    subject = Subject.of(name, registry.load(name))
+    subject = AuditSubject.from_method(name, registry.load(name))
     findings = run_checks(subject, PEER_CHECKS if subject.method.peer else CHECKS)
     return certify(subject, findings, time.perf_counter() - start)
 
@@ -82,7 +82,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     with block_interrupts(context):  # its locks start a process too
-        pool = ProcessPoolExecutor(workers, context, _begin, (plugin_file.held(),))
+        pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.held(),))
     waiting: list[Future[Certificate]]
     try:
         with block_interrupts(context):
@@ -96,13 +96,13 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     pool.shutdown()
 
 
-def _begin(held: Mapping[Path, bytes]) -> None:
+def _init_worker(held: Mapping[Path, bytes]) -> None:
     """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
     plugin_file.hold_all(held)
     exit_on_interrupt()
 
 
-def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:
+def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]:
     """All findings, in order; a check that the method does not survive is a finding too."""
     found: list[Finding] = []
     threads = torch.get_num_threads()
@@ -116,7 +116,7 @@ def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:
     return found
 
 
-def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
+def run_check(subject: AuditSubject, name: str, check: Check) -> Sequence[Finding]:
     """The findings of one check, each with its share of the time."""
     start = time.perf_counter()
     try:
@@ -126,26 +126,26 @@ def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
         problem = Problem(f"the engine refuses it: {refused.message}", where, refused.hint or "")
         findings = [Finding(name, False, {}, problem)]
     except Exception as error:  # whatever a method raises is a finding about it
-        findings = [Finding(name, False, {}, _crash(subject, error, name), crashed=True)]
+        findings = [Finding(name, False, {}, _describe_crash(subject, error, name), crashed=True)]
     seconds = (time.perf_counter() - start) / max(1, len(findings))
     return [replace(finding, seconds=seconds) for finding in findings]
 
 
-def _crash(subject: Subject, error: Exception, name: str) -> Problem:
+def _describe_crash(subject: AuditSubject, error: Exception, name: str) -> Problem:
     """Return a problem for an exception, located at the method's own line if it is in the trace."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = {
+    own_files = {
         inspect.getsourcefile(kind)
         for kind in subject.method.__mro__
         if kind not in (Method, object)
     }
-    mine = [frame for frame in frames if frame.filename in own]
-    last = (mine or frames)[-1] if frames else None
+    own_frames = [frame for frame in frames if frame.filename in own_files]
+    last = (own_frames or frames)[-1] if frames else None
     place = f"{Path(last.filename).name}:{last.lineno}" if last else "?"
     where = f"{place}, while checking: {name}"
     what = on_one_line(f"{type(error).__name__}: {message_of(error)}")
     raised_here = last is None or frames[-1] is last
-    if mine:
+    if own_frames:
         return Problem(
             f"it raises {what}" if raised_here else f"a function that it calls raises {what}",
             where,

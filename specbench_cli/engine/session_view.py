@@ -81,7 +81,7 @@ class SessionView:
 
     @property
     def words(self) -> Vocabulary:
-        """What the target's ids stand for, as bytes (`spelt`), and how a text is cut into them.
+        """What the target's ids stand for, as bytes (`decode`), and how a text is cut into them.
 
         Raises:
             MethodFault: its tokenizer spells in a way that is not known here.

@@ -87,11 +87,11 @@ class Workspace:
             MethodFault: its tokenizer spells in a way that is not known here.
         """
         if self.words is None and self.tokenizer is None:
-            self.words = Vocabulary.of_ids(self.decoders["target"].vocab_size)
+            self.words = Vocabulary.from_size(self.decoders["target"].vocab_size)
         elif self.words is None:
             try:
                 size = self.decoders["target"].vocab_size
-                self.words = Vocabulary.of(self.tokenizer).with_size(size)
+                self.words = Vocabulary.from_tokenizer(self.tokenizer).with_size(size)
             except ValueError as unknown:
                 raise MethodFault(
                     f"the method reads what tokens say, and of the target's tokenizer {unknown}",

@@ -157,7 +157,7 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
 
     return (
         ("models", "a tuple of names of models", is_list_of(str)),
-        ("artifacts", "a tuple of ArtifactSpec modules", is_list_of(ArtifactSpec)),
+        ("artifacts", "a tuple of Trained modules", is_list_of(ArtifactSpec)),
         ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
         ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
         ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),

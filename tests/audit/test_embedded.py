@@ -7,7 +7,7 @@ from methods.sps import Sps, SpsParams
 from specbench_cli.audit.checks import embedded
 from specbench_cli.audit.checks.embedded import _places, check_embedded, pearson
 from specbench_cli.audit.runner import run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from tests.audit.faults.distributions import TellsFifty
 
 
@@ -45,7 +45,7 @@ class DraftOnly(TellsFifty):
 def test_a_draft_that_is_not_verified_is_seen_on_the_shipped_pair(wrong, monkeypatch):
     monkeypatch.setattr(embedded, "TOKENS", 400)
     method = DraftOnly if wrong else Sps
-    subject = Subject("sps", method, (SpsParams(length=4),))
+    subject = AuditSubject("sps", method, (SpsParams(length=4),))
     (found,) = run_checks(subject, {"embedded": check_embedded})
     assert found.passed is not wrong, found
     assert found.figure["tokens"] == 400

@@ -9,7 +9,7 @@ from scipy.stats import binom, chisquare
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.checks.sampled import pearson, sample
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 
 SEEDS = 100
 LEVEL = 0.05
@@ -22,7 +22,7 @@ TOKENS = 100
     ids=["chain", "tree"],
 )
 def test_its_alarms_over_many_seeds_are_within_the_99_percent_binomial_bound(method, params):
-    subject = Subject("studied", method, (params,))
+    subject = AuditSubject("studied", method, (params,))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():

@@ -15,9 +15,9 @@ from specbench_cli.audit.models.head import (
     TableParallel,
     features_out_of_place,
 )
+from specbench_cli.audit.models.observed_session import ObservedSession
 from specbench_cli.audit.models.table import TableDecoder, random_table, rows_out_of_place
-from specbench_cli.audit.models.watched import Watched
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.types import Features, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -115,7 +115,7 @@ def late(x):
 
 @pytest.mark.parametrize("fault", [KeepsItsMasks, FeedsItsBlockLate])
 def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
-    subject = Subject("faulty", fault, (fault.Params(length=3),))
+    subject = AuditSubject("faulty", fault, (fault.Params(length=3),))
     found = {
         each.check for each in (*check_conduct(subject), *check_bounds(subject)) if each.problem
     }
@@ -125,9 +125,9 @@ def test_a_parallel_drafter_that_goes_wrong_is_found(fault):
 def test_whatever_head_a_method_asks_for_speaks_from_the_drafts_table():
     case = Case("near", (TARGET, TABLE), Sampling())
     session = case.open()
-    assert isinstance(session, Watched)
+    assert isinstance(session, ObservedSession)
     list(Mtp(MtpParams(length=2)).generate(session))
-    head, state = session.held[-1]
+    head, state = session.model_states[-1]
     assert isinstance(head, TableHead)
     assert torch.equal(head.table, TABLE)
     assert 0 < state.length() < len(session.tokens()) - 1

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import LONGEST, tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).parent / "plugins" / "windowed.py"
@@ -20,7 +20,7 @@ def windowed():
 
 
 def test_it_passes_the_audit(windowed):
-    subject = Subject.of("windowed", windowed)
+    subject = AuditSubject.from_method("windowed", windowed)
     wrong = [each for each in run_checks(subject, CHECKS) if not each.passed]
     assert not wrong
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.choice import Distribution, walk
+from specbench_cli.audit.enumeration import Distribution, compute_distribution
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import TableDecoder, record_exits
@@ -34,7 +34,7 @@ def table_decoder() -> type[TableDecoder]:
 
 @pytest.fixture(scope="session")
 def exact_law() -> Callable[[Callable[[Random], Hashable]], Distribution]:
-    return torch.inference_mode()(walk)
+    return torch.inference_mode()(compute_distribution)
 
 
 def workspace_of(

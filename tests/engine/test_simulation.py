@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import nominal_costs, tiny_models
+from specbench_cli.audit.models.tiny import nominal_cost, tiny_models
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -52,7 +52,7 @@ def measured(method, size, chunk):
     """The real driver over real models, on a clock that the table moves."""
     tiny, clock = tiny_models().workspace, Clock()
     decoders = {name: Priced(model, clock, price) for name, model in tiny.decoders.items()}
-    workspace = Workspace(decoders, tiny.capacity, costs=nominal_costs)
+    workspace = Workspace(decoders, tiny.capacity, costs=nominal_cost)
     return driven(method, workspace, requests(), clock, size=size, chunk=chunk, arrivals=ARRIVALS)
 
 
@@ -99,7 +99,7 @@ def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, pa
     real = measured(method, size, chunk)
     scripts = [script(session) for session in real.sessions]
     how = {"size": size, "chunk": chunk, "arrivals": ARRIVALS}
-    found = simulate(method, scripts, price, **how, costs=nominal_costs)
+    found = simulate(method, scripts, price, **how, costs=nominal_cost)
     for ours, theirs in zip(events(found), events(real), strict=True):
         assert ours == theirs
     assert real.idle_ns > 0.1e9 and {session.finish for session in real.sessions} == {

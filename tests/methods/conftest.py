@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import load_decoder, restrict_output
@@ -229,7 +229,7 @@ def open_session(family: Family) -> Callable[..., Watched]:
                 decoders,
                 CAPACITY,
                 make=lambda wanted: wanted.kind.random(decoders),
-                costs=nominal_costs,
+                costs=nominal_cost,
             )
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))

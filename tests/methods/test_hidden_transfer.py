@@ -10,7 +10,7 @@ from methods.hidden_transfer.method import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
@@ -135,7 +135,7 @@ def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
         return sight, places
 
     monkeypatch.setattr(look_ahead, "branches", wrong)
-    subject = Subject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
+    subject = AuditSubject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
     twin, *_ = check_bounds(subject)
     assert not twin.passed
 

@@ -20,7 +20,7 @@ from methods.hydra_plus.method import HydraPlus
 from methods.medusa.head import MedusaHeads
 from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -386,7 +386,7 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
     kind, params
 ):
     assert distance_from_target(kind(kind.Params(**params)), NEAR) < 1e-9
-    assert distance(typical_as_published(), target_distribution(NEAR)) > 0.4
+    assert total_variation(typical_as_published(), target_distribution(NEAR)) > 0.4
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])

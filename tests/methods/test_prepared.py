@@ -14,7 +14,7 @@ import torch
 from methods.mirror import Mirror, MirrorParams
 from methods.sps import Sps, SpsParams
 from methods.ssd import Ssd, SsdParams
-from specbench_cli.audit.cases import Case, random_cases, sampling_of
+from specbench_cli.audit.cases import Case, make_sampling, random_cases
 from specbench_cli.audit.models.table import (
     TableDecoder,
     pair,
@@ -50,7 +50,7 @@ def counts(step: Step) -> tuple[Any, ...]:
 @BOTH
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_without_guesses_it_is_sps_step_by_step(open_session: Any, name: str, rule: str) -> None:
-    sampling = sampling_of(rule, 1)
+    sampling = make_sampling(rule, 1)
     for prompt in (0, 7, 13):
         found = [
             list(map(counts, decoder.generate(open_session(prompt, sampling, budget=20))))
@@ -64,7 +64,7 @@ def test_without_guesses_it_is_sps_step_by_step(open_session: Any, name: str, ru
 def test_with_attention_the_drafters_rows_equal_recomputation(
     open_session: Any, name: str, rule: str
 ) -> None:
-    session, reused = open_session(13, sampling_of(rule, 0), budget=24), 0
+    session, reused = open_session(13, make_sampling(rule, 0), budget=24), 0
     for step in method(name, width=4).generate(session):
         reused += step.extra["reused"]
         (worker,) = session.harness.workers
@@ -140,7 +140,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 @BOTH
 def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str) -> None:
     for rule, turn in [(rule, turn) for rule in RULES for turn in (0, 1)]:
-        case = Case("near", pair("near", 5), sampling_of(rule, turn), budget=17)
+        case = Case("near", pair("near", 5), make_sampling(rule, turn), budget=17)
         due = [(s.outcome, s.extra) for s in method(name).generate(case.open())]
         for _ in range(4):
             session = case.open(elsewhere)

@@ -11,7 +11,12 @@ from methods.rsd_s import RsdS, RsdSParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, distribution_of, outcomes, walk
+from specbench_cli.audit.enumeration import (
+    compute_distribution,
+    enumerate_outcomes,
+    sum_weights,
+    total_variation,
+)
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.tree import tree_of
@@ -73,7 +78,10 @@ def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
         return tuple(node for node in nodes if len(node) == depth)
 
     weights = path_distribution(tables[1], (*PROMPT, 2), depth)
-    assert distance(walk(newest), distribution_of(without_replacement(weights, 3))) < 1e-6
+    assert (
+        total_variation(compute_distribution(newest), sum_weights(without_replacement(weights, 3)))
+        < 1e-6
+    )
 
 
 def test_constant_branching_draws_the_children_of_every_node_without_replacement():
@@ -88,8 +96,8 @@ def test_constant_branching_draws_the_children_of_every_node_without_replacement
             nodes = (*first, *(first[0] + x for x in left), *(first[1] + x for x in right))
             due.append((nodes, chance * p * q))
     method = RsdC(RsdCParams(width=2, depth=2))
-    drawn = walk(lambda random: nodes_drawn(method, tables, random))
-    assert distance(drawn, distribution_of(due)) < 1e-6
+    drawn = compute_distribution(lambda random: nodes_drawn(method, tables, random))
+    assert total_variation(drawn, sum_weights(due)) < 1e-6
 
 
 @pytest.mark.parametrize(("vocab", "top_k", "sizes"), [(3, 0, [3, 4, 4]), (5, 2, [2, 4, 4])])
@@ -145,7 +153,7 @@ def tokens_a_step(make, tables):
         step = next(make().generate(on_tables(tables, random=random)))
         return len(step.outcome.committed), step.draft.nodes
 
-    found = list(outcomes(first))
+    found = list(enumerate_outcomes(first))
     assert len({nodes for (_, nodes), _ in found}) == 1
     return sum(n * weight for (n, _), weight in found), found[0][0][1]
 
@@ -215,7 +223,7 @@ def test_gumbel_keys_of_the_paper_keep_the_same_nodes():
         nodes = nodes_drawn(RsdS(RsdSParams(width=2, depth=2)), tables, random)
         return tuple(x for node in nodes if len(node) == 2 for x in node)
 
-    ours = walk(newest)
+    ours = compute_distribution(newest)
     for beam, chance in ours.items():
         error = math.sqrt(chance * (1 - chance) / n)
         assert abs(counts.get(beam, 0.0) - chance) < 5 * error + 1e-12

@@ -11,10 +11,10 @@ from methods.space.head import PUBLISHED_MASK, MaskToken
 from methods.space.method import Space
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models import table
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.look_ahead import branches
 from specbench_cli.engine.verify.sampling import Sampling
@@ -89,7 +89,7 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
         return sight, places
 
     monkeypatch.setattr(look_ahead, "branches", wrong)
-    twin, *_ = check_bounds(Subject("space", Space, (Space.Params(),)))
+    twin, *_ = check_bounds(AuditSubject("space", Space, (Space.Params(),)))
     assert not twin.passed
 
 
@@ -134,4 +134,4 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
         distribution = stands + (1 - stands.sum()) * p
         theirs |= {(first, x): p_first * float(each) for x, each in enumerate(distribution)}
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, target_distribution(case)) > 0.02
+    assert total_variation(theirs, target_distribution(case)) > 0.02

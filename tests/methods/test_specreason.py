@@ -12,7 +12,7 @@ from methods.specreason import Grade, SpecReason, SpecReasonParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.runner import run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -232,7 +232,7 @@ class Lax(SpecReason):
 
 
 def faults_of(method):
-    subject = Subject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
+    subject = AuditSubject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
     found = run_checks(subject, {"states": check_conduct})
     return {finding.check: finding.problem.what for finding in found if not finding.passed}
 

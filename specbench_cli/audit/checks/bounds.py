@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specbench_cli.audit.cases import MIXED_VOCAB, PARTLY_EQUAL, RULES, Case, sampling_of
+from specbench_cli.audit.cases import LONG_VOCAB, PARTLY_EQUAL, RULES, Case, make_sampling
 from specbench_cli.audit.checks.overlap import expected_accepted
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.head import TableBlockHead, TableParallel
+from specbench_cli.audit.models.observed_session import ObservedSession
 from specbench_cli.audit.models.table import pair, random_table, successor_table, sure_table
-from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.subject import COPIES, Subject, largest, longest, passed
+from specbench_cli.audit.subject import (
+    LOOKUP_METHODS,
+    AuditSubject,
+    format_params,
+    largest_number,
+    max_draft_levels,
+)
 from specbench_cli.engine.models.head import SequentialHead
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Draft, Step
@@ -35,18 +41,18 @@ SURE = 2
 """As many tables again whose distributions leave little doubt."""
 
 
-def check_bounds(subject: Subject) -> list[Finding]:
+def check_bounds(subject: AuditSubject) -> list[Finding]:
     """The bounds that apply to a method."""
     findings: list[Finding | None] = []
-    if subject.drafts:
+    if subject.uses_draft_model:
         twin, twins = _twin(subject)
         findings += [twin, _mixed(subject, twins), _useless(subject)]
-    if subject.name in COPIES:
+    if subject.name in LOOKUP_METHODS:
         findings.append(_repeats(subject)[0])
     return [finding for finding in findings if finding is not None]
 
 
-def _twin(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
+def _twin(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """Draft equal to target: all levels stand, and a full step commits one token more.
 
     If the method draws from a q that differs from the target's distribution, the expected number
@@ -68,18 +74,18 @@ def _twin(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     )
 
 
-def _twins(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+def _twins(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     for rule in RULES:
-        for params in subject.promising(rule):
+        for params in subject.lossless_params(rule):
             for turn in range(TURNS):
                 table = random_table(5, 300 + turn, 1.5)
-                yield params, Case("equal", (table, table), sampling_of(rule, turn), budget=25)
+                yield params, Case("equal", (table, table), make_sampling(rule, turn), budget=25)
                 if rule == "greedy" and turn < SURE:
                     table = sure_table(5, 300 + turn)
-                    yield params, Case("sure", (table, table), sampling_of(rule, turn), budget=25)
+                    yield params, Case("sure", (table, table), make_sampling(rule, turn), budget=25)
 
 
-def _repeats(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
+def _repeats(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
     """A text of any period is copied without end: after two rounds all levels stand."""
     return _full(
         subject,
@@ -90,14 +96,14 @@ def _repeats(subject: Subject) -> tuple[Finding | None, Sequence[CaseRun]]:
     )
 
 
-def _cycles(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
-    for params in subject.promising("greedy"):
+def _cycles(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
+    for params in subject.lossless_params("greedy"):
         for period in (1, 2, 3, 5):
             follow = [(token + 1) % period if token < period else 0 for token in range(6)]
             table = successor_table(follow)
-            rounds = 3 + longest(params, otherwise=5) // period
+            rounds = 3 + max_draft_levels(params, default=5) // period
             prompt = tuple(range(period)) * rounds
-            sampling = sampling_of("greedy", 0)
+            sampling = make_sampling("greedy", 0)
             yield params, Case("repeating", (table, table), sampling, prompt, budget=33)
 
 
@@ -113,12 +119,12 @@ class CaseRun:
 
     params: MethodParams
     case: Case
-    session: Watched
+    session: ObservedSession
     taken: Sequence[Step]
     texts: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, subject: Subject, params: MethodParams, case: Case) -> CaseRun:
+    def of(cls, subject: AuditSubject, params: MethodParams, case: Case) -> CaseRun:
         """Decode a case."""
         session, taken, texts = case.open(), list[Step](), list[Sequence[int]]()
         for step in subject.method(params).generate(session):
@@ -133,9 +139,10 @@ class CaseRun:
 
         Only tables that read the tokens drafted so far can follow the target's choices.
         """
-        guess = any(not isinstance(head, SequentialHead) for head in self.session.stateless)
+        guess = any(not isinstance(head, SequentialHead) for head in self.session.stateless_heads)
         guess |= any(
-            isinstance(model, TableParallel | TableBlockHead) for model, _ in self.session.held
+            isinstance(model, TableParallel | TableBlockHead)
+            for model, _ in self.session.model_states
         )
         blind = guess and self.case.sampling.rule != "greedy"
         return self.session.drafted_by_tables and not blind
@@ -166,11 +173,11 @@ class CaseRun:
     @property
     def where(self) -> str:
         """Description of the case for messages."""
-        return f"{passed(self.params)}; {self.case}"
+        return f"{format_params(self.params)}; {self.case}"
 
 
 def _full(
-    subject: Subject,
+    subject: AuditSubject,
     check: str,
     cases: Iterator[tuple[MethodParams, Case]],
     look: str,
@@ -270,7 +277,7 @@ def _acceptance_error(decoded: Sequence[CaseRun]) -> str | None:
     return f"{seen} of {tested} tests accept, but sum min(p, q) is {due}"
 
 
-def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
+def _mixed(subject: AuditSubject, twins: Sequence[CaseRun]) -> Finding | None:
     """Check acceptance after rejected drafts, with a draft model that is right at some positions.
 
     In greedy decoding a method must accept as many draft tokens as the draft model predicts
@@ -280,10 +287,10 @@ def _mixed(subject: Subject, twins: Sequence[CaseRun]) -> Finding | None:
     greedy = [each for each in twins if each.case.sampling.rule == "greedy"]
     steps = accepted = 0
     problem: Problem | None = None
-    for params in {passed(each.params): each.params for each in greedy}.values():
+    for params in {format_params(each.params): each.params for each in greedy}.values():
         for turn in range(TURNS):
-            tables = pair("mixed", MIXED_VOCAB, seed=500 + 2 * turn)
-            case = Case(PARTLY_EQUAL, tables, sampling_of("greedy", turn), budget=40)
+            tables = pair("mixed", LONG_VOCAB, seed=500 + 2 * turn)
+            case = Case(PARTLY_EQUAL, tables, make_sampling("greedy", turn), budget=40)
             each = CaseRun.of(subject, params, case)
             if not each.by_tables:
                 continue
@@ -317,8 +324,8 @@ def _predicted_tokens(each: CaseRun, text: Sequence[int]) -> int:
     before, last = text[-2:]
     first = len(text) - len(case.prompt)
     for n, noise in enumerate(target.noise(case.prompt_id, case.budget)[first:]):
-        token = target.choice(before, last, noise)
-        if token != draft.choice(before, last, noise):
+        token = target.choose_token(before, last, noise)
+        if token != draft.choose_token(before, last, noise):
             return n
         before, last = last, token
     return case.budget
@@ -330,17 +337,17 @@ def _at_leaf(draft: Draft, step: Step) -> bool:
     return draft.parents is not None and last not in draft.parents
 
 
-def _useless(subject: Subject) -> Finding | None:
+def _useless(subject: AuditSubject) -> Finding | None:
     """A draft that only says what the target cannot: one token a step, the right ones."""
     steps = committed = seen = counted = 0
     problem: Problem | None = None
     for rule in RULES:
-        for params in subject.promising(rule):
+        for params in subject.lossless_params(rule):
             for turn in range(TURNS):
-                said = min(16, max(4, largest(params)))  # enough for the children of a node
+                said = min(16, max(4, largest_number(params)))  # enough for the children of a node
                 tables = pair("disjoint", 2 * said, seed=300 + 2 * turn)
                 # Cuts could leave less than a node's children, and others fill up.
-                sampling = replace(sampling_of(rule, turn), top_k=0, top_p=1.0)
+                sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
                 taken = list(subject.method(params).generate(session))
@@ -354,7 +361,7 @@ def _useless(subject: Subject) -> Finding | None:
                     steps, committed = steps + 1, committed + len(step.outcome.committed)
                     what = _stood(step)
                     if what and problem is None:
-                        where = f"{passed(params)}; {case}"
+                        where = f"{format_params(params)}; {case}"
                         look = "verification: these draft tokens have probability 0 in the target"
                         problem = Problem(what, where, look)
     if seen and not counted:

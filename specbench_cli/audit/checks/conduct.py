@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specbench_cli.audit.cases import RULES, Case, random_cases, sampling_of
+from specbench_cli.audit.cases import RULES, Case, make_sampling, random_cases
 from specbench_cli.audit.checks.tokens import long_of
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.models.head import TableHead, features_out_of_place
+from specbench_cli.audit.models.observed_session import ObservedSession
 from specbench_cli.audit.models.table import pair, rows_out_of_place
-from specbench_cli.audit.models.watched import Watched
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
@@ -65,7 +65,7 @@ LOOK_AT_RULE = (
 )
 
 
-def check_conduct(subject: Subject) -> list[Finding]:
+def check_conduct(subject: AuditSubject) -> list[Finding]:
     """States of target and draft, and counters, after every step of many decodings."""
     steps, rows = 0, 0
     state: Problem | None = None
@@ -73,9 +73,9 @@ def check_conduct(subject: Subject) -> list[Finding]:
     clock: Problem | None = None
     for params, case in cases(subject):
         method = subject.method(params)
-        session = case.open(**case.learnt(method))
+        session = case.open(**case.warm_up(method))
         taken: list[Step] = []
-        where = f"{passed(params)}; {case}"
+        where = f"{format_params(params)}; {case}"
         judged = Judged.of(method, case)
         beside = None
         for step in method.generate(session):
@@ -97,7 +97,7 @@ def check_conduct(subject: Subject) -> list[Finding]:
             wrong = _wrong_record(session, taken, subject.name, ruled=judged is not None)
             wrong = wrong or _wrong_ledger(session, taken)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
-        wrong = beside or session.contradiction()
+        wrong = beside or session.find_contradiction()
         clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
         if state or count or clock:
             break
@@ -108,31 +108,31 @@ def check_conduct(subject: Subject) -> list[Finding]:
     ]
 
 
-def cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+def cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     """What is decoded: every parameter under every rule, short and long."""
     for rule in RULES:
         for params in subject.variants:
-            levels = min(longest(params, otherwise=5), LEVELS)
+            levels = min(max_draft_levels(params, default=5), LEVELS)
             for case in random_cases(rule, CASES, levels):
                 yield params, replace(case, eos=(2,), budget=max(case.budget, levels))
             for turn, kind in enumerate(("equal", "near")):
-                sampling = sampling_of(rule, turn)
+                sampling = make_sampling(rule, turn)
                 yield params, Case(kind, pair(kind, 5), sampling, budget=ROUNDS * levels + 1)
         for params in subject.variants[:2]:
             yield params, long_of(subject, rule)
-        for params in subject.varied:
-            levels = min(longest(params, otherwise=5), LEVELS)
+        for params in subject.single_changes:
+            levels = min(max_draft_levels(params, default=5), LEVELS)
             for case in random_cases(rule, VARIED, levels):
                 yield params, replace(case, budget=max(case.budget, levels))
 
 
-def _wrong_state(session: Watched) -> str | None:
+def _wrong_state(session: ObservedSession) -> str | None:
     """The target holds all committed tokens but the last; another model a prefix of these.
 
     A head's rows are of the target's features: what it made of its own during a draft must go.
     """
     text = session.tokens()[:-1]
-    for decoder, state in session.held:
+    for decoder, state in session.model_states:
         part = decoder.attending if isinstance(decoder, Partial) else None
         behind = decoder.name != "target"
         wrong = rows_out_of_place(state, text, decoder.first, layers=part, behind=behind)
@@ -145,7 +145,7 @@ def _wrong_state(session: Watched) -> str | None:
     return None
 
 
-def _wrong_desk(session: Watched, step: Step) -> str | None:
+def _wrong_desk(session: ObservedSession, step: Step) -> str | None:
     """A drafter beside the target has been told at least what was committed before the step; its
     states hold the text that it goes by, and behind that what they like."""
     told = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
@@ -159,7 +159,7 @@ def _wrong_desk(session: Watched, step: Step) -> str | None:
     return None
 
 
-def _wrong_count(session: Watched, step: Step, steps: int, *, bonus: bool) -> str | None:
+def _wrong_count(session: ObservedSession, step: Step, steps: int, *, bonus: bool) -> str | None:
     """What does not add up in a step, just committed, or is told otherwise than it was; None if
     nothing is.
 
@@ -215,7 +215,7 @@ class Judged:
         noise = reference.noise(case.prompt_id, case.budget)
         return cls(method.accept, reference, noise, len(case.prompt), case.sampling.draws)
 
-    def wrong(self, session: Watched, step: Step) -> str | None:
+    def wrong(self, session: ObservedSession, step: Step) -> str | None:
         """Which token is told as accepted or as relaxed and is not, or rejected and passes."""
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
@@ -225,7 +225,7 @@ class Judged:
             before, last, token = text[at - 2 : at + 1]
             where = f"behind {before} {last}"
             if word in ("accepted", "relaxed") and not self.draws:
-                due = self.reference.choice(before, last, self.noise[at - self.prompt])
+                due = self.reference.choose_token(before, last, self.noise[at - self.prompt])
                 if (token == due) != (word == "accepted"):
                     return f"{token} {where} is {word!r} where the target says {due}"
             pure = self.rule.pure
@@ -245,7 +245,7 @@ class Judged:
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
         """Whether a rule, this one unless given, lets a token pass by the target's own
         distribution."""
-        p = torch.tensor([self.reference.seen(before, last)], dtype=torch.float64)
+        p = torch.tensor([self.reference.accept_rule_probs(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
 
     def _more_pass_stricter(self, before: int, last: int, token: int) -> bool:
@@ -269,7 +269,7 @@ def _misjudged(rule: SpanRule, step: Step) -> str | None:
     return None
 
 
-def _wrong_ledger(session: Watched, taken: Sequence[Step]) -> str | None:
+def _wrong_ledger(session: ObservedSession, taken: Sequence[Step]) -> str | None:
     """What does not add up in the ledger of a method that keeps one (`Spans.ledger`): against
     itself, the draws that the session saw, and the tokens of the text."""
     counts = Counter[str]()
@@ -280,8 +280,8 @@ def _wrong_ledger(session: Watched, taken: Sequence[Step]) -> str | None:
     for author, n in open_tokens(counts).items():
         if n:
             return f"the {author} generated {n} tokens that were neither kept nor discarded"
-    if counts["draft_generated"] != session.picked:
-        return f"{counts['draft_generated']} tokens drafted by the ledger, {session.picked} drawn"
+    if counts["draft_generated"] != session.n_picked:
+        return f"{counts['draft_generated']} tokens drafted by the ledger, {session.n_picked} drawn"
     origin = session.harness.text.origin
     drafted = origin.count("accepted") + origin.count("relaxed")
     if (counts["draft_kept"], counts["target_kept"]) != (drafted, len(origin) - drafted):
@@ -302,7 +302,9 @@ def _tested(step: Step) -> list[int]:
     return [ids[node] for node, parent in enumerate(parents) if parent == last]
 
 
-def _wrong_record(session: Watched, taken: Sequence[Step], name: str, *, ruled: bool) -> str | None:
+def _wrong_record(
+    session: ObservedSession, taken: Sequence[Step], name: str, *, ruled: bool
+) -> str | None:
     """What a run would refuse to write of the decoding."""
     ids = list(session.output())
     try:
@@ -315,7 +317,7 @@ def _wrong_record(session: Watched, taken: Sequence[Step], name: str, *, ruled: 
 
 
 def _record(
-    session: Watched, taken: Sequence[Step], ids: list[int], name: str, *, ruled: bool
+    session: ObservedSession, taken: Sequence[Step], ids: list[int], name: str, *, ruled: bool
 ) -> Record:
     drafts = [step.draft for step in taken]
     return Record(

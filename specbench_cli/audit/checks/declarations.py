@@ -15,11 +15,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from specbench_cli.audit.cases import RULES, Case, sampling_of
+from specbench_cli.audit.cases import RULES, Case, make_sampling
 from specbench_cli.audit.checks.conduct import cases
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject, longest
+from specbench_cli.audit.subject import AuditSubject, max_draft_levels
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
@@ -49,7 +49,7 @@ class Seen:
 
     def add(self, method: Method, case: Case) -> None:
         """Decode a case. What a method raises is for other checks to say."""
-        workspace, memory = case.workspace(), Memory()
+        workspace, memory = case.create_workspace(), Memory()
         nominal = workspace.costs
 
         def costs(model: str, rows: int, *step: int) -> float:
@@ -61,7 +61,7 @@ class Seen:
         with suppress(Exception):
             own = workspace.alone(method.decodes)
             kept: dict[str, Any] = {"workspace": own, "memory": memory}
-            kept |= case.learnt(method)
+            kept |= case.warm_up(method)
             session = case.open(**kept)
             for step in method.generate(session):
                 self.steps += 1
@@ -74,7 +74,7 @@ class Seen:
             self.kept |= bool(session.memory or session.memory.copies)
 
 
-def check_declarations(subject: Subject) -> list[Finding]:
+def check_declarations(subject: AuditSubject) -> list[Finding]:
     """Whether the class declares what its code does; the first contradiction is told."""
     watched = [(subject.method(params), Seen()) for params in subject.variants]
     for method, seen in watched:
@@ -94,7 +94,7 @@ class Contradiction:
     seen: str
     look: str
 
-    def problem(self, subject: Subject) -> Problem:
+    def problem(self, subject: AuditSubject) -> Problem:
         """What the audit says of it."""
         owner = subject.method.__name__
         return Problem(
@@ -110,13 +110,15 @@ Watched = Sequence[tuple[Method, Seen]]
 
 def _few(params: MethodParams) -> Iterator[Case]:
     """Requests under every rule that a draft model foresees in full, or nearly."""
-    levels = longest(params, otherwise=5)
+    levels = max_draft_levels(params, default=5)
     for rule in RULES:
         for turn, kind in enumerate(("equal", "near")):
-            yield Case(kind, pair(kind, 5), sampling_of(rule, turn), budget=min(4 * levels, 40) + 1)
+            yield Case(
+                kind, pair(kind, 5), make_sampling(rule, turn), budget=min(4 * levels, 40) + 1
+            )
 
 
-def _words(subject: Subject) -> Iterator[Contradiction]:
+def _words(subject: AuditSubject) -> Iterator[Contradiction]:
     """What contradicts the class itself, whatever is decoded."""
     method = subject.method
     fields = method.Params.model_fields
@@ -205,7 +207,7 @@ def _undeclared(watched: Watched) -> Iterator[Contradiction]:
             )
 
 
-def _unused(subject: Subject, watched: Watched) -> Iterator[Contradiction]:
+def _unused(subject: AuditSubject, watched: Watched) -> Iterator[Contradiction]:
     """What is declared and was never done. One that was not seen at once is looked for further."""
     method = subject.method
     models = {*HELPERS, *method(subject.variants[0]).models()}

@@ -15,26 +15,26 @@ from specbench_cli.audit.cases import (
     LONG_OUTPUT,
     Case,
     deep_cases,
+    enumerated_cases,
     forked_case,
     history_cases,
-    late_case,
-    tied_cases,
-    walked_cases,
+    late_level_cases,
+    late_token_case,
     wide_case,
 )
 from specbench_cli.audit.checks.overlap import expected_accepted
-from specbench_cli.audit.choice import (
-    GLANCE,
+from specbench_cli.audit.enumeration import (
+    ESTIMATE_EVERY,
     Distribution,
-    NoDistribution,
-    TooMany,
-    distance,
-    distribution_of,
-    outcomes,
+    InvalidDistribution,
+    TooManyOutcomes,
+    enumerate_outcomes,
+    sum_weights,
+    total_variation,
 )
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.random import Random
@@ -92,10 +92,10 @@ class Walk:
     @property
     def where(self) -> str:
         """The case in words."""
-        return f"{passed(self.params)}; {self.case}"
+        return f"{format_params(self.params)}; {self.case}"
 
 
-def check_distribution(subject: Subject) -> list[Finding]:
+def check_distribution(subject: AuditSubject) -> list[Finding]:
     """The joint distribution of the first tokens, to 1e-9; and what is accepted, against sum min(p,
     q).
 
@@ -105,15 +105,15 @@ def check_distribution(subject: Subject) -> list[Finding]:
     left_out, too_large, unseen = 0, 0, list[str]()
     for rule, budget in BUDGET.items():
         n, so_far = len(walks), left_out
-        variants = list(_promising(subject, rule, walkable=True))
-        left = {passed(params): budget // len(variants) for params in variants}
+        variants = list(_promising(subject, rule, few_outcomes=True))
+        left = {format_params(params): budget // len(variants) for params in variants}
         for params, case in _cases(subject, rule):
-            share = passed(params)
+            share = format_params(params)
             due = left[share] > 0
             walked = _walk(subject, params, case) if due else None
             if walked is None and due:
                 left[share] -= MOST  # walked in vain
-                if case.sampling.top_k != 2 and not case.narrow:
+                if case.sampling.top_k != 2 and not case.is_narrow:
                     narrow = replace(case, sampling=replace(case.sampling, top_k=2))
                     walked = _walk(subject, params, narrow)
             if walked is None:
@@ -145,18 +145,20 @@ def check_distribution(subject: Subject) -> list[Finding]:
     return findings
 
 
-def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
+def _deep(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], int]:
     """Walks of the longest drafts and of the largest vocabulary, and how many were left out."""
     walks: list[Walk] = []
     left_out, budget = 0, DEEP.get(rule, 0)
-    whole = subject.heads or subject.method(subject.variants[0]).learns  # who reads tables whole
-    short = [] if whole else islice(_promising(subject, rule, walkable=True), 1)
+    whole = (
+        subject.uses_head or subject.method(subject.variants[0]).learns
+    )  # who reads tables whole
+    short = [] if whole else islice(_promising(subject, rule, few_outcomes=True), 1)
     cases: list[tuple[MethodParams, Sequence[Case]]]
     cases = [(params, [wide_case(rule)]) for params in short]
-    for params in _promising(subject, rule, varied=True):
-        if longest(params) >= AT_LEAST:
-            large, small = deep_cases(rule, min(longest(params), DEEPEST))
-            cases.append((params, [small] if params in subject.varied else [large, small]))
+    for params in _promising(subject, rule, single_changes=True):
+        if max_draft_levels(params) >= AT_LEAST:
+            large, small = deep_cases(rule, min(max_draft_levels(params), DEEPEST))
+            cases.append((params, [small] if params in subject.single_changes else [large, small]))
     for params, smaller in cases:
         tried = (_walk(subject, params, case) for case in smaller if budget > 0)
         walked = next((walk for walk in tried if walk is not None), None)
@@ -164,36 +166,38 @@ def _deep(subject: Subject, rule: Rule) -> tuple[list[Walk], int]:
             left_out += 1
         else:
             walks.append(walked)
-        budget -= GLANCE * len(smaller) if walked is None else walked.paths
+        budget -= ESTIMATE_EVERY * len(smaller) if walked is None else walked.paths
     return walks, left_out
 
 
-def _late_walks(subject: Subject, rule: Rule) -> tuple[list[Walk], list[str]]:
+def _late_walks(subject: AuditSubject, rule: Rule) -> tuple[list[Walk], list[str]]:
     """Enumerate decisions late in a draft, late in a text, and after accepted or rejected drafts.
 
     Returns:
         The walks, and the names of the cases that no parameters could enumerate.
     """
-    everything = list(_promising(subject, rule, varied=True))
-    drafts = [params for params in everything if longest(params) >= TIED]
+    everything = list(_promising(subject, rule, single_changes=True))
+    drafts = [params for params in everything if max_draft_levels(params) >= TIED]
     drafts[1:] = sorted(drafts[1:], key=lambda params: _size(params, drafts[0]))
     due: list[tuple[str, Case, Sequence[MethodParams]]] = []
     if drafts:
-        deepest = min(longest(drafts[0]), DEEPEST)
-        for name, case in tied_cases(rule, deepest):
+        deepest = min(max_draft_levels(drafts[0]), DEEPEST)
+        for name, case in late_level_cases(rule, deepest):
             # A few parameter sets cover each level here. The others get one level each, below.
-            due.append((name, case, [params for params in drafts if longest(params) >= deepest]))
-    walkable = list(_promising(subject, rule, walkable=True))
-    short: Sequence[MethodParams] = walkable or everything
-    shapes = {passed(params): params for params in (*everything[:1], *short)}.values()
+            due.append(
+                (name, case, [params for params in drafts if max_draft_levels(params) >= deepest])
+            )
+    few_outcomes = list(_promising(subject, rule, few_outcomes=True))
+    short: Sequence[MethodParams] = few_outcomes or everything
+    shapes = {format_params(params): params for params in (*everything[:1], *short)}.values()
     trees = [params for params in shapes if rule == "rejection" and _draws_trees(subject, params)]
     due = [*(("", forked_case(rule), [params]) for params in trees), *due]
     if short:
-        output = subject.beyond(LONG_OUTPUT, 200)
+        output = subject.exceed_constants(LONG_OUTPUT, 200)
         due += [("steps after rejected drafts", case, short) for case in history_cases(rule)]
-        due.append((f"outputs of {output} tokens", late_case(rule, output), short))
+        due.append((f"outputs of {output} tokens", late_token_case(rule, output), short))
     for turn, params in enumerate(drafts[1:]):
-        levels = list(tied_cases(rule, min(longest(params), DEEPEST)))
+        levels = list(late_level_cases(rule, min(max_draft_levels(params), DEEPEST)))
         due.append(("", levels[turn % len(levels)][1], [params]))
     walks: list[Walk] = []
     missed: dict[str, None] = {}
@@ -222,13 +226,13 @@ def _size(params: MethodParams, default: MethodParams) -> float:
     return size
 
 
-def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
+def _cases(subject: AuditSubject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
     """Case by case, each with every variant; each variant begins with another, so that where the
     budget is short they meet them all together."""
-    variants = list(_promising(subject, rule, walkable=True))
+    variants = list(_promising(subject, rule, few_outcomes=True))
     cases = []
     for turn, params in enumerate(variants):
-        due = list(walked_cases(rule, deep=longest(params) < 2))
+        due = list(enumerated_cases(rule, include_costly=max_draft_levels(params) < 2))
         first = turn % len(due)
         cases.append([*due[first:], *due[:first]])
     for row in zip_longest(*cases):
@@ -237,15 +241,15 @@ def _cases(subject: Subject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
                 yield params, case
 
 
-def _promising(subject: Subject, rule: Rule, **which: bool) -> Iterator[MethodParams]:
+def _promising(subject: AuditSubject, rule: Rule, **which: bool) -> Iterator[MethodParams]:
     """Parameters that promise something under a rule; the block rule takes chains only."""
-    for params in subject.promising(rule, **which):
+    for params in subject.lossless_params(rule, **which):
         if rule != "block" or not _draws_trees(subject, params):
             yield params
 
 
-def _draws_trees(subject: Subject, params: MethodParams) -> bool:
-    case = next(walked_cases("rejection", deep=False))
+def _draws_trees(subject: AuditSubject, params: MethodParams) -> bool:
+    case = next(enumerated_cases("rejection", include_costly=False))
     return any(
         step.draft is not None and step.draft.parents is not None
         for step in subject.method(params).generate(case.open())
@@ -256,10 +260,10 @@ UNDRAWN = -1
 """Stands, in an output, for a token that had no distribution to be drawn from."""
 
 
-def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
+def _walk(subject: AuditSubject, params: MethodParams, case: Case) -> Walk | None:
     reference = Reference(case.tables[0], case.sampling)
     other = case.sampling.rule != "rejection"
-    kept = case.learnt(subject.method(params)) or {"workspace": case.workspace()}
+    kept = case.warm_up(subject.method(params)) or {"workspace": case.create_workspace()}
     learnt = kept["memory"].save() if "memory" in kept else None
 
     stepped = False
@@ -281,15 +285,15 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
                     expected += expected_accepted(reference, before, step)
                 if len(session.output()) >= case.length:
                     break
-        except NoDistribution:
+        except InvalidDistribution:
             return (*session.output()[: case.length], UNDRAWN), accepted, expected
         return tuple(session.output()[: case.length]), accepted, expected
 
     try:
-        found = list(outcomes(run, FORKED if case.name == "forked" else MOST))
-    except TooMany:
+        found = list(enumerate_outcomes(run, FORKED if case.name == "forked" else MOST))
+    except TooManyOutcomes:
         return None
-    distribution = distribution_of((output, weight) for (output, _, _), weight in found)
+    distribution = sum_weights((output, weight) for (output, _, _), weight in found)
     accepted = sum(weight * stood for (_, stood, _), weight in found)
     expected = sum(weight * should for (_, _, should), weight in found)
     return Walk(
@@ -298,7 +302,9 @@ def _walk(subject: Subject, params: MethodParams, case: Case) -> Walk | None:
 
 
 def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Finding:
-    measured = [(distance(walked.distribution, _truth(walked.case)), walked) for walked in walks]
+    measured = [
+        (total_variation(walked.distribution, _truth(walked.case)), walked) for walked in walks
+    ]
     figure: Mapping[str, float] = {
         **({"total_variation": max(tv for tv, _ in measured)} if measured else {}),
         "outcomes": sum(walked.paths for walked in walks),
@@ -340,7 +346,9 @@ def _distribution(walks: list[Walk], left_out: int, unseen: Sequence[str]) -> Fi
 
 def _truth(case: Case) -> Distribution:
     length = min(case.length, case.budget)
-    return Reference(case.tables[0], case.sampling).joint(case.prompt, case.eos, length)
+    return Reference(case.tables[0], case.sampling).joint_distribution(
+        case.prompt, case.eos, length
+    )
 
 
 def _first_wrong(distribution: Distribution, truth: Distribution) -> int:
@@ -348,10 +356,9 @@ def _first_wrong(distribution: Distribution, truth: Distribution) -> int:
     longest_output = max(len(str_) for str_ in map(_as_tuple, {*distribution, *truth}))
     for n in range(1, longest_output + 1):
         begun, due = (
-            distribution_of((_as_tuple(o)[:n], w) for o, w in x.items())
-            for x in (distribution, truth)
+            sum_weights((_as_tuple(o)[:n], w) for o, w in x.items()) for x in (distribution, truth)
         )
-        if distance(begun, due) > EXACT:
+        if total_variation(begun, due) > EXACT:
             return n
     return longest_output
 

@@ -22,7 +22,7 @@ from specbench_cli.audit.checks.sampled import ALARM
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.embedded import EmbeddedPair, embedded_pair
 from specbench_cli.audit.models.tiny import warpers
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Sampling
@@ -36,10 +36,10 @@ BINS = 10
 ORDERS = ("by probability", "by draft over target")
 
 
-def check_embedded(subject: Subject) -> list[Finding]:
+def check_embedded(subject: AuditSubject) -> list[Finding]:
     """One pass over the prompts, with the parameters of the defaults that promise the
     distribution."""
-    params = next(iter(subject.promising("rejection")), None)
+    params = next(iter(subject.lossless_params("rejection")), None)
     if params is None:
         return []
     pair = embedded_pair()
@@ -60,7 +60,7 @@ def check_embedded(subject: Subject) -> list[Finding]:
     p = float(chi2.sf(measured[worst], BINS - 1))
     tokens = len(places[worst])
     figure = {"chi_square": measured[worst], "p_value": p, "tokens": tokens}
-    where = f"{passed(params)}; embedded pair, {SAMPLING.rule} T={SAMPLING.temperature:g}"
+    where = f"{format_params(params)}; embedded pair, {SAMPLING.rule} T={SAMPLING.temperature:g}"
     if wrong is not None:
         look = "what `specbench audit` says of the clock: the same, on tables"
         return [Finding("clock", False, figure, Problem(wrong, where, look))]
@@ -88,17 +88,17 @@ def pearson(places: list[float]) -> float:
 
 
 def _outputs(
-    subject: Subject, params: MethodParams, pair: EmbeddedPair
+    subject: AuditSubject, params: MethodParams, pair: EmbeddedPair
 ) -> Iterator[tuple[tuple[int, ...], list[int], str | None]]:
     """Each prompt and what one method object makes of it; and what its clock contradicts."""
     method, memory = subject.method(params), Memory()
     budget = -(-TOKENS // len(pair.prompts))
-    budget = max(budget, longest(params) + 2)
+    budget = max(budget, max_draft_levels(params) + 2)
     for number, prompt in enumerate(pair.prompts):
         session = pair.open(number, SAMPLING, budget, memory)
         for _ in method.generate(session):
             pass
-        wrong = session.contradiction()
+        wrong = session.find_contradiction()
         if method.learns:
             learn(method, session)
         yield prompt, list(session.output()), wrong

@@ -14,8 +14,8 @@ from itertools import islice
 
 from specbench_cli.audit.cases import EXACT_RULES, Case, random_cases
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.reference import Reference, cut, warped
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.reference import Reference, truncate_output, warp_logits
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.grammar import GrammarMask
 
@@ -41,28 +41,28 @@ def forbidden(output: Sequence[int], vocab: int) -> int:
     return (3 * sum(output) + 2 * len(output) + 1) % vocab
 
 
-def check_grammar(subject: Subject) -> list[Finding]:
+def check_grammar(subject: AuditSubject) -> list[Finding]:
     """Every output under a grammar is, token by token, what plain decoding of the table gives
     where what is forbidden cannot be said."""
     compared = 0
     for params, case in _cases(subject):
         due = due_tokens(case)
         method = subject.method(params)
-        session = case.open(reference=due, **case.learnt(method))
+        session = case.open(reference=due, **case.warm_up(method))
         for _ in method.generate(session):
             pass
         compared += 1
         if list(session.output()) != due:
             what = f"the output is {list(session.output())} where {due} is due under the grammar"
-            problem = Problem(what, f"{passed(params)}; {case}, under a grammar", LOOK)
+            problem = Problem(what, f"{format_params(params)}; {case}, under a grammar", LOOK)
             return [Finding("grammar", False, {"outputs": compared}, problem)]
     return [Finding("grammar", True, {"outputs": compared})] if compared else []
 
 
-def _cases(subject: Subject) -> Iterator[tuple[MethodParams, Case]]:
+def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
     for rule in EXACT_RULES:
-        for params in islice(subject.promising(rule), VARIANTS):
-            for case in random_cases(rule, CASES, longest(params, otherwise=5)):
+        for params in islice(subject.lossless_params(rule), VARIANTS):
+            for case in random_cases(rule, CASES, max_draft_levels(params, default=5)):
                 yield params, held(case)
 
 
@@ -92,13 +92,13 @@ def due_tokens(case: Case) -> list[int]:
         row: list[float] = case.tables[0][before, last].tolist()
         row[forbidden(output, vocab)] = -math.inf
         if sampling.rule == "coupled":
-            distribution = warped(row, sampling)
+            distribution = warp_logits(row, sampling)
             row = [
                 math.log(p) + g if p else -math.inf
                 for p, g in zip(distribution, gumbel, strict=True)
             ]
         output.append(max(range(vocab), key=row.__getitem__))
-    return cut(output, case.eos, case.budget)
+    return truncate_output(output, case.eos, case.budget)
 
 
 class Matcher:

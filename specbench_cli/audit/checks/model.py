@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.cases import learn_from
+from specbench_cli.audit.cases import decode_and_learn
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.observed_session import ObservedSession
 from specbench_cli.audit.models.tiny import LONGEST, TinyModels, tiny_models
-from specbench_cli.audit.models.watched import Watched
-from specbench_cli.audit.reference import cut
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.reference import truncate_output
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, Head, features
@@ -36,7 +36,7 @@ ROUNDING = 1e-5
 """Largest difference of cached rows from recomputed ones, as a share of the largest number."""
 
 
-def check_model(subject: Subject) -> list[Finding]:
+def check_model(subject: AuditSubject) -> list[Finding]:
     """Greedy and coupled outputs against transformers' module; states against recomputation."""
     models = tiny_models()
     findings = _tokens(subject, models)
@@ -45,13 +45,13 @@ def check_model(subject: Subject) -> list[Finding]:
     return findings
 
 
-def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
+def _tokens(subject: AuditSubject, models: TinyModels) -> list[Finding]:
     compared = wrong = 0
     problem: Problem | None = None
     for rule in ("greedy", "coupled"):
         sampling = SAMPLINGS[rule]
         for params in _few(subject, rule):
-            g = longest(params, otherwise=5)
+            g = max_draft_levels(params, default=5)
             memory = _memory(subject, params)
             for turn, (prompt, ids) in enumerate(islice(models.clear(sampling), OUTPUTS)):
                 budget = (LONGEST, g + 1, LONGEST, 2)[turn % 4]
@@ -64,13 +64,15 @@ def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
                     memory=memory,
                     peer=subject.method.peer,
                 )
-                learn_from(subject.method(params), session)
-                due = cut(ids, eos, min(budget, LONGEST))
+                decode_and_learn(subject.method(params), session)
+                due = truncate_output(ids, eos, min(budget, LONGEST))
                 compared += 1
                 if list(session.output()) != due:
                     wrong += 1
                     what = f"the output is {list(session.output())}, transformers' is {due}"
-                    where = f"{passed(params)}; tiny Llama, {rule}, prompt {prompt}, EOS {eos}"
+                    where = (
+                        f"{format_params(params)}; tiny Llama, {rule}, prompt {prompt}, EOS {eos}"
+                    )
                     look = "if the check of tokens passes: positions and masks of the forwards"
                     problem = problem or Problem(what, where, look)
     if not compared:
@@ -78,17 +80,17 @@ def _tokens(subject: Subject, models: TinyModels) -> list[Finding]:
     return [Finding("model", not wrong, {"outputs": compared, "wrong": wrong}, problem)]
 
 
-def _few(subject: Subject, rule: Rule) -> Iterator[MethodParams]:
+def _few(subject: AuditSubject, rule: Rule) -> Iterator[MethodParams]:
     """The defaults and the first short variant: what else there is, tables have shown."""
-    return islice(subject.promising(rule), 2)
+    return islice(subject.lossless_params(rule), 2)
 
 
-def _memory(subject: Subject, params: MethodParams) -> Memory | None:
+def _memory(subject: AuditSubject, params: MethodParams) -> Memory | None:
     """What a method that learns keeps from prompt to prompt."""
     return Memory() if subject.method(params).learns else None
 
 
-def _states(subject: Subject, models: TinyModels) -> Finding:
+def _states(subject: AuditSubject, models: TinyModels) -> Finding:
     """After every step, keys and values of every state equal those of one forward from scratch."""
     largest, rows = 0.0, 0
     for rule, sampling in SAMPLINGS.items():
@@ -98,7 +100,7 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
                 method = subject.method(params)
                 session = models.open(prompt, sampling, budget=12, memory=memory)
                 for number, _ in enumerate(method.generate(session), start=1):
-                    where = f"step {number} of {passed(params)}; tiny Llama, {rule}"
+                    where = f"step {number} of {format_params(params)}; tiny Llama, {rule}"
                     for decoder, state, text in session.states():
                         own = text is session.tokens()  # a drafter may roll out beyond its text
                         n = state.length() if own else min(state.length(), len(text))
@@ -115,7 +117,7 @@ def _states(subject: Subject, models: TinyModels) -> Finding:
 
 
 def _recompute(
-    session: Watched, decoder: Decoder | Partial, state: Any, text: Sequence[int], n: int
+    session: ObservedSession, decoder: Decoder | Partial, state: Any, text: Sequence[int], n: int
 ) -> float:
     """The largest difference of a state's first n rows from those computed from the text; a draft
     model's layer may hold fewer."""

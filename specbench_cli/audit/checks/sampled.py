@@ -19,7 +19,7 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.finding import Finding, Problem, format_distinct
 from specbench_cli.audit.models.table import random_table
 from specbench_cli.audit.reference import Reference
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -45,10 +45,10 @@ FLAT = 3.0
 """Sampling temperature. At a low one a likely token can follow itself in both outputs."""
 
 
-def check_generator(subject: Subject) -> list[Finding]:
+def check_generator(subject: AuditSubject) -> list[Finding]:
     """One long sample, with the parameters that draft most at once; then short ones, which another
     pass, seed or prompt draws anew."""
-    chosen = max(subject.promising("rejection"), key=longest, default=None)
+    chosen = max(subject.lossless_params("rejection"), key=max_draft_levels, default=None)
     if chosen is None:
         return []
     p, counts, case = sample(subject, chosen, seed=0, tokens=TOKENS)
@@ -60,13 +60,13 @@ def check_generator(subject: Subject) -> list[Finding]:
         if _drawn(subject, chosen, case, **changed) == first:
             what = f"{name} draws what pass 1 of seed 0 drew: {len(first)} equal tokens"
             look = "what seeds the chance: (seed, prompt, turn, pass), as `session.random` does"
-            problem = Problem(what, f"{passed(chosen)}; {case}", look)
+            problem = Problem(what, f"{format_params(chosen)}; {case}", look)
             return [Finding("generator", False, figure, problem)]
     return [Finding("generator", True, figure)]
 
 
 def _drawn(
-    subject: Subject,
+    subject: AuditSubject,
     params: MethodParams,
     case: Case,
     pass_: int = 1,
@@ -84,7 +84,7 @@ def _drawn(
 
 
 def sample(
-    subject: Subject, params: MethodParams, *, seed: int, tokens: int
+    subject: AuditSubject, params: MethodParams, *, seed: int, tokens: int
 ) -> tuple[float, list[list[int]], Case]:
     """Sample an output and test its transitions.
 
@@ -142,4 +142,6 @@ def _alarm(
         "the random numbers: each decision needs one of its own (`session.random`, `session.pick`);"
         " if the check of the distribution fails too, look there first"
     )
-    return Finding("generator", False, figure, Problem(what, f"{passed(params)}; {case}", look))
+    return Finding(
+        "generator", False, figure, Problem(what, f"{format_params(params)}; {case}", look)
+    )

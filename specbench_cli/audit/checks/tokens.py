@@ -15,18 +15,18 @@ from specbench_cli.audit.cases import (
     LONG_PROMPT,
     RULES,
     Case,
+    add_eos,
     long_case,
     random_cases,
     reference_tokens,
-    tied_tokens,
+    tied_logits_case,
     wide_case,
-    with_eos,
 )
 from specbench_cli.audit.finding import Finding, Problem
+from specbench_cli.audit.models.observed_session import ObservedSession
 from specbench_cli.audit.models.table import rows_out_of_place
-from specbench_cli.audit.models.watched import Watched
-from specbench_cli.audit.reference import cut
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.reference import truncate_output
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory, learn
 from specbench_cli.engine.method import Method
@@ -55,56 +55,60 @@ PASSES = 2
 FEW = 4
 
 
-def check_tokens(subject: Subject) -> list[Finding]:
+def check_tokens(subject: AuditSubject) -> list[Finding]:
     """Every output is, token by token, what plain decoding of the table gives; of a method that
     learns, once it has learnt."""
     compared, wrong = 0, 0
     problem: Problem | None = None
     for params, turn, endless in _cases(subject):
         longest_output = reference_tokens(endless, endless.budget)
-        case = with_eos(endless, longest_output, turn)
-        due = cut(longest_output, case.eos, case.budget)
+        case = add_eos(endless, longest_output, turn)
+        due = truncate_output(longest_output, case.eos, case.budget)
         method = subject.method(params)
-        session = case.open(reference=due, **case.learnt(method))
+        session = case.open(reference=due, **case.warm_up(method))
         for _ in method.generate(session):
             pass
         compared += 1
         what = _difference(list(session.output()), due, session)
         if what is not None:
             wrong += 1
-            problem = problem or Problem(what, f"{passed(params)}; {case}", _look(session, due))
+            problem = problem or Problem(
+                what, f"{format_params(params)}; {case}", _look(session, due)
+            )
     if not compared:
         return []
     return [Finding("tokens", not wrong, {"outputs": compared, "wrong": wrong}, problem)]
 
 
-def _cases(subject: Subject) -> Iterator[tuple[MethodParams, int, Case]]:
+def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, int, Case]]:
     for rule in EXACT_RULES:
-        variants = list(subject.promising(rule))
+        variants = list(subject.lossless_params(rule))
         cases = max(LEAST, CASES // max(1, len(variants)))
         for params in variants:
-            for turn, case in enumerate(random_cases(rule, cases, longest(params, otherwise=5))):
+            for turn, case in enumerate(
+                random_cases(rule, cases, max_draft_levels(params, default=5))
+            ):
                 yield params, turn, case
         for params in variants:
-            yield params, 0, tied_tokens(rule)
+            yield params, 0, tied_logits_case(rule)
         for params in variants[:LONG]:
             yield params, 0, long_of(subject, rule)
             wide = wide_case(rule, 64)
             yield params, 0, replace(wide, budget=20) if rule == "coupled" else wide
-        for params in subject.promising(rule, varied=True):
+        for params in subject.lossless_params(rule, single_changes=True):
             if params not in variants:
-                levels = longest(params, otherwise=5)
+                levels = max_draft_levels(params, default=5)
                 for turn, case in enumerate(random_cases(rule, VARIED, levels)):
                     yield params, turn, case
 
 
-def long_of(subject: Subject, rule: Rule) -> Case:
+def long_of(subject: AuditSubject, rule: Rule) -> Case:
     """A request whose prompt and output are longer than the numbers in the method's code."""
-    prompt = subject.beyond(LONG_PROMPT, 2_000)
-    return long_case(rule, prompt, subject.beyond(LONG_OUTPUT, 500))
+    prompt = subject.exceed_constants(LONG_PROMPT, 2_000)
+    return long_case(rule, prompt, subject.exceed_constants(LONG_OUTPUT, 500))
 
 
-def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> str | None:
+def _difference(output: Sequence[int], due: Sequence[int], session: ObservedSession) -> str | None:
     if output == due and session.finish is not None:
         return None
     pairs = enumerate(zip(output, due, strict=False))
@@ -116,7 +120,7 @@ def _difference(output: Sequence[int], due: Sequence[int], session: Watched) -> 
     return f"output token {at + 1} is {output[at]} where the target chooses {due[at]}"
 
 
-def _look(session: Watched, due: Sequence[int]) -> str:
+def _look(session: ObservedSession, due: Sequence[int]) -> str:
     output, origin = session.output(), session.harness.text.origin
     if len(output) < len(due):
         return "what ends the method's loop: `session.finish`, and nothing else, may"
@@ -143,7 +147,7 @@ CHUNK = 4
 """Tokens of their prompts that are read beside these at once."""
 
 
-def check_order(subject: Subject) -> list[Finding]:
+def check_order(subject: AuditSubject) -> list[Finding]:
     """What is decoded, and in which steps, depends neither on the order of the prompts nor on what
     ran before; a method that learns from prompt to prompt may take other steps, and the same ones
     in every pass. What it learns is its own: the run's models stay as they are."""
@@ -152,9 +156,9 @@ def check_order(subject: Subject) -> list[Finding]:
         learns = subject.method.state_scope != "prompt"
         if learns and rule == "rejection":
             continue
-        for number, params in enumerate(subject.promising(rule)):
-            prompts = subject.beyond(PROMPTS, 40) if number < PASSES else FEW
-            cases = list(_series(rule, longest(params, otherwise=5), prompts))
+        for number, params in enumerate(subject.lossless_params(rule)):
+            prompts = subject.exceed_constants(PROMPTS, 40) if number < PASSES else FEW
+            cases = list(_series(rule, max_draft_levels(params, default=5), prompts))
             if number < PASSES:
                 cases[-2] = _like(cases[0], long_of(subject, rule))
             alone = {
@@ -162,7 +166,7 @@ def check_order(subject: Subject) -> list[Finding]:
             }
             for order in (range(len(cases)), range(len(cases) - 1, -1, -1)):
                 largest = max(cases, key=lambda case: len(case.prompt))
-                method, workspace = subject.method(params), largest.workspace()
+                method, workspace = subject.method(params), largest.create_workspace()
                 memory, weights = Memory(), _weights(workspace)
                 for i in order:
                     rest = {"workspace": workspace, "memory": memory}
@@ -177,7 +181,7 @@ def check_order(subject: Subject) -> list[Finding]:
                 compared += len(cases)
                 what = _unlike_passes(subject.method(params), cases)
                 if what is not None:
-                    problem = Problem(what, f"{passed(params)}; {cases[0]}", LOOK_AT_PASSES)
+                    problem = Problem(what, f"{format_params(params)}; {cases[0]}", LOOK_AT_PASSES)
                     return [Finding("order", False, {"decodings": compared}, problem)]
     return [Finding("order", True, {"decodings": compared})] if compared else []
 
@@ -190,7 +194,7 @@ LOOK_AT_PASSES = (
 
 def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
     """What two passes of one method object over the same prompts do not have in common."""
-    workspace = max(cases, key=lambda case: len(case.prompt)).workspace()
+    workspace = max(cases, key=lambda case: len(case.prompt)).create_workspace()
     first, second = (
         [_decode(method, case, False, workspace=workspace, memory=memory) for case in cases]
         for memory in (Memory(), Memory())
@@ -201,7 +205,7 @@ def _unlike_passes(method: Method, cases: Sequence[Case]) -> str | None:
     return None
 
 
-def check_batch(subject: Subject) -> list[Finding]:
+def check_batch(subject: AuditSubject) -> list[Finding]:
     """A sequence decoded beside others is what it is alone, and so are its states, whatever the
     others' lengths, drafts and ends are, and whenever these join and leave; in the same steps too,
     unless the method keeps something from text to text, or drafts by how many there are."""
@@ -210,8 +214,8 @@ def check_batch(subject: Subject) -> list[Finding]:
     learns = subject.method.state_scope != "prompt"
     compared, problem = 0, None
     for rule in EXACT_RULES if learns else RULES:
-        for params in subject.promising(rule):
-            cases = list(_crowd(rule, longest(params, otherwise=5)))
+        for params in subject.lossless_params(rule):
+            cases = list(_crowd(rule, max_draft_levels(params, default=5)))
             method = subject.method(params)
             outputs_alone = learns or method.by_load
             due = [_decode(subject.method(params), case, outputs_alone) for case in cases]
@@ -219,7 +223,9 @@ def check_batch(subject: Subject) -> list[Finding]:
                 unlike = _beside_others(method, cases, due, size, outputs_alone)
                 compared += len(cases)
                 if unlike is not None and problem is None:
-                    problem = Problem(unlike[0], f"{passed(params)}; {unlike[1]}", LOOK_AT_BATCHES)
+                    problem = Problem(
+                        unlike[0], f"{format_params(params)}; {unlike[1]}", LOOK_AT_BATCHES
+                    )
     if not compared:
         return []
     return [Finding("batch", problem is None, {"outputs": compared}, problem)]
@@ -235,13 +241,13 @@ def _beside_others(
     """
     requests, first = [case.request for case in cases], cases[0]
     batch = Batch(
-        first.workspace(),
+        first.create_workspace(),
         requests,
         first.sampling,
         size=size,
         held=method.held(size),
         chunk=CHUNK,
-        kind=Watched,
+        kind=ObservedSession,
     )
     steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
     where = f"{len(cases)} sequences, {size} at once, {first}"
@@ -250,7 +256,7 @@ def _beside_others(
         for at, each in enumerate(batch.sessions):
             # Others that go on have drafted already; the ended ones rest, until another joins.
             resting = each.finish is not None and batch.seated(each)
-            wrong = _stale(cast(Watched, each), at) if at == step.seq or resting else None
+            wrong = _stale(cast(ObservedSession, each), at) if at == step.seq or resting else None
             if wrong is not None:
                 return wrong, where
     for at, (case, own) in enumerate(zip(cases, due, strict=True)):
@@ -263,7 +269,7 @@ def _beside_others(
     return None
 
 
-def _stale(session: Watched, at: int) -> str | None:
+def _stale(session: ObservedSession, at: int) -> str | None:
     """What is wrong with a state of a sequence."""
     for decoder, state, text in session.states():
         behind = decoder.name != "target"
@@ -279,7 +285,7 @@ def _crowd(rule: Rule, levels: int) -> Iterator[Case]:
     for number, (n, budget) in enumerate(((2, 14), (9, 1), (4, 5), (3, 12), (6, 8))):
         prompt = tuple((number + at) % 2 for at in range(n))
         own = replace(first, prompt=prompt, budget=budget, prompt_id=f"table/{number}")
-        yield with_eos(own, reference_tokens(own, 12), number) if rule != "rejection" else own
+        yield add_eos(own, reference_tokens(own, 12), number) if rule != "rejection" else own
 
 
 def _series(rule: Rule, levels: int, n: int) -> Iterator[Case]:
@@ -329,7 +335,7 @@ def _disordered(
         "what outlives a prompt: attributes that `start` does not set anew, module globals, a"
         " generator of random numbers of its own; learning needs `state_scope` and `session.memory`"
     )
-    problem = Problem(what, f"{passed(params)}; {case}", look)
+    problem = Problem(what, f"{format_params(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
 
 
@@ -342,7 +348,7 @@ def _weights(workspace: Workspace) -> dict[str, Tensor]:
 def _not_its_own(params: MethodParams, case: Case, name: str, compared: int) -> Finding:
     what = f"the {name}'s weights, which all rows share, are others than before"
     look = "`learn`, which may train the row's own copy alone: `session.trainable`"
-    problem = Problem(what, f"{passed(params)}; {case}", look)
+    problem = Problem(what, f"{format_params(params)}; {case}", look)
     return Finding("order", False, {"decodings": compared}, problem)
 
 

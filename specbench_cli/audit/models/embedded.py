@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.audit.models.watched import Watched, nominal_costs
+from specbench_cli.audit.models.observed_session import ObservedSession, nominal_cost
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder
@@ -49,12 +49,12 @@ class EmbeddedPair:
     workspace: Workspace
     prompts: Sequence[tuple[int, ...]]
 
-    def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> Watched:
+    def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> ObservedSession:
         """A session on a prompt, without an end but the budget."""
         stop = StopRule(frozenset(), budget)
         request = Request(f"embedded/{prompt}", 0, self.prompts[prompt], stop)
         self.workspace.reserve(len(request.ids) + budget + SPARE)
-        return Watched(self.workspace, request, sampling, memory=memory)
+        return ObservedSession(self.workspace, request, sampling, memory=memory)
 
     def module(self, role: str) -> Any:
         """transformers' own."""
@@ -83,7 +83,7 @@ def embedded_pair() -> EmbeddedPair:
     def make(wanted: ArtifactSpec) -> Any:
         return _head(wanted, target, decoders)
 
-    return EmbeddedPair(Workspace(decoders, 256, make=make, costs=nominal_costs), prompts)
+    return EmbeddedPair(Workspace(decoders, 256, make=make, costs=nominal_cost), prompts)
 
 
 def _head(wanted: ArtifactSpec, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:

@@ -17,8 +17,8 @@ from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
+    LevelOutput,
     LookAhead,
-    Said,
     SequentialHead,
 )
 from specbench_cli.engine.types import Features, Out
@@ -166,14 +166,14 @@ class TableSequentialHead(_CountedHead, SequentialHead):
 
     tables: tuple[Tensor, Tensor]
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """See the class."""
         self.__dict__["ran"] += 1  # whoever calls it, and however
         draft, target = self.tables
         known = (draft if level else target).flatten(0, 1)
         lasts = [_place(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
         said = draft[torch.tensor(lasts), ids]
-        return Said(said, said)
+        return LevelOutput(said, said)
 
 
 class TableParallel(TableDecoder):

@@ -18,7 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from specbench_cli.audit.models.watched import Watched, WatchedPeer, nominal_costs
+from specbench_cli.audit.models.observed_session import (
+    ObservedPeerSession,
+    ObservedSession,
+    nominal_cost,
+)
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
@@ -64,11 +68,11 @@ class TinyModels:
         eos: Sequence[int] = (),
         memory: Memory | None = None,
         peer: bool = False,
-    ) -> Watched:
+    ) -> ObservedSession:
         """A session on a prompt, a `peer`'s where another program decodes."""
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
-        kind = WatchedPeer if peer else Watched
+        kind = ObservedPeerSession if peer else ObservedSession
         return kind(self.workspace, request, sampling, memory=memory)
 
     def clear(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
@@ -100,7 +104,7 @@ def tiny_models() -> TinyModels:
         CAPACITY,
         modules=lambda role: modules[role],
         make=lambda wanted: wanted.kind.random(decoders),
-        costs=nominal_costs,
+        costs=nominal_cost,
     )
     return TinyModels(workspace, target, prompts)
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench_cli.former_names import FormerName
+
 Ints = NDArray[Any]
 
 
@@ -30,6 +32,8 @@ class SuffixArray:
     Attributes:
         end: see `tokens`; the last of them.
     """
+
+    behind = FormerName("continuations")
 
     def __init__(self, tokens: Ints, order: Ints) -> None:
         self.tokens, self.order = tokens, order
@@ -63,7 +67,7 @@ class SuffixArray:
         first = bisect_left(order, wanted, key=there)
         return range(first, bisect_right(order, wanted, first, key=there))
 
-    def behind(self, found: range, n: int, length: int, most: int) -> Ints:
+    def continuations(self, found: range, n: int, length: int, most: int) -> Ints:
         """What comes behind the occurrences of a string of n tokens: [at most `most`, length], its
         rows in order, filled with `end` from the end of a text on.
 

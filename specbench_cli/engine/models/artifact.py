@@ -1,4 +1,5 @@
-"""ArtifactSpec modules beside the models, which methods ask for: draft heads, predictors, datastores.
+"""Trained modules beside the models, which methods ask for: draft heads, predictors,
+datastores.
 
 Plans read this module, so it does not import torch.
 """

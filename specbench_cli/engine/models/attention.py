@@ -162,7 +162,8 @@ def attend_pool(
     Args:
         q, out: [b, heads, rows, d]; k, v: [places, kv heads, seen, d].
         bias: [places, 1, rows, seen] to add.
-        query_rows: [places], the sequence whose queries each place is read with: any one's where none is.
+        query_rows: [places], the sequence whose queries each place is read with: any one's where
+            none is.
         which: [b], the place of each sequence.
     """
     y = _sdpa(q.index_select(0, query_rows), k, v, bias, scale)

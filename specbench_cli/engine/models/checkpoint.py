@@ -67,8 +67,8 @@ class Weights(Mapping[str, Tensor]):
             for name, header in _read_header(path).items():
                 if name in self._file_of:
                     raise EnvironmentFault(
-                        f"{folder.name} holds the tensor {name} twice: in {self._file_of[name].name} and"
-                        f" in {path.name}",
+                        f"{folder.name} holds the tensor {name} twice: in"
+                        f" {self._file_of[name].name} and in {path.name}",
                         hint="delete the file that does not belong to these weights",
                     )
                 self._file_of[name], self._headers[name] = path, header

@@ -26,7 +26,12 @@ from specbench_cli.engine.models.checkpoint import read_output_ids
 from specbench_cli.engine.models.cuda import find_triton_kernels
 from specbench_cli.engine.models.cuda.graphs import Body, Buffers, Capture, GraphKey, Recorder
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
-from specbench_cli.engine.models.layers import FusedWeights, Layer, LayerReader, sublayer_bytes
+from specbench_cli.engine.models.layers import (
+    FusedWeights,
+    LayerReader,
+    LayerWeights,
+    sublayer_bytes,
+)
 from specbench_cli.engine.models.linear import Form, Linear, PlainLinear, find_numba_kernels
 from specbench_cli.engine.models.plan import BufferSizes, ForwardPlan, LayerView, Planner, Scratch
 from specbench_cli.engine.models.state import KVState, LayerShape
@@ -88,7 +93,8 @@ class FusedStack(Decoder):
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
-        # Kernels of our own, where the machine's rule output_ids so; on CUDA while a forward is recorded.
+        # Kernels of our own, where the machine's rule says so; on CUDA while a forward is
+        # recorded.
         self._kernels: Any = None
         kernels = find_numba_kernels(device, dtype)
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
@@ -146,7 +152,7 @@ class FusedStack(Decoder):
 
     @property
     @abstractmethod
-    def _stack(self) -> Sequence[Layer]:
+    def _stack(self) -> Sequence[LayerWeights]:
         """The layers."""
 
     @abstractmethod
@@ -180,7 +186,7 @@ class FusedStack(Decoder):
         )
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
-    def _seen(self, layer: Layer, h: Tensor, scratch: Scratch) -> Tensor:
+    def _seen(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
         """What attention of a layer reads of its rows h [b n, hidden]."""
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
@@ -323,7 +329,7 @@ class FusedStack(Decoder):
 
     def _run_layer(
         self,
-        layer: Layer,
+        layer: LayerWeights,
         h: Tensor,
         plan: ForwardPlan,
         views: tuple[LayerView, ...] | None,
@@ -348,7 +354,7 @@ class FusedStack(Decoder):
         return layer.down.add_to(h, scratch.gate.mul_(scratch.up))
 
     def _attend(
-        self, layer: Layer, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
+        self, layer: LayerWeights, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> Tensor:
         """A layer's attention, as `_run_layer`."""
         self._write_kv(layer, self._seen(layer, h, plan.scratch), plan, views)
@@ -380,7 +386,7 @@ class FusedStack(Decoder):
         return (weight, by.bias) if weight.is_contiguous() else None
 
     def _write_kv(
-        self, layer: Layer, rows: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
+        self, layer: LayerWeights, rows: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> None:
         """Queries, keys and values of what a layer's attention reads; the latter two are kept."""
         scratch = plan.scratch
@@ -445,8 +451,8 @@ class FusedStack(Decoder):
 class FusedDecoder(FusedStack):
     """A decoder of one of `FAMILIES` from its checkpoint's tensors.
 
-    Its output may be cut to a part of its vocabulary (see `read_output_ids`): that many rows of the output
-    matrix are multiplied, and all other ids have logits of -inf.
+    Its output may be cut to a part of its vocabulary (see `read_output_ids`): that many rows of the
+    output matrix are multiplied, and all other ids have logits of -inf.
 
     Args:
         config: transformers' config, for which `fits` holds.
@@ -497,7 +503,7 @@ class FusedDecoder(FusedStack):
         return None if outputs is None else rows @ outputs[ids].mT
 
     @property
-    def _stack(self) -> Sequence[Layer]:
+    def _stack(self) -> Sequence[LayerWeights]:
         return self.weights.layers
 
     @property

@@ -270,7 +270,7 @@ class FeatureHead(nn.Module, Artifact):
             return cls(target, **sizes)
 
 
-class Said(NamedTuple):
+class LevelOutput(NamedTuple):
     """What a `SequentialHead` answers of n nodes of a level: logits [n, V] of their children, and
     rows [n, w] that the calls of those read."""
 
@@ -287,11 +287,11 @@ class SequentialHead(FeatureHead):
     of the nodes. It says what follows them.
     """
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """Logits of the tokens behind n nodes.
 
         Args:
-            rows: [n, width] features at level 0; later the parents' `Said.rows`.
+            rows: [n, width] features at level 0; later the parents' `LevelOutput.rows`.
             ids: [n] int64, the nodes' own tokens.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")

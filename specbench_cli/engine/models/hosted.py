@@ -103,7 +103,8 @@ class TransformersModuleDecoder(Decoder):
 
     @property
     def rounding(self) -> float:
-        """How far logits of two ways to compute them may lie relative_difference, as `relative_difference` has it."""
+        """How far logits of two ways to compute them may lie apart, as
+        `relative_difference` has it."""
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def unsupported(self, why: str) -> UsageError:

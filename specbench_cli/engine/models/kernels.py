@@ -636,8 +636,8 @@ def _attend(qkv, held, apart, y, start, first, n, heads, kv, d, mask, width, win
 
 # ---- what torch's tensors are given to ----------------------------------------------------------
 
-# Blocks of more than MAX_FEW rows are bound by arithmetic: torch's operations take as many threads as
-# there are.
+# Blocks of more than MAX_FEW rows are bound by arithmetic: torch's operations take as many threads
+# as there are.
 
 KINDS = (torch.float32, torch.bfloat16)
 """The kinds of numbers that there are kernels for: by their place, whether they are halves."""

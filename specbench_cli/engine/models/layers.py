@@ -19,7 +19,7 @@ tiled one is the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerWeights:
     """Weights of one layer. `heads_norm` [q and k heads, head_dim] is Qwen3's norm of each head.
 
     norm: of what attention reads; None where it reads rows as they are.
@@ -40,7 +40,7 @@ class LayerReader:
     Args:
         config: transformers' config: heads, sizes.
         tensors: the checkpoint, by transformers' names; any floating dtype.
-        rotary: output_ids how rows of queries and keys are ordered.
+        rotary: says how rows of queries and keys are ordered.
         norm_factor: what all norm weights but the heads' are multiplied by, in float32; None: they
             are as they are.
         form: form of the linears; default: the rule of `linear`.
@@ -69,9 +69,9 @@ class LayerReader:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> Layer:
+    def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
         """The layer whose tensors start with `prefix`; `norm` is the one before attention."""
-        return Layer(
+        return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
             qkv=self._fuse(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             heads_norm=self._heads_norm(prefix),
@@ -138,7 +138,7 @@ class FusedWeights:
     Args:
         config: transformers' config.
         read: makes the layers.
-        rotary: output_ids how rows of queries and keys are ordered.
+        rotary: says how rows of queries and keys are ordered.
         output_ids: the ids that the output matrix has rows for, [r] in their order; None: all.
 
     Attributes:
@@ -174,7 +174,9 @@ class FusedWeights:
         """Logits [n, V] of rows [n, hidden] that went through the final norm."""
         said = product(self.head, rows)
         return (
-            said if self.output_ids is None else spread(said, self.output_ids, len(self.embedding))
+            said
+            if self.output_ids is None
+            else scatter_logits(said, self.output_ids, len(self.embedding))
         )
 
     @property
@@ -260,19 +262,19 @@ def _biased_projections(config: Any) -> set[str]:
     return biased
 
 
-def spread(said: Tensor, ids: Tensor, size: int) -> Tensor:
+def scatter_logits(said: Tensor, ids: Tensor, size: int) -> Tensor:
     """Logits [..., size] over a vocabulary of what is said [..., r] of some `ids` [r] of it; the
     others have -inf."""
     logits = said.new_full((*said.shape[:-1], size), -torch.inf)
     return logits.index_copy_(-1, ids, said)
 
 
-def layer_bytes(layer: Layer) -> int:
+def layer_bytes(layer: LayerWeights) -> int:
     """Bytes that a layer's weights hold."""
     return sum(sublayer_bytes(layer))
 
 
-def sublayer_bytes(layer: Layer) -> tuple[int, int]:
+def sublayer_bytes(layer: LayerWeights) -> tuple[int, int]:
     """Bytes that the weights of a layer's attention hold, and those of its MLP."""
     attention = (layer.norm, layer.qkv, layer.heads_norm, layer.out)
     mlp = (layer.mlp_norm, layer.gate_up, layer.down)

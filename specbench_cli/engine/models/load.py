@@ -30,7 +30,7 @@ from specbench_cli.engine.models.checkpoint import (
 from specbench_cli.engine.models.contents import check_contents, check_report
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.fused import FAMILIES, FusedDecoder, fits
-from specbench_cli.engine.models.layers import FusedWeights, spread, tensor_shapes
+from specbench_cli.engine.models.layers import FusedWeights, scatter_logits, tensor_shapes
 from specbench_cli.engine.models.linear import Form
 from specbench_cli.errors import EnvironmentFault, UsageError
 
@@ -141,7 +141,7 @@ class RestrictedOutput(nn.Linear):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits [..., V]."""
-        return spread(F.linear(rows, self.weight), self.says, self.size)
+        return scatter_logits(F.linear(rows, self.weight), self.says, self.size)
 
 
 def restrict_output(module: Any, says: Tensor) -> Any:
@@ -245,7 +245,7 @@ def _load_module(
 
 
 def _read_output_ids(folder: Path, config: Any, weights: Weights) -> Tensor | None:
-    """The ids that a checkpoint's output is restrict_output to; None: it says all."""
+    """The ids that a checkpoint's output is cut to; None: it says all."""
     return read_output_ids(weights, text_config(config).vocab_size, folder.name)
 
 
@@ -254,7 +254,8 @@ def _missing_fault(folder: Path, tensor: str) -> EnvironmentFault:
 
 
 def _skeleton(config: Any, dtype: torch.dtype, says: Tensor | None) -> Any:
-    """transformers' module without memory behind its weights, its output restrict_output to `says`."""
+    """transformers' module without memory behind its weights, its output cut to
+    `says`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -312,7 +313,8 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
     Raises:
         EnvironmentFault: a tensor is missing.
-        UsageError: a family that cannot be decoded here, or is not read with a restrict_output output.
+        UsageError: a family that cannot be decoded here, or is not read with a cut
+            output.
     """
     config, weights = read_config(folder), open_weights(folder)
     if isinstance(weights, RandomWeights):
@@ -320,7 +322,7 @@ def module_in(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     if _read_output_ids(folder, config, weights) is not None:
         if not fits(config):
             raise UsageError(
-                f"{folder.name}: an output that is restrict_output to a part of the vocabulary (d2t) is read of"
+                f"{folder.name}: an output that is cut to a part of the vocabulary (d2t) is read of"
                 f" {', '.join(FAMILIES)} alone; this is a {config.model_type}"
             )
         load_weights(folder, config)

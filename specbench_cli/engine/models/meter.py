@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
-from specbench_cli.engine.models.head import FeatureHead, Said
+from specbench_cli.engine.models.head import FeatureHead, LevelOutput
 from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip
 
 
@@ -390,7 +390,7 @@ class MeteredHead:
         t0 = mark()
         out = self.head(rows, *more, **named)
         t1 = mark()
-        logits = out.logits if isinstance(out, Said) else out
+        logits = out.logits if isinstance(out, LevelOutput) else out
         if isinstance(logits, Tensor):
             self._meter.record_logits(self.head.name, self._place, logits)
         n = len(rows)

@@ -114,8 +114,8 @@ class Scratch:
         return [self.line(i) for i in range(len(self._spans))]
 
     def line(self, i: int) -> SequenceViews:
-        """That of sequence i alone, made when it is asked for: most are among others' (`batch_line`),
-        of which there may be hundreds."""
+        """That of sequence i alone, made when it is asked for: most are among others'
+        (`batch_line`), of which there may be hundreds."""
         if i not in self._made:
             span, sizes = self._spans[i], self._sizes
             block = self._by_head[span].transpose(0, 1)
@@ -143,8 +143,8 @@ class ForwardPlan(NamedTuple):
 
     views: for each layer those of all lines.
     table: rotary tables of all rows.
-    assumes_finite: whether masks hold only as long as all rows are finite. Where a row that comes out is
-        not, the forward has to be done again by a replace_nonfinite plan.
+    assumes_finite: whether masks hold only as long as all rows are finite. Where a row that comes
+        out is not, the forward has to be done again by a careful plan.
     rotates: whether what writes rows rotates them and the queries, too.
     """
 
@@ -351,8 +351,8 @@ class Planner:
         """The plan of a forward through the layers `run` with any mask [n, n] and positions [b, n].
 
         Args:
-            replace_nonfinite: whether nothing of an unseen row may get through that is not finite; other
-                plans are `assumes_finite` that nothing is.
+            replace_nonfinite: whether nothing of an unseen row may get through that is not finite;
+                other plans are `assumes_finite` that nothing is.
             in_batch: whether its views are to stand beside those of other sequences.
 
         Raises:
@@ -440,7 +440,8 @@ class Planner:
         Args:
             rows: of all layers, [layers, 2 kv heads, capacity, d].
             scratch: of as many rows as there are new ones.
-            kernels: the module that rotates and writes rows in one go; None: torch's own operations.
+            kernels: the module that rotates and writes rows in one go; None: torch's own
+                operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
         steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale

@@ -68,8 +68,9 @@ class PagedZeros:
 class KVState(State):
     """Keys and values of `n_seqs` sequences, for each layer a buffer of `capacity` rows.
 
-    The buffers of several sequences are `PagedZeros` where the system has them (a CPU's memory, under
-    Linux): none pays for the room that the longest needs, and `free` gives back what one held.
+    The buffers of several sequences are `PagedZeros` where the system has them (a CPU's memory,
+    under Linux): none pays for the room that the longest needs, and `free` gives back what one
+    held.
 
     Each head's rows lie one after another, as attention reads them; keys and values share a buffer,
     so that a forward appends both in one copy and the rows of a path are gathered in one go. Layers

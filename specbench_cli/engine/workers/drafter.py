@@ -18,6 +18,7 @@ from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workers.message import Message
+from specbench_cli.former_names import FormerName
 
 TARGET, DRAFTER = 0, 1
 """Numbers of the workers in traces."""
@@ -51,6 +52,8 @@ class DraftSession:
         chooser: how draft tokens are chosen; its positions are those of the output.
         held: the states handed out, each with its model.
     """
+
+    since = FormerName("pending_tokens")
 
     def __init__(
         self,
@@ -94,6 +97,8 @@ class Drafter(ABC):
     Its class stands at the top level of a module, so that another process can import it. What it
     answers must follow from the prompt, the orders and `desk.chooser` alone.
     """
+
+    desk = FormerName("session")
 
     def __init__(self, session: DraftSession, params: MethodParams) -> None:
         self.session = session

@@ -27,6 +27,7 @@ from specbench_cli.engine.workers.drafter import (
 )
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import FormerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class Worker(ABC):
         meter: where its forwards and the messages are kept.
         number: of the last order before its first.
     """
+
+    desk = FormerName("session")
+    settle = FormerName("drain")
 
     def __init__(self, meter: Meter, number: int = 0) -> None:
         self._meter = meter

@@ -95,10 +95,11 @@ class KeepsPredicted(KeepsItsDraft):
         self.levels.keep(outcome.path)
 
 
-# ---- in place of `FeatureCache.read` and of `Levels._forget` --------------------------------------------
+# ---- in place of `FeatureCache.read` and of `Levels._reset` --------------------------------------
+# --------------------------------------------
 
 _read = FeatureCache.read
-_forget = Levels._forget
+_reset = Levels._reset
 
 
 def one_late(self):
@@ -111,11 +112,11 @@ def one_late(self):
 
 def one_too_high(self):
     """The nodes of a draft at positions that are one too high."""
-    _forget(self)
-    self._root += 1
+    _reset(self)
+    self._root_position += 1
 
 
-# ---- in place of the engine's verification of trees ---------------------------------------------
+# ---- in place of the engine's verification of trees ----------------------------------------------
 
 
 def unnormalised(q, tested):
@@ -156,7 +157,8 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `rows_of`, `Session.commit` and `FeatureCache.keep` ------------------------------------
+# ---- in place of `rows_of`, `Session.commit` and `FeatureCache.keep` -----------------------------
+# ------------------------------------
 
 
 def by_number(parents, device):

@@ -101,7 +101,7 @@ def test_skipped_layers_are_as_if_they_were_not_there(
     module = copy.deepcopy(decoder.module)
     for at in over:
         layer = module.base_model.get_submodule("h" if family == "gpt2" else "layers")[at]
-        in_tuples = decoder._in_tuples
+        in_tuples = decoder._returns_tuples
         layer.forward = lambda rows, *_, t=in_tuples, **__: (rows,) if t else rows
     with torch.no_grad():
         expected = module(input_ids=ids, use_cache=False).logits

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from specbench_cli.engine.models.chains import RecurrentDecoder, Seq2SeqDecoder
 from specbench_cli.engine.models.checkpoint import (
-    COUNTS,
+    _POSITIVE_INTS,
     PLAIN_TOKENIZERS,
     CompleteConfig,
     config_facts,
@@ -31,11 +31,11 @@ from specbench_cli.engine.models.layers import tensor_shapes
 from specbench_cli.engine.models.linear import FORM_VARIABLE
 from specbench_cli.engine.models.load import (
     FusedCopy,
-    cut,
     load_decoder,
     module_bytes,
     module_in,
     module_of,
+    restrict_output,
 )
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -76,7 +76,7 @@ def test_shapes_with_a_cut_output_are_those_of_the_module_that_is_cut(
     tiny_checkpoint: Maker,
 ) -> None:
     config = read_config(tiny_checkpoint("llama"))
-    module = cut(AutoModelForCausalLM.from_config(config), torch.tensor([3, 7, 5]))
+    module = restrict_output(AutoModelForCausalLM.from_config(config), torch.tensor([3, 7, 5]))
     assert tensor_shapes(config, 3)["lm_head.weight"] == tuple(module.lm_head.weight.shape)
 
 
@@ -84,7 +84,7 @@ def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Make
     folder = tiny_checkpoint("llama")
     ours, theirs = read_decoder_config(folder), read_config(folder)
     assert isinstance(ours, CompleteConfig)
-    assert vars(ours).keys() > {*COUNTS, "rope_parameters", "eos_token_id"}
+    assert vars(ours).keys() > {*_POSITIVE_INTS, "rope_parameters", "eos_token_id"}
     no_part = {"architectures", "dtype", "transformers_version"}  # of what is decoded by
     said = {name: value for name, value in vars(ours).items() if name not in no_part}
     assert {name: getattr(theirs, name) for name in said} == said
@@ -96,7 +96,10 @@ def test_a_config_that_says_all_is_what_transformers_reads(tiny_checkpoint: Make
 @pytest.mark.parametrize(
     "change",
     [
-        *({name: LEFT_OUT} for name in (*COUNTS, "eos_token_id", "rms_norm_eps", "hidden_act")),
+        *(
+            {name: LEFT_OUT}
+            for name in (*_POSITIVE_INTS, "eos_token_id", "rms_norm_eps", "hidden_act")
+        ),
         *({name: LEFT_OUT} for name in ("rope_parameters", "tie_word_embeddings")),
         {"rope_theta": 5e5},
         {"rope_scaling": None},
@@ -456,7 +459,9 @@ def cut_copy(tmp_path: Path) -> Callable[[Path], Path]:
     """A copy of a checkpoint whose output says `SAYS` alone."""
 
     def make(folder: Path) -> Path:
-        cut(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(tmp_path / "cut")
+        restrict_output(module_in(folder, CPU, torch.float32), SAYS).save_pretrained(
+            tmp_path / "cut"
+        )
         return tmp_path / "cut"
 
     return make

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.head import make_on_tables
 from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, pair, record_exits
 from specbench_cli.engine.batch import Batch
@@ -166,7 +166,7 @@ def test_under_a_contrast_the_distribution_is_the_contrasted_targets(distributio
         due_distribution(tables[0], sampling),
     )
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(distribution, due) < 1e-9
+    assert total_variation(distribution, due) < 1e-9
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -295,7 +295,7 @@ def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monke
     tables, sampling = pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
     monkeypatch.setattr(Weakened, "_read", forgets)
     distribution = distribution_of(Sps(SpsParams(length=2)), tables, sampling)
-    assert distance(distribution, due_distribution(tables[0], sampling)) > 1e-3
+    assert total_variation(distribution, due_distribution(tables[0], sampling)) > 1e-3
 
 
 # ---- the contrast itself ------------------------------------------------------------------------

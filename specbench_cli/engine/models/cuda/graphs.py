@@ -4,8 +4,8 @@ A forward over few rows is hundreds of kernels of a few microseconds each. A fas
 sooner than the host launches them one by one, and waits: most of a small draft's step is launching.
 Recorded as a graph, all are launched by one call. What differs from replay to replay lies in
 buffers on the device: ids, how many rows were written before, a tree's mask and positions. As the
-number of rows that attention reads is part of a recording, it is a multiple of `SEEN_MULTIPLE`; those that
-are not there yet are masked.
+number of rows that attention reads is part of a recording, it is a multiple of `SEEN_MULTIPLE`;
+those that are not there yet are masked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class GraphKey(NamedTuple):
     """What makes two forwards the same recording, beside how many rows they see.
 
     n: new rows. width: numbers beside each id; 0: ids alone. logits: how many rows get some by an
-    index, else "last", "all" or None. taps: layers. mask_width: columns of its mask; 0: the usual one.
+    index, else "last", "all" or None. taps: layers. mask_width: columns of its mask; 0: the usual
+    one.
     has_positions: whether its positions are its own.
     """
 

@@ -24,13 +24,13 @@ from specbench_cli.engine.workers.drafter import DraftSession
 from specbench_cli.engine.workspace import Workspace
 
 
-def nominal_costs(model: str, rows: int, *step: int) -> float:
+def nominal_cost(model: str, rows: int, *step: int) -> float:
     """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`): so that
     a draft pays."""
     return (1 + rows / 16) / (1 if model == "target" else 10)
 
 
-class Watched(Session):
+class ObservedSession(Session):
     """A session that remembers every state it handed out, with the model, or the part of the
     target, that it is a state of, and the heads that have none; and is watched from outside.
 
@@ -39,16 +39,16 @@ class Watched(Session):
         picked: draft tokens that were drawn or chosen by `pick`.
     """
 
-    held: list[tuple[Decoder | Partial, State]]
-    stateless: tuple[FeatureHead, ...] = ()
-    picked = 0
+    model_states: list[tuple[Decoder | Partial, State]]
+    stateless_heads: tuple[FeatureHead, ...] = ()
+    n_picked = 0
 
     def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
         super().__init__(workspace, *request, **rest)
         self.watch = Watch(workspace, self.memory)
         self.watch.begin(self)
 
-    def contradiction(self) -> str | None:
+    def find_contradiction(self) -> str | None:
         """What its clock and its trace do not tell of the decoding, which has ended."""
         self.watch.end()
         for worker in self.harness.workers:
@@ -60,19 +60,19 @@ class Watched(Session):
         """See `Session`."""
         state = super().new_state(decoder, slack)
         model: Decoder | Partial = decoder if isinstance(decoder, Partial) else decoder.decoder
-        self.__dict__.setdefault("held", []).append((model, state))
+        self.__dict__.setdefault("model_states", []).append((model, state))
         return state
 
     def artifact(self, wanted: ArtifactSpec) -> Any:
         """See `Session`."""
         made = super().artifact(wanted)
         if isinstance(made, MeteredHead):
-            self.stateless = (*self.stateless, made.head)
+            self.stateless_heads = (*self.stateless_heads, made.head)
         return made
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """See `Session`."""
-        self.picked += 1
+        self.n_picked += 1
         return super().pick(out, ahead)
 
     @property
@@ -81,14 +81,14 @@ class Watched(Session):
         exact = (
             isinstance(head, TableSequentialHead | TableLookAhead)
             or (isinstance(head, TableFeatureHead) and head.exact)
-            for head in self.stateless
+            for head in self.stateless_heads
         )
         return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
     @property
     def misread(self) -> int:
         """Number of rows that a draft read at a wrong position or with wrong features."""
-        return sum(getattr(state, "misread", 0) for _, state in self.held)
+        return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
     def desks(self) -> Iterator[DraftSession]:
         """Those of the drafters beside the target."""
@@ -98,12 +98,12 @@ class Watched(Session):
 
     def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
         """Every state, the drafters' too: its model, and the text that it holds rows of."""
-        for decoder, state in self.held:
+        for decoder, state in self.model_states:
             yield decoder, state, self.tokens()
         for desk in self.desks():
             for decoder, state in desk.states:
                 yield decoder, state, desk.text
 
 
-class WatchedPeer(Watched, PeerSession):
+class ObservedPeerSession(ObservedSession, PeerSession):
     """The same for what decodes by means of its own."""

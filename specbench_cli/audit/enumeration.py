@@ -24,11 +24,11 @@ Distribution = Mapping[Hashable, float]
 T = TypeVar("T")
 
 
-class NoDistribution(Exception):
+class InvalidDistribution(Exception):
     """A draw from weights that are no distribution: none is above 0, or one is not a number."""
 
 
-class ChoiceOracle:
+class ScriptedRandom:
     """Chance that follows a script of choices, and the first possible one where the script ends.
 
     made: (choice, number of possible ones) of every choice made; weight: their probability.
@@ -36,7 +36,7 @@ class ChoiceOracle:
 
     def __init__(self, script: Sequence[int]) -> None:
         self.script = script
-        self.made: list[tuple[int, int]] = []
+        self.choices: list[tuple[int, int]] = []
         self.weight = 1.0
 
     def categorical(self, p: Tensor) -> Tensor:
@@ -56,23 +56,25 @@ class ChoiceOracle:
     def _choose(self, weights: Sequence[float]) -> int:
         possible = [i for i, weight in enumerate(weights) if weight > 0.0]
         if not possible or any(weight != weight for weight in weights):
-            raise NoDistribution
-        choice = self.script[len(self.made)] if len(self.made) < len(self.script) else 0
-        self.made.append((choice, len(possible)))
+            raise InvalidDistribution
+        choice = self.script[len(self.choices)] if len(self.choices) < len(self.script) else 0
+        self.choices.append((choice, len(possible)))
         self.weight *= weights[possible[choice]]
         return possible[choice]
 
 
-class TooMany(Exception):
+class TooManyOutcomes(Exception):
     """More outcomes than are walked."""
 
 
-GLANCE, FAR = 10, 4
+ESTIMATE_EVERY, ESTIMATE_MARGIN = 10, 4
 """Outcomes after which their number is guessed, from how much of the tree of choices they took; and
 by how much the guess must exceed what is walked for the walk to be given up."""
 
 
-def outcomes(run: Callable[[Random], T], most: int | None = None) -> Iterator[tuple[T, float]]:
+def enumerate_outcomes(
+    run: Callable[[Random], T], limit: int | None = None
+) -> Iterator[tuple[T, float]]:
     """Every outcome of what `run` draws, depth first, with its probability.
 
     Args:
@@ -83,13 +85,14 @@ def outcomes(run: Callable[[Random], T], most: int | None = None) -> Iterator[tu
     script: list[int] = []
     n = 0
     while True:
-        oracle = ChoiceOracle(script)
+        oracle = ScriptedRandom(script)
         value = run(oracle)
-        made, n = oracle.made, n + 1
-        if most is not None and (
-            n > most or (n % GLANCE == 0 and n > FAR * most * _share_walked(made))
+        made, n = oracle.choices, n + 1
+        if limit is not None and (
+            n > limit
+            or (n % ESTIMATE_EVERY == 0 and n > ESTIMATE_MARGIN * limit * _explored_share(made))
         ):
-            raise TooMany
+            raise TooManyOutcomes
         yield value, oracle.weight
         while made and made[-1][0] + 1 == made[-1][1]:
             made.pop()
@@ -99,7 +102,7 @@ def outcomes(run: Callable[[Random], T], most: int | None = None) -> Iterator[tu
         script[-1] += 1
 
 
-def _share_walked(made: Sequence[tuple[int, int]]) -> float:
+def _explored_share(made: Sequence[tuple[int, int]]) -> float:
     """How much of the tree of choices lies up to here, all branches of a node being alike."""
     share, width = 0.0, 1.0
     for choice, possible in made:
@@ -108,7 +111,7 @@ def _share_walked(made: Sequence[tuple[int, int]]) -> float:
     return share + width
 
 
-def distribution_of(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
+def sum_weights(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
     """The distribution that weighted outcomes make."""
     distribution: dict[Hashable, float] = defaultdict(float)
     for value, weight in weighted:
@@ -116,12 +119,12 @@ def distribution_of(weighted: Iterable[tuple[Hashable, float]]) -> Distribution:
     return distribution
 
 
-def walk(run: Callable[[Random], Hashable]) -> Distribution:
+def compute_distribution(run: Callable[[Random], Hashable]) -> Distribution:
     """The exact distribution of what `run` returns."""
-    return distribution_of(outcomes(run))
+    return sum_weights(enumerate_outcomes(run))
 
 
-def distance(a: Distribution, b: Distribution) -> float:
+def total_variation(a: Distribution, b: Distribution) -> float:
     """Total variation between two distributions; a distribution that does not sum to 1 is that much
     further off."""
     return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b}) / 2
