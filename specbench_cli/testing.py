@@ -70,7 +70,7 @@ def check(
 
     if name not in KNOWN:
         raise UsageError(f"there is no check {name!r}", f"one of {', '.join(CHECKS)}")
-    kind = registry.load(_named(method)) if not isinstance(method, type) else method
+    kind = registry.load(_load_method(method)) if not isinstance(method, type) else method
     with nullcontext() if whole else few_cases():
         found = run_checks(AuditSubject.from_method(kind.name, kind), {name: KNOWN[name]})
     wrong = [each for each in found if not each.passed]
@@ -81,7 +81,7 @@ def check(
     return found
 
 
-def _named(method: str | os.PathLike[str]) -> str:
+def _load_method(method: str | os.PathLike[str]) -> str:
     """The name of a registered method, or of a file's own."""
     path = Path(method)
     if path.suffix != ".py":

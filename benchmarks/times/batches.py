@@ -115,7 +115,7 @@ def count(bench: Bench, method_run: MethodRun, requests: list[Request], chunk: i
         due = [alone(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
             held = method_run.method.held(size)
-            batch = Batch(bench.workspace, requests, sampling, size=size, held=held, chunk=chunk)
+            batch = Batch(bench.workspace, requests, sampling, size=size, slots=held, chunk=chunk)
             for _ in method_run.method.generate_batch(batch):
                 pass
             found = [list(session.output()) for session in batch.sessions]

@@ -123,7 +123,7 @@ def load(target: str, random_heads: bool) -> tuple[Workspace, Any, frozenset[int
         return kind.load(files.path, decoders)
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    workspace = Workspace(decoders, 0, tokenizer=tokenizer, make=make)
+    workspace = Workspace(decoders, 0, tokenizer=tokenizer, load_artifact=make)
     return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos), at_random
 
 

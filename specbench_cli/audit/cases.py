@@ -90,7 +90,7 @@ class Case:
         }
         capacity = len(self.prompt) + self.budget + SPARE_ROWS
         make = partial(make_on_tables, decoders)
-        return Workspace(decoders, capacity, make=make, costs=nominal_cost)
+        return Workspace(decoders, capacity, load_artifact=make, costs=nominal_cost)
 
     def open(self, workspace: Workspace | None = None, **rest: Any) -> ObservedSession:
         """A session on the request; `rest` goes to `Session` (random, pass_, memory)."""

@@ -116,7 +116,7 @@ class Bench:
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
         if self._beside:
-            self.workspace.recipes = {
+            self.workspace.decoder_factories = {
                 "draft": partial(
                     load,
                     checkpoints["draft"].path,

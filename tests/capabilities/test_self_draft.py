@@ -118,7 +118,7 @@ def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
         scoring._lent = scoring._begun = None
         return scoring.state.length()
 
-    monkeypatch.setattr(Scoring, "ready", forgets)
+    monkeypatch.setattr(Scoring, "discard_partial_rows", forgets)
     findings = run_checks(
         AuditSubject.from_method("self-draft", self_draft), {"states": check_conduct}
     )
@@ -128,7 +128,9 @@ def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
 def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, monkeypatch):
     from specbench_cli.engine import scoring
 
-    monkeypatch.setattr(scoring.Begun, "of", lambda begun, x: begun.n <= x.ids.shape[1])
+    monkeypatch.setattr(
+        scoring.PendingScore, "matches", lambda pending, x: pending.num_rows <= x.ids.shape[1]
+    )
 
     class Other(self_draft):
         """Drafts other tokens than it has fed."""

@@ -367,7 +367,7 @@ class Far:
             self._made[key] = Workspace(
                 decoders,
                 CAPACITY,
-                make=lambda wanted: record(wanted.kind.random(decoders)),
+                load_artifact=lambda wanted: record(wanted.kind.random(decoders)),
                 costs=nominal_cost,
             )
         return self._made[key]

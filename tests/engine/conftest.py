@@ -44,7 +44,7 @@ def workspace_of(
     if draft is not None:
         decoders["draft"] = TableDecoder("draft", draft, record_exits(draft), inner=2)
         decoders["draft"].translation = translation
-    return Workspace(decoders, capacity, make=partial(make_on_tables, decoders))
+    return Workspace(decoders, capacity, load_artifact=partial(make_on_tables, decoders))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench_cli.engine import draft_checks, host
+from specbench_cli.engine import draft_validator, host
 from specbench_cli.engine.drafting.chains import draw_chain
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
@@ -483,7 +483,7 @@ def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
     session = opened()
     tokens = session.tree((2, 3), (-1, 0)).tokens
     asked = []
-    monkeypatch.setattr(draft_checks, "inspect", lambda draft, *_: asked.append(draft))
+    monkeypatch.setattr(draft_validator, "inspect_values", lambda draft, *_: asked.append(draft))
     session.score(Draft(tokens))
     assert not asked
     session.state.rollback(0, len(session.tokens()) - 1)

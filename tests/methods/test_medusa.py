@@ -283,7 +283,9 @@ def test_a_published_folder_is_decoded_with_step_by_step_as_its_authors_program_
     chosen = method(method.Params(head=str(tmp_path), tree="mc_sim_7b_63"))
     (wanted,) = chosen.artifacts()
     space = Workspace(
-        {"target": target}, 160, make=lambda _: wanted.kind.load(tmp_path, {"target": target})
+        {"target": target},
+        160,
+        load_artifact=lambda _: wanted.kind.load(tmp_path, {"target": target}),
     )
     choices = [node for node in MC_SIM_7B_63 if len(node) <= heads]
     accepted = 0

@@ -132,7 +132,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     if request.param == "process":  # which could not find `Sleepy`
         transport, recipe = ProcessTransport(timeout=20.0), partial(TableDecoder, "draft", draft)
     decoders = {"target": Sleepy("target", target, record_exits(target)), "draft": recipe()}
-    workspace = Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
+    workspace = Workspace(decoders, 64, decoder_factories={"draft": recipe}, transport=transport)
     yield workspace
     workspace.close()
 

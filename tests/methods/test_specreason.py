@@ -50,7 +50,7 @@ def opened(family, words):
         decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
         key = target, draft
         if key not in spaces:
-            spaces[key] = Workspace(decoders, 96, words=words)
+            spaces[key] = Workspace(decoders, 96, token_vocabulary=words)
         ids = tuple(prompt) or (*family.prompts[number % 40][number // 40 :], number)
         request = Request(f"tiny/{number}", 0, ids, StopRule(frozenset(), budget))
         return Session(spaces[key], request, sampling)

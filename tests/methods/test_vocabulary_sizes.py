@@ -113,7 +113,7 @@ def test_padding_of_one_tokenizer_may_differ(
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
     workspace = Workspace(
-        pair, CAPACITY, costs=nominal_cost, make=lambda wanted: wanted.kind.random(pair)
+        pair, CAPACITY, costs=nominal_cost, load_artifact=lambda wanted: wanted.kind.random(pair)
     )
     prompt = (3, target - 1, 5, 40, target - 2, 3, 5)  # ids that a smaller draft does not have
     found = decoded(workspace, method, RULES[rule], prompt)
@@ -140,7 +140,7 @@ def test_a_draft_that_decodes_alone_only_emits_ids_of_the_target(
     decoder: Made, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
-    workspace = Workspace(pair, CAPACITY).alone("draft")
+    workspace = Workspace(pair, CAPACITY).decode_alone("draft")
     found = decoded(workspace, "draft-alone", RULES[rule], (3, target - 1, 5, 40))
     assert len(found) == BUDGET
     assert max(found) < min(target, draft)

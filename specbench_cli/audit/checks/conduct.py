@@ -24,7 +24,7 @@ from specbench_cli.engine.spans.ledger import open_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.tree import ROOT
-from specbench_cli.engine.watch import Told, untrue
+from specbench_cli.engine.watch import ReportedStep, find_misreport
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import Ns, Params, Record, Steps, Trace, Verdict
 
@@ -81,7 +81,7 @@ def check_conduct(subject: AuditSubject) -> list[Finding]:
         for step in method.generate(session):
             taken.append(step)
             steps += 1
-            beside = beside or session.watch.helpers()
+            beside = beside or session.watch.find_helpers()
             rows += sum(held.length() for _, held, _ in session.states())
             at = f"step {len(taken)} of {where}"
             wrong = _wrong_state(session) or _wrong_desk(session, step)
@@ -167,11 +167,11 @@ def _wrong_count(session: ObservedSession, step: Step, steps: int, *, bonus: boo
         steps: how many there were, this one included.
         bonus: whether a token follows a draft that stands as a whole.
     """
-    outcome, draft, seen = step.outcome, step.draft, session.harness.seen
+    outcome, draft, seen = step.outcome, step.draft, session.harness.step_records
     if len(seen) != steps:
         return f"drafts were scored for {len(seen)} steps so far"
     ends = session.finish is not None
-    wrong = untrue(seen[-1], Told.of(step), bonus=bonus, last=ends)
+    wrong = find_misreport(seen[-1], ReportedStep.of(step), bonus=bonus, last=ends)
     if wrong is not None:
         return wrong
     assert draft is not None

@@ -59,7 +59,7 @@ class Seen:
 
         workspace.costs = costs
         with suppress(Exception):
-            own = workspace.alone(method.decodes)
+            own = workspace.decode_alone(method.decodes)
             kept: dict[str, Any] = {"workspace": own, "memory": memory}
             kept |= case.warm_up(method)
             session = case.open(**kept)

@@ -245,9 +245,9 @@ def _beside_others(
         requests,
         first.sampling,
         size=size,
-        held=method.held(size),
+        slots=method.held(size),
         chunk=CHUNK,
-        kind=ObservedSession,
+        session_class=ObservedSession,
     )
     steps: list[list[tuple[int, ...]]] = [[] for _ in cases]
     where = f"{len(cases)} sequences, {size} at once, {first}"
@@ -255,7 +255,7 @@ def _beside_others(
         steps[step.seq].append(_counts(step))
         for at, each in enumerate(batch.sessions):
             # Others that go on have drafted already; the ended ones rest, until another joins.
-            resting = each.finish is not None and batch.seated(each)
+            resting = each.finish is not None and batch.has_slot(each)
             wrong = _stale(cast(ObservedSession, each), at) if at == step.seq or resting else None
             if wrong is not None:
                 return wrong, where

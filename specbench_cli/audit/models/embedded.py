@@ -83,7 +83,7 @@ def embedded_pair() -> EmbeddedPair:
     def make(wanted: ArtifactSpec) -> Any:
         return _head(wanted, target, decoders)
 
-    return EmbeddedPair(Workspace(decoders, 256, make=make, costs=nominal_cost), prompts)
+    return EmbeddedPair(Workspace(decoders, 256, load_artifact=make, costs=nominal_cost), prompts)
 
 
 def _head(wanted: ArtifactSpec, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:

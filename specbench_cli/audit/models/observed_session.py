@@ -54,7 +54,7 @@ class ObservedSession(Session):
         for worker in self.harness.workers:
             worker.drain()
         self.harness.meter.resolve()
-        return self.watch.fault(self.harness.meter)
+        return self.watch.find_fault(self.harness.meter)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""

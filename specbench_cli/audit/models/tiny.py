@@ -103,7 +103,7 @@ def tiny_models() -> TinyModels:
         decoders,
         CAPACITY,
         modules=lambda role: modules[role],
-        make=lambda wanted: wanted.kind.random(decoders),
+        load_artifact=lambda wanted: wanted.kind.random(decoders),
         costs=nominal_cost,
     )
     return TinyModels(workspace, target, prompts)

@@ -57,7 +57,9 @@ class LoadAwareLength(Length):
     def begin(self) -> None:
         """See `Length`: the first sequence of a step decides for all."""
         super().begin()
-        batch: list[Self] = [session.harness.policy for session in self._session.harness.beside]
+        batch: list[Self] = [
+            session.harness.policy for session in self._session.harness.batch_sessions
+        ]
         if batch[0] is self:
             for policy, length in zip(batch, self.choose_lengths(batch), strict=True):
                 policy.most = length

@@ -67,7 +67,7 @@ def workspace_of(tables, capacity, kind=Placed):
         "target": kind("target", target, record_exits(target), inner=2),
         "draft": TableDecoder("draft", draft, record_exits(draft), inner=2),
     }
-    return Workspace(decoders, capacity, make=partial(make_on_tables, decoders))
+    return Workspace(decoders, capacity, load_artifact=partial(make_on_tables, decoders))
 
 
 def build(name):
