@@ -1,5 +1,5 @@
-"""How many tokens the likelihood of drawn outputs takes to show a draft that was drawn from another
-distribution than it says: figures of docs/audit.md.
+"""Number of tokens after which the likelihood of outputs shows a draft that was drawn from another
+distribution than it reports, for docs/explanations/audit.md.
 
 python benchmarks/statistics/likelihood_power.py [prompts]
 

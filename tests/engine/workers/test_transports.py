@@ -318,7 +318,7 @@ from specbench_cli.engine.workers.process import ProcessTransport
 
 if __name__ == "__main__":
     case = Case("near", pair("near", 5), Sampling(), budget=1000)
-    workspace, transport = case.workspace(), ProcessTransport()
+    workspace, transport = case.create_workspace(), ProcessTransport()
     workspace.transport = transport
     workspace.decoder_factories = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
     for step in Pearl(PearlParams(window=2)).generate(case.open(workspace)):
