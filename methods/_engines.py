@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
-from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, key_of
+from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def asked(
             "--temperature 0, or --verify rejection",
         )
     check_text(session, name)
-    draw = key_of("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
+    draw = hash_key("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
     return Asked(
         ids=request.ids,
         text=_text(session.tokenizer, list(request.ids)) if text else "",

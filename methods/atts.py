@@ -17,10 +17,10 @@ from specbench_cli.api import (
     Draft,
     Field,
     Method,
+    SegmentParams,
+    SegmentRule,
+    Segments,
     Session,
-    SpanParams,
-    SpanRule,
-    Spans,
     Step,
     mean_log_prob,
 )
@@ -32,21 +32,21 @@ def p_value(score: float, known: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conformal(SpanRule):
+class Conformal(SegmentRule):
     """A chunk stands if its p-value is above alpha."""
 
     alpha: float
     name: ClassVar[str] = "conformal"
 
-    def enough(self, grade: float) -> bool:
+    def accepts(self, grade: float) -> bool:
         return grade > self.alpha
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         return self.alpha >= 1
 
 
-class AttsParams(SpanParams):
+class AttsParams(SegmentParams):
     """Parameters of `Atts`."""
 
     alpha: float = Field(0.4, ge=0, le=1, description="share of the chunks that is rejected")
@@ -75,47 +75,47 @@ class Atts(Method):
     state_scope = "run"
     bonus: ClassVar[bool] = False
     batches: ClassVar[bool] = True
-    off: ClassVar[Mapping[str, Any]] = {"alpha": 1.0}
+    exact_params: ClassVar[Mapping[str, Any]] = {"alpha": 1.0}
 
     @property
-    def accept(self) -> SpanRule:
+    def accept(self) -> SegmentRule:
         """What lets a chunk stand as a whole."""
-        return self.params.ruled(Conformal(alpha=self.params.alpha))
+        return self.params.choose_rule(Conformal(alpha=self.params.alpha))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a chunk after another."""
-        spans = Spans(session, self.params.delimiter, self.params.cap)
+        spans = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
             # 1. The draft writes a chunk; of one that fell the target writes the rest.
-            draft = spans.draft(self.params.length if spans.replacing else None)
+            draft = spans.draft(self.params.length if spans.is_replacing else None)
             yield self.settle(session, spans, draft, session.score(draft))
 
-    def settle(self, session: Session, spans: Spans, draft: Draft, rows: Tensor) -> Step:
+    def settle(self, session: Session, spans: Segments, draft: Draft, rows: Tensor) -> Step:
         """2. A chunk stands, or falls, by its p-value among the known scores."""
-        if spans.replacing or not draft.nodes:
-            return spans.settle(draft, rows)
+        if spans.is_replacing or not draft.nodes:
+            return spans.verify_and_commit(draft, rows)
         rule = self.accept
-        if (grade := rule.toss(session.random, rows)) is None:
+        if (grade := rule.random_grade(session.random, rows)) is None:
             known, score = session.memory.setdefault("scores", []), -mean_log_prob(rows, draft)
             grade = p_value(score, known)
-            if not spans.graded and len(known) < self.params.known:
+            if not spans.num_judged and len(known) < self.params.known:
                 insort(known, score)
         rule = rule.judge(grade)
-        return spans.settle(draft, rows, rule, spans=1, stood=rule.stands, grade=grade)
+        return spans.verify_and_commit(draft, rows, rule, spans=1, stood=rule.accepted, grade=grade)
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
         """Decode several requests: each by itself, or waiting for the others at the barrier."""
-        of, par = dict[Session, Spans](), self.params
-        while not batch.over:
-            batch.join(lambda each: of.update({each: Spans(each, par.delimiter, par.cap)}))
-            late = [each for each in batch.live if of[each].replacing]
-            due = late if par.barrier and late else batch.live
+        of, par = dict[Session, Segments](), self.params
+        while not batch.finished:
+            batch.join(lambda each: of.update({each: Segments(each, par.delimiter, par.cap)}))
+            late = [each for each in batch.active if of[each].is_replacing]
+            due = late if par.barrier and late else batch.active
             if not due:
                 batch.prefill()
                 continue
-            drafts = [(s, of[s].draft(par.length if of[s].replacing else None)) for s in due]
+            drafts = [(s, of[s].draft(par.length if of[s].is_replacing else None)) for s in due]
             rows, forwards = batch.score(drafts), batch.forwards()
             for (each, draft), own in zip(drafts, rows, strict=True):
                 step = self.settle(each, of[each], draft, own)

@@ -68,8 +68,8 @@ class Cdsl(Method):
     params: CdslParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    relative: ClassVar[str | None] = "sps"
-    off: ClassVar[Mapping[str, Any]] = {"weight": 0.0}
+    lossless_counterpart: ClassVar[str | None] = "sps"
+    exact_params: ClassVar[Mapping[str, Any]] = {"weight": 0.0}
 
     def guarantee(self, sampling: Rule) -> Guarantee:
         """That of `sps` where the reward weighs nothing."""
@@ -79,10 +79,10 @@ class Cdsl(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
         params, model = self.params, session.draft()
-        prompt = session.words.decode(session.tokens()).decode(errors="replace")
+        prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
         state, length = session.new_state(model), [FixedLength(params.length)]
-        model.forward(session.since(0), state, logits_at=None)
+        model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
             held = self.reward(session, ())
@@ -107,8 +107,8 @@ class Cdsl(Method):
         ways = list[Tensor]()
         for token in ids[0].split(1):
             state.rollback(0, len(session.tokens()))
-            x, way = torch.cat((session.since(state.length()).ids[0], token)), [token]
-            while len(way) <= min(self.params.length, session.room()):
+            x, way = torch.cat((session.pending_tokens(state.length()).ids[0], token)), [token]
+            while len(way) <= min(self.params.length, session.max_draft_length()):
                 x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)
                 way.append(x)
             ways.append(torch.cat(way))
@@ -119,6 +119,6 @@ class Cdsl(Method):
     def reward(self, session: Session, ids: Sequence[int]) -> float:
         """The share of the words that the output holds, with some tokens behind it; 1 of none."""
         kept, _ = session.requests[0].stop.cut(session.output(), ids)
-        text = session.words.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
+        text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)
         return found / len(self.wanted) if self.wanted else 1.0

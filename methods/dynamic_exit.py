@@ -80,7 +80,7 @@ class Del(Method):
         """Have the target keep the rows of all exits; nothing is known of them."""
         exits = range(1, session.target.n_layers, self.params.every)
         if exits:
-            session.tap([end - 1 for end in exits])
+            session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
         self.n = 2.0  # rows, of which one would have stood; how sure it and the other one were
         self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
@@ -90,14 +90,14 @@ class Del(Method):
         picks = list[Pick]()
         alpha = [stood / self.n for stood in self.stood]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         while len(picks) < min(length, limit):
             out = self.parts[at].forward(x, session.state)
             if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._least(at):
                 break
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def _least(self, at: int) -> float:
         stood, fell = self.stood[at], self.n - self.stood[at]
@@ -109,7 +109,7 @@ class Del(Method):
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep
         early = session.target.exits(session.features(n).unflatten(1, (k, -1)).transpose(0, 1))
-        rows, first = session.verified()[:n], len(session.output()) - n
+        rows, first = session.verified_logits()[:n], len(session.output()) - n
         if session.sampling.draws:
             stand = torch.minimum(session.warp(rows), session.warp(early)).sum(-1)
         else:

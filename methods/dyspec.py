@@ -44,9 +44,9 @@ class Children:
     def fill(self) -> tuple[int, float]:
         """The next child y, and R(y), R being the distribution without the earlier ones."""
         if isinstance(self.distribution, Tensor):
-            left = siblings.remaining(self.distribution, self.drawn)
+            left = siblings.remaining_distribution(self.distribution, self.drawn)
             y = self.random.categorical(left)
-            token, chance = host.each(y, left.gather(0, y[None]))
+            token, chance = host.to_numbers(y, left.gather(0, y[None]))
         else:
             (ids, logs), at = self.distribution, len(self.drawn)
             token, p, before = ids[at], math.exp(logs[at]), 1 - sum(map(math.exp, logs[:at]))
@@ -99,12 +99,14 @@ class DySpec(Method):
                 if above := [self.place[parents[at]] for at in new if at != ROOT]:
                     out = self.levels.extend([tokens[at] for at in new], above)
                 else:
-                    out = self.levels.begin(session.since(self.levels.state.length()))
+                    out = self.levels.begin(session.pending_tokens(self.levels.state.length()))
                 self.place |= {at: len(self.place) - 1 + turn for turn, at in enumerate(new)}
                 if session.sampling.draws:
                     own: Any = session.warp(out.rows)
                 else:
-                    own = zip(*session.ranked(out.rows, best, ahead=depths[node]), strict=True)
+                    own = zip(
+                        *session.candidate_lists(out.rows, best, ahead=depths[node]), strict=True
+                    )
                 children |= {
                     at: Children(session, distribution)
                     for at, distribution in zip(new, own, strict=True)

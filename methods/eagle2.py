@@ -56,7 +56,7 @@ class Eagle2(Method):
     params: Eagle2Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = EagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     @property
@@ -79,7 +79,7 @@ class Eagle2(Method):
         if depth < 1:
             return session.chain(())
         # 1. True features of what was committed; the row of its last token is the root's.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         # 2. A path's probability by the head alone is about how often it will be accepted. So the
         # tree grows where the head is sure of itself, at no forward of the target.
         growth = Growth.create(session, params.width)

@@ -57,7 +57,7 @@ class ExSpec(DraftModelMethod):
         """The trained head, for the rule that asks one."""
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
-    def held(self, size: int) -> int:
+    def max_sequences(self, size: int) -> int:
         """The window."""
         return max(size, self.params.window)
 

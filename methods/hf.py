@@ -46,7 +46,7 @@ from specbench_cli.api import (
     Session,
     Step,
     StopRule,
-    key_of,
+    hash_key,
 )
 
 Proposal = tuple[int, Tensor]
@@ -64,7 +64,7 @@ class HfVanilla(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens in one call, then the steps they came in."""
         assert isinstance(session, PeerSession)
-        prompt = session.since(0).ids
+        prompt = session.pending_tokens(0).ids
         start = prompt.shape[1]
         source = session.requests[0].source
         if source is not None and source.ids:
@@ -389,6 +389,6 @@ def _seeded(session: PeerSession) -> Iterator[None]:
     request = session.requests[0]
     cuda = [session.device] if session.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        key = key_of("hf", session.sampling.seed, request.prompt_id, request.turn, session.pass_)
+        key = hash_key("hf", session.sampling.seed, request.prompt_id, request.turn, session.pass_)
         torch.manual_seed(key >> 1)
         yield

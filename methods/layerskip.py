@@ -54,10 +54,10 @@ class LayerSkip(Method):
         """Steps 1 and 2."""
         picks = list[Pick]()
         # 1. One token, but before the first step also what the target has not read.
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
             # 2. x_i ~ q_i, the distribution at the exit.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)

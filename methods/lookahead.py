@@ -20,7 +20,7 @@ from specbench_cli.api import (
     Session,
     Step,
     host,
-    merge,
+    merge_trees,
     ranking,
 )
 
@@ -72,9 +72,9 @@ class Lookahead(Method):
         session.prefill()
         while session.finish is None:
             # 1. Of the window what the budget can use: column i's last guess stands so deep.
-            root, width = session.tokens()[-1], max(0, session.room() - len(rows) + 2)
+            root, width = session.tokens()[-1], max(0, session.max_draft_length() - len(rows) + 2)
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
-            known = [gram[: session.room()] for gram in pool.get(root, ())]
+            known = [gram[: session.max_draft_length()] for gram in pool.get(root, ())]
             draft, newest = self._tree(session, known, rows if width else [])
             logits = session.score(self.scored, proposed=draft.nodes)
             # 2.
@@ -100,7 +100,7 @@ class Lookahead(Method):
     ) -> tuple[Draft, list[int]]:
         """The draft, and the nodes whose choices make a new row; `scored` is the draft with the
         window behind it."""
-        both = merge((gram, None) for gram in known)
+        both = merge_trees((gram, None) for gram in known)
         ids, parents = list(both.ids), list(both.parents)
         above = [ROOT]
         for token in rows[0] if rows else ():  # the first row is a chain ...

@@ -89,17 +89,19 @@ class Mirror(Method):
         while session.finish is None:
             # 1. `counts` says whether it had been prepared.
             draft, counts = windows.next()
-            if not width or session.room() < 2:  # there is nothing to prepare
+            if not width or session.max_draft_length() < 2:  # there is nothing to prepare
                 rows = session.score(draft)
             else:
                 # 2. Half of the target, then its word so far on what may follow each token.
                 windows.complete()
                 half = session.begin_score(draft, exit_layer)
                 wide = min(width + 1, target.vocab_size)
-                best, _ = session.candidates(half.early, wide, ahead=range(draft.nodes + 1))
+                best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
                 # 3. The other half, beside which the drafter prepares for (how many tokens stand,
                 # the one behind them).
-                windows.prepare(guess_outcomes(best, windows.ids, width, session.room()))
+                windows.prepare(
+                    guess_outcomes(best, windows.ids, width, session.max_draft_length())
+                )
                 rows = half.end().rows
             # 4. Rows of the whole target alone.
             outcome = session.commit(session.verify(draft, rows))

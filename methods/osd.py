@@ -84,7 +84,7 @@ class Osd(DraftModelMethod):
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # of what stands in place of the rejected one
-            self.distributions.append(session.verified()[len(outcome.path)].clone())
+            self.distributions.append(session.verified_logits()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:

@@ -115,7 +115,7 @@ class Pearl(Method):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
-        drafter, most = session.hire(PearlDrafter, self.params), self._window(session)
+        drafter, most = session.start_worker(PearlDrafter, self.params), self._window(session)
         session.prefill()
         pending: tuple[int, ...] = ()
         distributions: Tensor | None = (
@@ -125,7 +125,7 @@ class Pearl(Method):
         while session.finish is None:
             # 1. No more than can be committed once the pending tokens and the first one are.
             stands = len(session.tokens()) - len(told) + len(pending)
-            window = max(1, min(most, session.room() - len(pending)))
+            window = max(1, min(most, session.max_draft_length() - len(pending)))
             drafter.send(Message((stands, window, *told)))
             # 2.
             rows = session.score(session.chain(pending, distributions))

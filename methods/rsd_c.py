@@ -86,7 +86,7 @@ class RsdC(Method):
             if ahead:
                 out = levels.feed(tokens[-1], above)
             else:
-                out = levels.begin(session.since(levels.state.length()))
+                out = levels.begin(session.pending_tokens(levels.state.length()))
             # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
             children, q = session.branch(out.rows, width, how="without_replacement", ahead=ahead)
             tokens.append(children.flatten())

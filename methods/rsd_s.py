@@ -77,7 +77,7 @@ class RsdS(Method):
         beams, kept = [ROOT], [(0, ROOT, 0.0)]
         for ahead in range(min(self.params.depth, limit)):
             above, last, phi = zip(*kept, strict=True)
-            new = session.since(levels.state.length())
+            new = session.pending_tokens(levels.state.length())
             out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
             if session.sampling.draws:  # 2.
                 q = session.warp(out.rows)
@@ -104,7 +104,7 @@ class RsdS(Method):
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
                 pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())
-            path, p = host.each(flat, distribution.flatten().gather(0, flat[None]))
+            path, p = host.to_numbers(flat, distribution.flatten().gather(0, flat[None]))
             beam, token = divmod(path, distribution.shape[1])
             if beam == reached:
                 pool[beam], reached = distribution[beam] * mass[beam], reached + 1
@@ -115,7 +115,7 @@ class RsdS(Method):
     def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
         """Step 2 where tokens are chosen: beam search."""
         width, found = min(self.params.width, session.target.vocab_size), list[Node]()
-        best, gains = session.ranked(rows, width, ahead=ahead)
+        best, gains = session.candidate_lists(rows, width, ahead=ahead)
         for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
             found += [(beam, x, phi[beam] + g) for x, g in zip(ids, values, strict=True)]
         possible = (node for node in found if node[2] > -math.inf)

@@ -19,7 +19,7 @@ from specbench_cli.api import (
     Hidden,
     Input,
     MethodParams,
-    Out,
+    ModelOutput,
     Outcome,
     Pick,
     Session,
@@ -88,13 +88,13 @@ class S2d(DraftModelMethod):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        x, picks = session.since(self.state.length()), list[Pick]()
+        x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._sure(x), len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
-    def _sure(self, x: Input) -> Out:
+    def _sure(self, x: Input) -> ModelOutput:
         """Step 2: what the first sub-model says of x that is sure enough."""
         for span, waiting in zip(self.spans, self.waiting, strict=False):
             out = self.model.forward(x, self.state, layers=span, early=True)

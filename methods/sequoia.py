@@ -95,7 +95,7 @@ class Sequoia(Method):
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
         if tree.nodes:
-            first = self.levels.begin(session.since(self.levels.state.length()))
+            first = self.levels.begin(session.pending_tokens(self.levels.state.length()))
             self.grown = fill(tree, self.levels, first, session, how="without_replacement")
         return self.grown.draft
 

@@ -78,7 +78,7 @@ class Sps(DraftModelMethod):
         self.length.begin()
         limit = min(limit, self.length.most)
         # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
-        x = session.since(self.state.length())
+        x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
             # 2. x ~ q, the draft's distribution behind all tokens so far. Once kept it stays, and
             # only then the rule is asked: to take it back for what it is would make q another
@@ -90,7 +90,7 @@ class Sps(DraftModelMethod):
             x = Tokens(picks[-1][0][None])
         # 3. The engine: x stands with probability min(1, p(x) / q(x)); the token behind those that
         # stand is from norm(max(p - q, 0)) where one was rejected, else from p.
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: rows of what was committed stay; the last token of it has none."""

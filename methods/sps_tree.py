@@ -104,7 +104,7 @@ class SpsTree(Method):
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
         # 1. The row of the last committed token, which is the root: its children come from it.
-        root = levels.begin(session.since(levels.state.length()))
+        root = levels.begin(session.pending_tokens(levels.state.length()))
         # 2. Either the likeliest children where their paths are likeliest, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)

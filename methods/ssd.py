@@ -83,7 +83,7 @@ class Ssd(Method):
             draft, counts = windows.next()
             # 2. The order returns at once: drafter and target compute at the same time. Of no use
             # where the budget ends with this window.
-            if self.params.guesses and session.room() > 1:
+            if self.params.guesses and session.max_draft_length() > 1:
                 windows.prepare()
             rows = session.score(draft)
             # 3. Only now the outcome is known, and with it which window comes next.

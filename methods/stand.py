@@ -94,7 +94,7 @@ class Stand(Method):
             rows = torch.full((len(above), session.target.vocab_size), -math.inf)
             for row, (*_, distribution) in zip(rows, above, strict=True):
                 row[list(distribution)] = torch.tensor(list(distribution.values())).log()
-            rows = host.sent(rows, session.device)
+            rows = host.send(rows, session.device)
             drawn, q = session.branch(rows, max(counts), how="without_replacement", ahead=ahead)
             fed = []
             for at, tokens in enumerate(host.numbers(drawn)):
@@ -110,8 +110,8 @@ class Stand(Method):
         """Step 3."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
-        rows = session.verified().index_select(0, at).float().log_softmax(-1)
-        said = zip(*ranks_of.ranked(rows, min(kept, rows.shape[-1])), strict=True)
+        rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)
+        said = zip(*ranks_of.top_lists(rows, min(kept, rows.shape[-1])), strict=True)
         for end, (logs, best) in enumerate(said, start=len(text) - n):
             new = {token: math.exp(log) for token, log in zip(best, logs, strict=True)}
             for length in range(1, min(self.params.order, end) + 1):

@@ -77,7 +77,7 @@ class Tli(Method):
             # 3.
             picks.append(session.pick(translation.to_target_logits(said), len(picks)))
             x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: rows of what was committed stay; the last token of it has none."""

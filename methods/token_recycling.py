@@ -87,7 +87,10 @@ class TokenRecycling(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""
-        known, best = torch.cat(self.known), ranking.top_indices(session.verified(), self.width)
+        known, best = (
+            torch.cat(self.known),
+            ranking.top_indices(session.verified_logits(), self.width),
+        )
         places = torch.arange(len(known), device=known.device)
         last = torch.where(known[:, None] == known, places, -1).amax(1)  # of each one's equals
         self.next.index_copy_(0, known, best.index_select(0, last))

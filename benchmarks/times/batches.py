@@ -114,7 +114,7 @@ def count(bench: Bench, method_run: MethodRun, requests: list[Request], chunk: i
     for sampling in RULES:
         due = [alone(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
-            held = method_run.method.held(size)
+            held = method_run.method.max_sequences(size)
             batch = Batch(bench.workspace, requests, sampling, size=size, slots=held, chunk=chunk)
             for _ in method_run.method.generate_batch(batch):
                 pass

@@ -27,7 +27,7 @@ from specbench_cli.api import (
     layer_bytes,
     scatter_logits,
 )
-from specbench_cli.api import Out as Forwarded
+from specbench_cli.api import ModelOutput as Forwarded
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""

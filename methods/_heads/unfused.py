@@ -22,7 +22,7 @@ from specbench_cli.api import (
     KVState,
     LayerShape,
     ModelInput,
-    Out,
+    ModelOutput,
     State,
     scatter_logits,
 )
@@ -124,7 +124,7 @@ class UnfusedHead(Head, Artifact):
         return KVState(shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder.execute`, over one sequence. The positions and the mask of drafted rows are
         not read: both follow from the rows that the parents left."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
@@ -146,7 +146,7 @@ class UnfusedHead(Head, Artifact):
             said, past = self._drafted(embedded, x.rows, state)
         left = [said.hidden]
         left += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
-        return Out(self.unembed(said.normed), torch.cat(left, -1))
+        return ModelOutput(self.unembed(said.normed), torch.cat(left, -1))
 
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: the target's; ids that the head cannot say get -inf."""

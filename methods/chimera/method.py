@@ -77,7 +77,7 @@ class Chimera(Method):
             return session.chain(())
         levels = self.levels
         # 1 and 2. Keys and values of new rows; what the last trigram says.
-        first = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.pending_features(levels.state.length()))
         # 3. Trigrams of drafted tokens, which are forgotten with the step.
         draft = fill(tree, levels, first, session).draft
         levels.drop()

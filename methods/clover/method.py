@@ -87,9 +87,9 @@ class Clover(Method):
         tree, level = list[Node](), [Node(0.0, 0, ROOT, ROOT)]
         if depth < 1:
             return session.chain(())
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         for ahead in range(depth):
-            tokens, logs = session.ranked(out.rows, width, ahead=ahead)
+            tokens, logs = session.candidate_lists(out.rows, width, ahead=ahead)
             first = len(tree) - len(level) if ahead else ROOT  # the level's place in the draft
             found = [
                 Node(node.worth + log, at, first + at, token)

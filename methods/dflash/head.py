@@ -29,7 +29,7 @@ from specbench_cli.api import (
     Features,
     Input,
     ModelInput,
-    Out,
+    ModelOutput,
     Tokens,
     layer_bytes,
 )
@@ -162,7 +162,7 @@ class DFlashHead(HeadStack):
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See the class; logits are of the block's rows."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
@@ -171,7 +171,7 @@ class DFlashHead(HeadStack):
         self._remember(self._norm(self._fc(x.rows[0]), self._context), state)
         if logits_at is None:
             self.ran += 1
-            return Out(None, x.rows)
+            return ModelOutput(None, x.rows)
         block = Tokens(x.ids[:, n - 1 :])
         both_ways = torch.ones((block.ids.shape[1],) * 2, dtype=torch.bool, device=self.device)
         out = super().execute(ModelInput(block, state, mask=both_ways, logits_at=logits_at))

@@ -59,13 +59,13 @@ class DFlash(Method):
     params: DFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = DFlashHead
-    paper: ClassVar[Mapping[str, Any]] = {"length": 15}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 15}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
         self.head = head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         self.state = session.new_state(head)
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
@@ -76,7 +76,7 @@ class DFlash(Method):
             return session.chain(())
         # 1. and 2. Behind the tokens that have true rows comes the block: its first token is the
         # last committed one, which has none yet.
-        unread = session.unread(self.state.length())
+        unread = session.pending_features(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.

@@ -75,7 +75,7 @@ class Eagle(Method):
     params: EagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = EagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
 
     def start(self, session: Session) -> None:
@@ -97,7 +97,7 @@ class Eagle(Method):
             return session.chain(())
         levels = self.levels
         # 1. True features of what was committed; the row of its last token is the root's.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
         # the root's first. Parents are told by their places in what was fed last.
         tree = self.tree.truncate(limit, session.target.vocab_size)
@@ -109,5 +109,5 @@ class Eagle(Method):
                 out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":
-            return session.chain(host.joined(tokens))
-        return session.tree(host.joined(tokens), tree.parents)
+            return session.chain(host.concatenate(tokens))
+        return session.tree(host.concatenate(tokens), tree.parents)

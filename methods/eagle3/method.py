@@ -57,7 +57,7 @@ class Eagle3(Method):
     params: Eagle3Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = Eagle3Head
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     @property
@@ -81,7 +81,7 @@ class Eagle3(Method):
         if depth < 1:
             return session.chain(())
         # 1. Low, middle and high rows side by side, which the head makes one feature g of.
-        first = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.pending_features(levels.state.length()))
         # 2. Grow as EAGLE-2 does. Below the root there is no g: the head reads the row that it left
         # at the parent itself. It never learnt to predict g there; it was trained on what comes of
         # that over several levels (training-time test), and may leave whatever serves.

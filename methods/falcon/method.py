@@ -85,7 +85,7 @@ class Falcon(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = FalconHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
-    paper: ClassVar[Mapping[str, Any]] = {
+    paper_params: ClassVar[Mapping[str, Any]] = {
         "tree": "kmask2_8layer_tree",
         "nodes": 165,
         "depth": 8,
@@ -104,7 +104,7 @@ class Falcon(Method):
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        out = self.levels.begin(session.unread(self.levels.state.length()))
+        out = self.levels.begin(session.pending_features(self.levels.state.length()))
         k = len(out.rows)
         block: tuple[int, ...] = (0,)  # parent block of each node that is fed
         path: list[host.Ids] = []  # tokens of those nodes in their own block, level by level
@@ -114,17 +114,17 @@ class Falcon(Method):
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
-            tokens.append(level.select_tokens(host.taken(ranked, block)))
+            tokens.append(level.select_tokens(host.take(ranked, block)))
             if not level.fed:
                 break
-            path = [host.taken(above, level.fed_parents) for above in path]
+            path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
             # 3. A row a token, path after path; what is left of a block is with its last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))
-                out = self.levels.feed(host.interleaved(path), parents)
+                out = self.levels.feed(host.interleave(path), parents)
                 block, path = tuple(range(len(block))), []
         self.levels.drop()
-        return session.tree(host.joined(tokens), tree.parents)
+        return session.tree(host.concatenate(tokens), tree.parents)

@@ -72,4 +72,4 @@ class HiddenTransfer(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        return fill_from(self.tree, self.ahead.newest(), session)
+        return fill_from(self.tree, self.ahead.latest_logits(), session)

@@ -70,7 +70,7 @@ class Hydra(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
         heads = session.artifact(*self.artifacts())
-        session.tap(heads.taps)
+        session.capture_layers(heads.taps)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
         self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
         session.reserve(len(self.tree.nodes))

@@ -71,7 +71,7 @@ class HydraPlus(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that are read."""
         head, params = session.artifact(*self.artifacts()), self.params
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         width = min(params.width, session.target.vocab_size)
         depth = min(params.depth, head.levels or params.depth)
         self.tree = static_tree(params.tree, params.nodes, depth, width)
@@ -84,7 +84,7 @@ class HydraPlus(Method):
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        prefix = self.levels.begin(session.unread(self.levels.state.length()))
+        prefix = self.levels.begin(session.pending_features(self.levels.state.length()))
         how: DrawMode = (
             "deterministic" if self.params.children == "likeliest" else "without_replacement"
         )

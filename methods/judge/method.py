@@ -17,11 +17,11 @@ from specbench_cli.api import (
     NORMED,
     AcceptRule,
     Artifact,
+    DraftContext,
     DraftModelMethod,
     Field,
     MethodFault,
     MethodParams,
-    Places,
     Random,
     Session,
 )
@@ -44,14 +44,16 @@ class Verdict(AcceptRule):
     name: ClassVar[str] = "judge"
     pure: ClassVar[bool] = False
 
-    def passing(self, places: Places, random: Random) -> Tensor:
+    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
         """sigmoid(w h + b) > threshold, h being the row that has read the token itself."""
         if self.head is None or places.features is None:
-            raise MethodFault("a judge needs its head and the target's rows (`session.tap`)")
+            raise MethodFault(
+                "a judge needs its head and the target's rows (`session.capture_layers`)"
+            )
         return self.head(places.features) > self.threshold
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """At threshold 1."""
         return self.threshold >= 1
 
@@ -89,8 +91,8 @@ class Judge(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     Head: ClassVar[type[Artifact]] = JudgeHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    relative: ClassVar[str | None] = "sps"
-    off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
+    lossless_counterpart: ClassVar[str | None] = "sps"
+    exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     judging: JudgeHead | None = None
 
     @property
@@ -102,5 +104,5 @@ class Judge(DraftModelMethod):
         """Prefill the draft; have the target keep its rows."""
         (wanted,) = self.artifacts()
         self.judging = session.artifact(wanted)
-        session.tap((NORMED,))
+        session.capture_layers((NORMED,))
         super().start(session)

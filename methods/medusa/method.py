@@ -58,13 +58,13 @@ class Medusa(Method):
     params: MedusaParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = MedusaHeads
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 63}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 63}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
         self.heads = session.artifact(*self.artifacts())
-        session.tap(self.heads.taps)
+        session.capture_layers(self.heads.taps)
         nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
         name = "mc_sim_7b_63" if nodes == authors else self.params.tree
         self.tree = static_tree(name, nodes, self.heads.sizes["levels"])

@@ -73,7 +73,7 @@ class Mtp(Method):
     def start(self, session: Session) -> None:
         """Have the target keep what the layer reads."""
         head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         fed = self.params.levels - 1
         self.levels = Levels(session, head, session.new_state(head, slack=fed))
         self.length = create_length_rule(self.params, session, model=head)
@@ -86,14 +86,14 @@ class Mtp(Method):
             return session.chain(())
         levels = self.levels
         # 1. True rows of what was committed.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
         # 2. From here on the layer reads its own output, as if it were the target's.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))
         levels.drop()
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """The rule learns what was committed."""

@@ -14,7 +14,7 @@ from specbench_cli.api import (
     Field,
     Method,
     MethodParams,
-    Out,
+    ModelOutput,
     Outcome,
     Pick,
     Session,
@@ -80,7 +80,7 @@ class OmniDraft(Method):
             self.text.state,
             self.text.remaining,
         )
-        self.drafted, outs, fed = [], list[Out](), 0
+        self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
             # 2. What the draft says before the walk, and behind each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
@@ -98,15 +98,15 @@ class OmniDraft(Method):
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
-    def _distribution(self, walk: list[int], outs: list[Out]) -> Out:
+    def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
         """Step 3: logits of q."""
         if not walk:
             return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
         q = (
-            self.words.to_target_logits(Out(chances[0].log()[None, None], outs[0].hidden))
+            self.words.to_target_logits(ModelOutput(chances[0].log()[None, None], outs[0].hidden))
             .rows[0]
             .exp()
         )
@@ -123,7 +123,7 @@ class OmniDraft(Method):
             q[self._ids(tokens).ids[0]] = taken
             if longest is not None:
                 q[longest] -= taken.sum()
-        return Out(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
+        return ModelOutput(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
 
     def _ids(self, ids: list[int]) -> Tokens:
         return Tokens(host.ids(ids, self.words.device)[None])

@@ -57,7 +57,7 @@ class Pard(Method):
     params: PardParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = PardDraft
-    paper: ClassVar[Mapping[str, Any]] = {"length": 12}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 12}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
@@ -65,7 +65,7 @@ class Pard(Method):
         self.model = session.artifact(*self.artifacts())
         self.state = session.new_state(self.model, slack=self.params.length)
         self.masks = torch.full((1, self.params.length - 1), self.model.mask, device=session.device)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -73,7 +73,7 @@ class Pard(Method):
         if n < 1:
             return session.chain(())
         # 1. x_1 ... x_t m_1 ... m_{n-1}: one causal forward, whatever n is.
-        unseen, text = session.since(self.state.length()).ids, len(session.tokens())
+        unseen, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
         x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
         said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
         # 2. Each from its own row: x_{t+2} does not know which x_{t+1} was drawn.

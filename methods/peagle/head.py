@@ -30,7 +30,7 @@ from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import HeadInput
 from methods.eagle3.head import Eagle3, Eagle3Head
 from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
-from specbench_cli.api import Out as Answer
+from specbench_cli.api import ModelOutput as Answer
 
 MASKED = "mask_hidden"
 

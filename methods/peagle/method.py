@@ -57,13 +57,13 @@ class PEagle(Method):
     params: PEagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = PEagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"length": 7}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 7}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
         self.head = session.artifact(*self.artifacts())
-        session.tap(self.head.taps)
+        session.capture_layers(self.head.taps)
         self.state = session.new_state(self.head, slack=self.params.length)
         shape = 1, self.params.length - 1
         self.masks = torch.full(shape, self.head.mask, device=session.device)
@@ -73,7 +73,7 @@ class PEagle(Method):
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        unread = session.unread(self.state.length())
+        unread = session.pending_features(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         return draw_chain(session, said)

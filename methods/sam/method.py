@@ -82,7 +82,7 @@ class Sam(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     @property
-    def needed(self) -> frozenset[str]:
+    def requirements(self) -> frozenset[str]:
         """A draft model or a head if one drafts."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
@@ -101,16 +101,16 @@ class Sam(Method):
         self._read(session)
         if self.params.beside == "eagle":
             self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
-        elif self.needed:
+        elif self.requirements:
             self.model = session.draft()
             self.state = session.new_state(self.model)
-            self.model.forward(session.since(0), self.state, logits_at=None)
+            self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         self._read(session)
         params, (_, here), (_, there) = self.params, self.here, self.there
-        if self.needed:
+        if self.requirements:
             most, there = params.length, there - params.bias
             if max(here, there) < params.threshold:
                 drafted = self._foreseen if params.beside == "eagle" else self._drafted
@@ -118,31 +118,31 @@ class Sam(Method):
         else:
             most = min(params.length, int(params.factor * max(here, there)))
         if here >= there:
-            least = most if self.needed else 0
+            least = most if self.requirements else 0
             return session.chain(self.own.after(self.here, most, least=least)[:limit])
         return session.chain(self.outputs.after(self.there, most)[:limit])
 
     def _drafted(self, session: Session, n: int) -> Draft:
         """Step 2: a chain of the model's, as in speculative sampling."""
-        x, picks = session.since(self.state.length()), list[Pick]()
+        x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < n:
             picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def _foreseen(self, session: Session, n: int) -> Draft:
         """Step 2: EAGLE's chain, a level after the other."""
         if n < 1:
             return session.chain(())
         levels, tokens = self.levels, list[host.Ids]()
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         while len(tokens) < n:
             if tokens:
                 out = levels.feed(tokens[-1], (0,))
             children, _ = session.branch(out.rows, 1, how="deterministic", ahead=len(tokens))
             tokens.append(children[0])
         levels.drop()
-        return session.chain(host.joined(tokens))
+        return session.chain(host.concatenate(tokens))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Forget what the model made of rejected tokens; step 5."""

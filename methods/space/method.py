@@ -61,7 +61,7 @@ class Space(Method):
     params: SpaceParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = MaskToken
-    paper: ClassVar[Mapping[str, Any]] = {"length": 5}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 5}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     @property
@@ -75,5 +75,5 @@ class Space(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        said = self.masks.newest()[: min(self.params.length, limit)]
+        said = self.masks.latest_logits()[: min(self.params.length, limit)]
         return draw_chain(session, said)

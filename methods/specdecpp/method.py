@@ -72,7 +72,7 @@ class SpecDecPP(DraftModelMethod):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         params, picks, s = self.params, list[Pick](), 1.0
-        x = session.since(self.state.length())
+        x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
             # 1. x_i ~ q_i.
             out = self.model.forward(x, self.state)
@@ -80,11 +80,11 @@ class SpecDecPP(DraftModelMethod):
             # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
             # one stands. It is on its way before we wait for x_i.
             chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
-            token, *said = host.each(picks[-1][0], *chances)
+            token, *said = host.to_numbers(picks[-1][0], *chances)
             s *= math.prod(said)
             # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
             likely = len(picks) >= params.min and 1 - s > params.threshold
             if likely or len(picks) >= params.max or token in self.eos:
                 break
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)

@@ -69,7 +69,7 @@ class SpecEE(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     Head: ClassVar[type[Artifact]] = ExitPredictors
     tunable: ClassVar[frozenset[str] | None] = frozenset({"recent"})
-    off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
+    exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
@@ -81,11 +81,11 @@ class SpecEE(Method):
         """Decode the session's request, a token a step."""
         self.predictors, model = session.artifact(self.artifacts()[0]), session.draft()
         state = session.new_state(model)
-        model.forward(session.since(0), state, logits_at=None)
+        model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         exits = deque[int](maxlen=self.params.recent)
         while session.finish is None:
-            out = model.forward(session.since(state.length()), state)
+            out = model.forward(session.pending_tokens(state.length()), state)
             ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
             layers = looked_at(self.predictors.layers, exits, session.target.n_layers)  # 2.
             draft = session.chain(())
@@ -101,13 +101,13 @@ class SpecEE(Method):
         halted, local, chosen = None, None, not session.sampling.draws
         for layer in layers:
             halted = halted or session.begin_score(draft, layer, early=False)
-            halted.to(layer)
-            features, local = seen(halted.says(ids), local)
+            halted.run_to(layer)
+            features, local = seen(halted.early_logits_of(ids), local)
             if self._trusts(session, layer, features):
-                rows = halted.look()
+                rows = halted.exit_logits()
                 scores = session.scores(rows, len(session.output())) if chosen else rows
                 if host.number((ranking.argmax(scores) == ids).any()):
-                    halted.leave(copy=self.params.fill == "copy")
+                    halted.exit_early(copy=self.params.fill == "copy")
                     return rows, layer
         return session.score(draft) if halted is None else halted.end().rows, 0
 

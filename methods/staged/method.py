@@ -26,10 +26,10 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Tokens,
+    build_tree,
+    build_tree_mask,
     host,
-    rows_of,
     siblings,
-    tree_of,
 )
 
 NGRAM = "ngram"
@@ -223,7 +223,7 @@ class Generator:
         self.state = session.new_state(model, slack)
         self.held = list(session.tokens())  # the tokens of the state's rows
         self.sure = len(self.held)  # so many of them are the text's
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.sure))
 
     def propose(self, path: Sequence[int], depth: int) -> Guess:
@@ -300,7 +300,7 @@ class Generator:
             assert row.distribution is not None
             drawn = [trunk[at]]
             for _ in range(sum(place == at and gain > 0 for gain, place in best)):
-                rest = siblings.remaining(row.distribution, drawn)
+                rest = siblings.remaining_distribution(row.distribution, drawn)
                 drawn.append(host.number(self.session.random.categorical(rest)))
             tokens += drawn[1:]
             places += [at] * (len(drawn) - 1)
@@ -318,7 +318,7 @@ class Generator:
             logits: [1 + guesses, V].
             ahead: tokens between the text and the root of the guesses.
         """
-        tree = tree_of(guess.parents)
+        tree = build_tree(guess.parents)
         if self.draws:
             q = self.session.warp(logits)
             accepted, last = siblings.point_mass(tree, guess.tokens, q, self.session.random)
@@ -338,7 +338,7 @@ class Generator:
             )
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
-        tokens, values = self.session.ranked(logits, width, ahead=depths)
+        tokens, values = self.session.candidate_lists(logits, width, ahead=depths)
         accepted = siblings.match(tree, guess.tokens, [row[0] for row in tokens])
         at = [0, *(node + 1 for node in accepted)]
         return accepted, tokens[at[-1]][0], [Said(tokens[row], values[row], None) for row in at]
@@ -353,7 +353,7 @@ class Generator:
             out = self.model.forward(x, self.state, logits_at=wanted)
         else:
             parents = (*range(ROOT, m - 2), *(parent + m - 1 for parent in guess.parents))
-            mask, depths = rows_of(parents, device)
+            mask, depths = build_tree_mask(parents, device)
             positions = (depths + self.state.length())[None]
             out = self.model.forward(
                 x, self.state, positions=positions, mask=mask, logits_at=wanted

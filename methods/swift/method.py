@@ -24,8 +24,8 @@ from specbench_cli.api import (
     Partial,
     Session,
     Tokens,
+    hash_key,
     host,
-    key_of,
 )
 
 SIBLINGS = (  # of a token, by how sure the draft is: chosen ones, and drawn ones
@@ -83,7 +83,7 @@ class Swift(Method):
         """Step 1."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         for ahead in range(min(params.depth, limit)):
             rows = self.part.forward(x, session.state).rows
             sure = host.number(rows.softmax(-1).max())
@@ -106,7 +106,7 @@ class Swift(Method):
         if self.score < 0:  # of the best, on this text
             self.score = self._scored(session, self.part)
         if self.score < self.params.enough:
-            chosen = search.propose(key_of("swift", session.sampling.seed, len(search.tried)))
+            chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
             part = session.partial(skip=chosen)
             score = self._scored(session, part)
             if search.tell(chosen, score, beside=self.score):
@@ -115,7 +115,7 @@ class Swift(Method):
     def _scored(self, session: Session, part: Partial) -> float:
         """How often a part of the target says what follows, over W tokens read in one forward."""
         said = session.output()[: self.params.window + 1]
-        rows = part.reread(said[:-1], len(session.tokens()) - len(session.output()))
+        rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
         right = rows.argmax(-1) == host.ids(said[1:], rows.device)
         return float(host.number(right.double().mean()))

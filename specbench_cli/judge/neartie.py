@@ -24,7 +24,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
-from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.store.schema import Drafted, Steps
 
 REACH = 2.0
@@ -82,10 +82,10 @@ def width_explains(
     read = partial(_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
     scores = read(request)
     if (contrast := sampling.contrast) is not None:
-        weak = replace(request, ids=contrast.weakened(request.ids))
-        scores = contrast.contrasted(scores, read(weak))
+        weak = replace(request, ids=contrast.weaken(request.ids))
+        scores = contrast.apply(scores, read(weak))
     if sampling.processor is not None:
-        scores = sampling.processor.along(scores, ids)
+        scores = sampling.processor.process_output(scores, ids)
     if sampling.rule != "greedy":
         noise = Noise(
             sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device
@@ -123,7 +123,7 @@ def _by_width(
             block = torch.cat((text[:, end : end + 1], proposed), 1)
             path = [0, *(node + 1 for node in draft.path)][:kept]
             if draft.parents is not None:
-                mask, depths = rows_of(tuple(draft.parents), decoder.device)
+                mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
         missing = text[:, state.length() : end]  # a recurrent state's, see `Scoring`
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]

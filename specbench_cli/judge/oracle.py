@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 
 
 class Oracle:
@@ -28,7 +28,7 @@ class Oracle:
         self._keeps = next((name for name in known if name in self._takes), known[-1])
 
     @torch.inference_mode()
-    def logits(self, text: Sequence[int], source: Source | None, last: int) -> Tensor:
+    def logits(self, text: Sequence[int], source: ExtraInput | None, last: int) -> Tensor:
         """Those of the last tokens, [last, V] float32, by one forward."""
         few = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
         out = self.module(**self._inputs(text, source), **few)
@@ -36,7 +36,7 @@ class Oracle:
         return rows
 
     @torch.inference_mode()
-    def one_by_one(self, text: Sequence[int], source: Source | None) -> Iterator[Tensor]:
+    def one_by_one(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
         """Those of each token, [V] float32, by forwards over one token each, with the module's own
         cache."""
         name, fixed = "input_ids", {}
@@ -52,11 +52,11 @@ class Oracle:
             cache = getattr(out, self._keeps)
             yield out.logits[0, -1].float()
 
-    def itself(self, text: Sequence[int]) -> Source | None:
+    def itself(self, text: Sequence[int]) -> ExtraInput | None:
         """Something to read beside a text that is read for its own sake."""
-        return Source(ids=tuple(text)) if self._encodes else None
+        return ExtraInput(ids=tuple(text)) if self._encodes else None
 
-    def _inputs(self, text: Sequence[int], source: Source | None) -> dict[str, Any]:
+    def _inputs(self, text: Sequence[int], source: ExtraInput | None) -> dict[str, Any]:
         if self._encodes:
             read = () if source is None else source.ids
             return {"input_ids": self._line(read), "decoder_input_ids": self._line(text)}

@@ -252,7 +252,7 @@ class Judge:
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         contrast = self._sampling.contrast
-        grown = 1.0 if contrast is None else contrast.stretch
+        grown = 1.0 if contrast is None else contrast.error_factor
         return grown * self._tolerance.value / (self._sampling.temperature or 1.0)
 
     @cached_property
@@ -332,7 +332,7 @@ class Judge:
 
     def _processed(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         processor = self._sampling.processor
-        return rows if processor is None else processor.along(rows, ids)
+        return rows if processor is None else processor.process_output(rows, ids)
 
     def _reads(self, request: Request, ids: Sequence[int]) -> Both:
         """As `_both`, of transformers' own module, behind the texts that the n tokens follow."""
@@ -352,7 +352,7 @@ class Judge:
         contrast, plain = self._sampling.contrast, _finite(read(request), first)
         if contrast is None:
             return plain, None
-        weak = replace(request, ids=contrast.weakened(request.ids))
+        weak = replace(request, ids=contrast.weaken(request.ids))
         return plain, _finite(read(weak), first)
 
     def _mixed(self, both: Both) -> Tensor:
@@ -360,7 +360,7 @@ class Judge:
         contrast, (plain, weak) = self._sampling.contrast, both
         if contrast is None or weak is None:
             return plain
-        return contrast.contrasted(plain, weak)
+        return contrast.apply(plain, weak)
 
     def _around(self, both: Both) -> list[Tensor]:
         """The same, on both sides of a contrast's borders, which rounding may move."""
@@ -369,8 +369,8 @@ class Judge:
             return [plain]
         self._allowed  # noqa: B018  the tolerance is measured
         assert self._tolerance is not None
-        near = contrast.around(plain.shape[-1], self._tolerance.value)
-        return [each.contrasted(plain, weak) for each in (contrast, *near)]
+        near = contrast.borderline_variants(plain.shape[-1], self._tolerance.value)
+        return [each.apply(plain, weak) for each in (contrast, *near)]
 
 
 def ends_rightly(ids: Sequence[int], stop: StopRule) -> bool:

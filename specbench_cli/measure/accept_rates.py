@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SpanParams
+from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.method_code import limited, one_line, staffed
@@ -61,7 +61,7 @@ def _rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     """Of the levels that the lossless rule rejected, the share that a row's accept rule let pass;
     of a rule over steps, of those that it judged. 0 where there was none."""
     workspace, memory = bench.workspace, Memory()
-    by_step = isinstance(method_run.method.params, SpanParams)
+    by_step = isinstance(method_run.method.params, SegmentParams)
     passed = asked = 0
     for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
         ids, budget = bench.prompt(question), plan.budget(question)

@@ -33,7 +33,7 @@ from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.processor import Processor
+from specbench_cli.engine.verify.processor import LogitsProcessor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
 from specbench_cli.measure.energy import Energy
@@ -192,7 +192,7 @@ class Bench:
                     unfit[method_run.label] = fault
         return unfit
 
-    def _held(self) -> Processor | None:
+    def _held(self) -> LogitsProcessor | None:
         grammar = self._plan.grammar
         if grammar is None:
             return None
@@ -549,7 +549,7 @@ def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpo
 
 def _roles_of(method: Method) -> set[str]:
     """The models beside the target that a method drafts with, by role."""
-    return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
+    return {*method.models(), *(("draft",) if "draft" in method.requirements else ())}
 
 
 def _differing(ours: Any, theirs: Any, width: int) -> int:

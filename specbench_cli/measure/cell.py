@@ -16,7 +16,7 @@ from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
-from specbench_cli.engine.verify.hooks import steps_of
+from specbench_cli.engine.verify.hooks import check_steps
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_step
 from specbench_cli.engine.workspace import Workspace
@@ -180,7 +180,7 @@ class Cell:
                 self.energy.begin()
                 watch.begin(session)
                 made = self.method_run.method.generate(session)
-                for step in steps_of(self.method_run.method, "generate", made):
+                for step in check_steps(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
                     told.append(ReportedStep.of(step))
                 watch.end()
@@ -218,8 +218,8 @@ class Cell:
         )
         if isinstance(session, PeerSession):
             ns = self.measured.ns
-            seen = (ns.prefill, ns.decode) if session.sees_first else ()
-            self.measured.ns, self.measured.extra = Ns(ns.total, *seen), extra | session.counted
+            seen = (ns.prefill, ns.decode) if session.knows_first_token_time else ()
+            self.measured.ns, self.measured.extra = Ns(ns.total, *seen), extra | session.counts
         if learns and error is None:
             self._learn(session, self.measured)
 
@@ -241,7 +241,7 @@ class Cell:
             requests,
             self._sampling,
             size=size,
-            slots=self.method_run.method.held(size),
+            slots=self.method_run.method.max_sequences(size),
             pass_=self.pass_,
             memory=self._memory,
             **rest,
@@ -250,7 +250,7 @@ class Cell:
     def counters(self) -> Steps:
         """Those of no step; of relaxed levels where an accept rule is on."""
         rule = self.method_run.method.accept
-        return Steps(relaxed=None if rule is None or rule.off else [])
+        return Steps(relaxed=None if rule is None or rule.is_exact else [])
 
     def same(self, other: Measured) -> bool:
         """Whether another decoding of the prompt came to the same: output and counters. What

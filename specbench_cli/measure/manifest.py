@@ -154,11 +154,11 @@ def _containment(config: RunConfig) -> str | None:
 
 def _accepts(method_run: MethodRun) -> str | None:
     rule = method_run.method.accept
-    return None if rule is None or rule.off else on_one_line(str(rule))
+    return None if rule is None or rule.is_exact else on_one_line(str(rule))
 
 
 def _uses(plan: Plan, method_run: MethodRun) -> list[str]:
-    draft = ["draft"] if "draft" in method_run.method.needed else []
+    draft = ["draft"] if "draft" in method_run.method.requirements else []
     others = [plan.others[name].label for name in method_run.method.models()]
     return [*draft, *others, *(wanted.kind.kind for wanted in method_run.method.artifacts())]
 

@@ -340,7 +340,7 @@ def footprint(
         if method.artifacts() or method.models() or not method.batches:
             raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
         for n in {1, *map(len, groups)}:  # a row is warmed up alone
-            held = method.held(batch)
+            held = method.max_sequences(batch)
             for session in Batch(
                 workspace, requests[:n], Sampling(), size=batch, slots=held
             ).join():
@@ -349,7 +349,7 @@ def footprint(
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
     # Neighbours are prefilled together: the first ones, and others where as many end at once.
-    seats = max(method.held(batch) for method, _ in methods)
+    seats = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
         (group[first : first + seats] for group in groups for first in range(len(group))), key=sum
     )

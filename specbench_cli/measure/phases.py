@@ -52,10 +52,10 @@ def _beside(forwards: Sequence[Forward]) -> int:
     """Nanoseconds that prompts had of forwards beside others' rows."""
     return sum(
         (f.t1_ns - f.t0_ns)
-        * sum(n for place, n in f.rows.items() if place in f.reading)
+        * sum(n for place, n in f.rows.items() if place in f.prompt_places)
         // f.n_tokens
         for f in forwards
-        if f.rows is not None and f.reading
+        if f.rows is not None and f.prompt_places
     )
 
 

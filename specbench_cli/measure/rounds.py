@@ -31,9 +31,9 @@ from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
+from specbench_cli.engine.types import Features, Input, ModelOutput, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, rows_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.whole_steps import StepSample, time_steps
 
@@ -198,7 +198,7 @@ class Drafter:
                 logits_at="all",
             )
 
-    def _begin(self, length: int, rng: random.Random) -> Out:
+    def _begin(self, length: int, rng: random.Random) -> ModelOutput:
         unseen = rng.choice(self._grid.catch_up)
         self._state.rollback(0, length + 1 - unseen)
         if not self._parallel:
@@ -212,7 +212,7 @@ class Drafter:
         ids = self._ids[:, :n]
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
-    def _after(self, out: Out, ids: Tensor) -> Input:
+    def _after(self, out: ModelOutput, ids: Tensor) -> Input:
         """Drafted tokens [1, n]; a head reads them beside its own last row."""
         if self._features is None:
             return Tokens(ids)
@@ -349,7 +349,7 @@ class Round:
             x = Tokens(self._ids[:, :n])
             if tree:
                 trees.add(len(meter.forwards))
-                mask, depths = rows_of(_binary(n - 1), self._device)
+                mask, depths = build_tree_mask(_binary(n - 1), self._device)
                 positions = (depths + length)[None]
                 out = target.forward(x, state, positions=positions, mask=mask, logits_at="all")
             else:

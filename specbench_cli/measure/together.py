@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from specbench_cli.engine.types import Forward
-from specbench_cli.engine.verify.hooks import steps_of
+from specbench_cli.engine.verify.hooks import check_steps
 from specbench_cli.engine.watch import ReportedStep
 from specbench_cli.measure.cell import Cell, Measured, count_step, drafted
 from specbench_cli.measure.memory import peak_bytes, reset_peak
@@ -51,7 +51,9 @@ class Together:
                 first.energy.begin()
                 watch.begin(*batch.sessions)
                 made = first.method_run.method.generate_batch(batch)
-                for step in steps_of(first.method_run.method, "generate_batch", made, len(counted)):
+                for step in check_steps(
+                    first.method_run.method, "generate_batch", made, len(counted)
+                ):
                     steps, extra, told = counted[step.seq]
                     count_step(steps, extra, step)
                     told.append(ReportedStep.of(step))
@@ -121,7 +123,7 @@ def _own(forward: Forward, place: int) -> Forward:
     """What a sequence had in a batch's forward: its rows, and what they were for."""
     if forward.rows is None:
         return forward
-    role = "prefill" if place in forward.reading else forward.role
+    role = "prefill" if place in forward.prompt_places else forward.role
     return replace(forward, n_tokens=forward.rows[place], role=role)
 
 

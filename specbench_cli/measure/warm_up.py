@@ -82,7 +82,7 @@ def warm_up(
     if method_run.method.learns:
         learn(method_run.method, session)
     if together and method_run.method.batches:
-        held = method_run.method.held(size)
+        held = method_run.method.max_sequences(size)
         batch = Batch(workspace, together, sampling, size=size, slots=held, memory=own)
         for _ in method_run.method.generate_batch(batch):
             pass

@@ -60,7 +60,7 @@ class Stepper:
         if self._drafts:
             self._model = session.draft()
             self._state = session.new_state(self._model)
-            self._model.forward(session.since(0), self._state, logits_at=None)
+            self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
 
     def schedule(
         self, members: Sequence[tuple[Stepper, Session]], size: int

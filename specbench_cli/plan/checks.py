@@ -127,7 +127,7 @@ def _accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
     ruled = [
         method_run.label
         for method_run in method_runs
-        if method_run.declared.accept and not method_run.declared.accept.off
+        if method_run.declared.accept and not method_run.declared.accept.is_exact
     ]
     if ruled:
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"

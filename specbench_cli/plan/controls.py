@@ -24,10 +24,10 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 def is_control(method: Method) -> bool:
     """Whether a row of it is there for lossy ones to be held against."""
-    from specbench_cli.engine.spans.judge import SpanParams
+    from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
-    coin = isinstance(method.params, SpanParams) and method.params.coin is not None
+    coin = isinstance(method.params, SegmentParams) and method.params.random_rule is not None
     return method.control or coin or isinstance(method.accept, RandomAccept)
 
 
@@ -58,10 +58,10 @@ def _wanted(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The controls of a lossy row: method, label and parameters of each."""
-    from specbench_cli.engine.spans.judge import SpanParams
+    from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
-    if "draft" in method.needed:
+    if "draft" in method.requirements:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
     foreign = row.name not in registry.ours() and config.isolation == "process"
     rated = method.accept is not None and config.executor == "local" and not foreign
@@ -71,12 +71,16 @@ def _wanted(
         yield row.name, f"{row.name} exact", rest
         if rated:
             yield row.name, random, {**rest, "accept": "random", "like": row.label}
-    elif isinstance(method.params, SpanParams):
+    elif isinstance(method.params, SegmentParams):
         yield PLAIN, PLAIN, {}
         if rated:
             yield row.name, random, {**row.params, "like": row.label}
-    elif method.relative is not None:
-        yield method.relative, method.relative, _shared(method, method.relative)
+    elif method.lossless_counterpart is not None:
+        yield (
+            method.lossless_counterpart,
+            method.lossless_counterpart,
+            _shared(method, method.lossless_counterpart),
+        )
         if rated:
             yield RANDOM, random, {**_shared(method, RANDOM), "like": row.label}
 
@@ -86,7 +90,7 @@ def _shared(method: Method, other: str) -> dict[str, Any]:
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
-    shared = known - method.off.keys() - AcceptParams.model_fields.keys()
+    shared = known - method.exact_params.keys() - AcceptParams.model_fields.keys()
     return {name: value for name, value in dict(method.params).items() if name in shared}
 
 

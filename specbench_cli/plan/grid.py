@@ -66,7 +66,7 @@ def _alike(own: Method, other: Method, rule: Rule) -> bool:
     return (
         other.guarantee(rule) == own.guarantee(rule)
         and other.upper_bound == own.upper_bound
-        and other.needed <= own.needed
+        and other.requirements <= own.requirements
         and set(other.artifacts()) <= set(own.artifacts())
     )
 

@@ -66,7 +66,7 @@ def pairs(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _drafts(name: str, params: Mapping[str, Any]) -> bool:
-    return "draft" in registry.declare(name, params).needed
+    return "draft" in registry.declare(name, params).requirements
 
 
 def _word(model: str) -> str:

@@ -69,7 +69,7 @@ class MethodRun:
     @property
     def needs_draft(self) -> bool:
         """Return True if the method cannot run without a draft model."""
-        return "draft" in self.declared.needed
+        return "draft" in self.declared.requirements
 
     @property
     def like(self) -> str | None:
@@ -96,7 +96,7 @@ class MethodRun:
         if self.tuned is not None:
             return f"tuned({self.tuned})"
         method, params = type(self.declared), self.declared.params
-        if method.paper and params == method.Params.model_validate(method.paper):
+        if method.paper_params and params == method.Params.model_validate(method.paper_params):
             return "paper"
         fields = method.Params.model_fields.items()
         plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
@@ -161,6 +161,6 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
         ("models", "a tuple of names of models", is_list_of(str)),
         ("artifacts", "a tuple of Trained modules", is_list_of(ArtifactSpec)),
         ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
-        ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
+        ("requirements", "a set of words", lambda said: isinstance(said, frozenset | set)),
         ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
     )

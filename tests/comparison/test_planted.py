@@ -126,7 +126,7 @@ def test_a_stale_draft_state_costs_mat(run, base):
 
     def stale(self, session):
         """The draft's rows are of another text."""
-        flipped = Tokens(session.since(0).ids.flip(1))
+        flipped = Tokens(session.pending_tokens(0).ids.flip(1))
         with patch.object(session, "since", lambda _: flipped):
             right(self, session)
 

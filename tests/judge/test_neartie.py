@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
 from specbench_cli.judge.verdict import Judge
@@ -77,14 +77,14 @@ class Wide(Decoder):
     def new_state(self, capacity, n_seqs=1):
         return Rows(capacity)
 
-    def forward(self, x, state, *, logits_at="last", **rest) -> Out:
+    def forward(self, x, state, *, logits_at="last", **rest) -> ModelOutput:
         n = x.ids.shape[1]
         logits = torch.zeros(1, n, VOCAB)
         logits[..., 6] = 1.0
         logits[..., 7] = 1.0 + (1e-5 if n > 1 else -1e-5)
         state.written += n
         assert state.written <= state.capacity
-        return Out(logits if logits_at == "all" else logits[:, -1:], torch.zeros(1, n, 1))
+        return ModelOutput(logits if logits_at == "all" else logits[:, -1:], torch.zeros(1, n, 1))
 
 
 class Rows:

@@ -15,7 +15,7 @@ from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.judge.neartie import width_explains
@@ -45,7 +45,7 @@ def test_token_by_token_is_all_at_once(tiny_checkpoint: Maker, family: str) -> N
 def test_images_are_part_of_what_is_read(tiny_checkpoint: Maker) -> None:
     oracle = Oracle(module_of(load_decoder(tiny_checkpoint("llava"), name="target")))
     text, pixels = [5, 196, 196, 196, 196, 7], torch.rand(1, 3, 8, 8)
-    with_image = oracle.logits(text, Source(images={"pixel_values": pixels}), 1)
+    with_image = oracle.logits(text, ExtraInput(images={"pixel_values": pixels}), 1)
     assert not torch.allclose(with_image, oracle.logits(text, None, 1), atol=1e-3)
 
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.processor import Processing, Processor
-from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
+from specbench_cli.engine.verify.processor import LogitsProcessor, RequestProcessor
+from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp, warp_logits
 from specbench_cli.judge.tolerance import CEILING, measure_tolerance
 from specbench_cli.judge.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
 from specbench_cli.store.schema import Verdict
@@ -217,7 +217,7 @@ def test_tokens_that_tie_at_the_cut_may_both_be_chosen(module, judge, tie):
 def test_cut_bounds_enclose_the_cut(logits, top_k, top_p, tolerance):
     sampling = Sampling(rule="coupled", temperature=1.0, top_k=top_k, top_p=top_p)
     rows = torch.tensor([logits]).log_softmax(-1)
-    kept = cut(rows, sampling).isfinite()
+    kept = warp_logits(rows, sampling).isfinite()
     floor, ceiling = cut_bounds(rows, sampling, tolerance)
     rounding = 1e-6
     assert (rows[kept] >= floor - rounding).all()
@@ -330,14 +330,14 @@ def test_only_promised_tokens_are_judged(guarantee, rule, judged):
 # ---- under a processor --------------------------------------------------------------------------
 
 
-class NoTwins(Processor):
+class NoTwins(LogitsProcessor):
     """The same id never twice running."""
 
     def begin(self):
         return NoTwin()
 
 
-class NoTwin(Processing):
+class NoTwin(RequestProcessor):
     def __call__(self, rows, output, tokens, parents=None):
         before, rows = [*output[-1:], *tokens], rows.clone()
         first = 1 - bool(output)  # what has no token before it is left as it is

@@ -133,7 +133,7 @@ def looped(step: Callable) -> type[Sps]:
             self.start(session)
             session.prefill()
             while session.finish is None:
-                yield from step(self, session, self.propose(session, session.room()))
+                yield from step(self, session, self.propose(session, session.max_draft_length()))
 
     return Looped
 
@@ -257,7 +257,7 @@ def uncut(right):
 
 
 def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(distribution, "cut", uncut(distribution.cut))
+    forgotten = patch.object(distribution, "cut", uncut(distribution.warp_logits))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
@@ -345,7 +345,7 @@ def in_twos(self, session, draft):
     if session.finish is not None:
         yield first
         return
-    (second,) = honest(self, session, self.propose(session, session.room()))
+    (second,) = honest(self, session, self.propose(session, session.max_draft_length()))
     a, b = first.outcome, second.outcome
     draft = session.chain([*first.draft.tokens.tolist(), *second.draft.tokens.tolist()])
     path = (*a.path, *(first.draft.nodes + node for node in b.path))

@@ -18,7 +18,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, FeatureHead, Head
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Features, Out
+from specbench_cli.engine.types import Draft, Features, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
@@ -87,7 +87,7 @@ class Timed(Decoder):
         if rows:
             logits = torch.zeros(1, rows, self.vocab_size)
             logits[..., 1] = 1.0
-        return Out(logits, torch.zeros(1, n, 1))
+        return ModelOutput(logits, torch.zeros(1, n, 1))
 
 
 class TimedTogether(Timed):
@@ -352,7 +352,7 @@ class Star:
         return Draft(torch.arange(self._nodes), (ROOT,) * self._nodes)
 
     def _read(self, session):
-        unseen = session.since(self._state.length())
+        unseen = session.pending_tokens(self._state.length())
         self._model.forward(unseen, self._state)
         self._state.commit(0, range(unseen.ids.shape[1]))
 
@@ -421,7 +421,7 @@ class Ahead(Star):
 
     def start(self, session):
         super().start(session)
-        self._model.forward(session.since(0), self._state)
+        self._model.forward(session.pending_tokens(0), self._state)
         self._state.rollback(0, 0)
         self._read(session)
 

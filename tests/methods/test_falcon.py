@@ -151,4 +151,4 @@ def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree()
     assert {(0, 0, 0, 1, 1, 0), (3, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)} < {*whole.nodes}
     assert all(len(published(n, 8, n).nodes) == n for n in range(1, 166))
     assert max(len(node) for node in published(165, 4, 8).nodes) == 4
-    assert Method.paper["nodes"] == len(whole.nodes)
+    assert Method.paper_params["nodes"] == len(whole.nodes)

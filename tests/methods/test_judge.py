@@ -75,7 +75,9 @@ def test_a_token_is_judged_by_the_row_that_has_read_it(heard, family):
 def test_a_stricter_judge_stops_whatever_this_one_stops():
     rule = Verdict(0.2)
     assert [rule.stricter.threshold, rule.stricter.stricter.threshold] == [0.6, 0.8]
-    assert not rule.stricter.off and Verdict(1.0).off and str(rule) == "judge(threshold=0.2)"
+    assert (
+        not rule.stricter.is_exact and Verdict(1.0).is_exact and str(rule) == "judge(threshold=0.2)"
+    )
 
 
 class Noted(JudgeHead):

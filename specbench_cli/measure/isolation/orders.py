@@ -18,7 +18,7 @@ from specbench_cli import registry
 from specbench_cli.config import plugin_file
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.verify.hooks import must_return
+from specbench_cli.engine.verify.hooks import check_return
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.errors import MethodFault, SpecbenchError
@@ -107,7 +107,7 @@ class PluginOrders:
             for name in _PROPERTIES:
                 getattr(method_run.method, name)
             method_run.method.check()
-            must_return(
+            check_return(
                 method_run.method,
                 "processes",
                 method_run.method.processes(),

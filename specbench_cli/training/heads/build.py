@@ -23,7 +23,7 @@ from methods._heads.recipe import HeadRecipe, Taught
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.loop import Schedule, StagePlan
 
@@ -192,7 +192,7 @@ class TorchTarget(Decoder):
         """There is none."""
         raise MethodFault("in training a head's target has no states")
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """There is none."""
         raise MethodFault("in training a head's target has no forward: it gives features alone")
 

@@ -218,7 +218,7 @@ def _sent(file: NDArray[np.generic], device: torch.device) -> Tensor:
     there = torch.empty(file.shape, dtype=like.dtype, device=device)
     for first in range(0, len(file), BLOCK):
         block = torch.from_numpy(file[first : first + BLOCK].copy())
-        there[first : first + BLOCK].copy_(host.sent(block, device))
+        there[first : first + BLOCK].copy_(host.send(block, device))
     return there
 
 
