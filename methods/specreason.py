@@ -1,4 +1,4 @@
-"""SpecReason: a small model writes the steps of a reasoning, and the target grades them.
+"""SpecReason: a small model writes the reasoning steps, and the target grades them.
 
 Rui Pan, Yinwei Dai, Zhihao Zhang, Gabriele Oliaro, Zhihao Jia, Ravi Netravali: SpecReason: Fast and
 Accurate Inference-Time Compute via Speculative Reasoning, NeurIPS 2025, arXiv:2504.07891.
@@ -57,13 +57,21 @@ class SpecReasonParams(SegmentParams):
 
 
 class SpecReason(Method):
-    """SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.
+    """SpecReason: the draft writes a step; the target grades it, and rewrites a bad one.
 
-    Lossy: a step of a good grade stands whatever it says. At threshold 10 none does, and the output
-    is the target's; at 0 it is the draft's, but for its first token and the budget's last.
-    Differs from the paper: of a rejected step the target keeps what it would have said itself (in
-    greedy and coupled decoding it would only say it again); outputs end as everywhere here; the
-    grade is a likelihood by default, since small models do not answer questions about their texts.
+    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is, and the
+    output is the target's. At 0 the output is the draft's, except the first token and the end of
+    the budget.
+    Differs from the paper: of a rejected step the target keeps the tokens at its start that it
+    would have generated itself. Outputs follow the run's stop rule. By default the grade is a
+    likelihood, because small models do not answer questions about their texts.
+
+    One step:
+    1. The draft model writes a reasoning step, up to a delimiter.
+    2. One target forward scores it, and the target grades it.
+    3. If the grade reaches `threshold`, commit the step. Otherwise commit only the tokens at its
+       start that the target also generates.
+    4. The target writes the rest of the step.
     """
 
     name: ClassVar[str] = "specreason"

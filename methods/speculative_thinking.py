@@ -1,4 +1,4 @@
-"""Speculative Thinking: the draft reasons, and the target takes over where it affirms or doubts.
+"""Speculative Thinking: the draft reasons; the target takes over where it affirms or doubts.
 
 Wang Yang, Xiang Yue, Vipin Chaudhary, Xiaotian Han: Speculative Thinking: Enhancing Small-Model
 Reasoning with Large Model Guidance at Inference Time, COLM 2025, arXiv:2504.12329.
@@ -57,12 +57,18 @@ class SpeculativeThinkingParams(SegmentParams):
 
 
 class SpeculativeThinking(Method):
-    """Speculative Thinking: the draft writes, and the target where it affirms or doubts.
+    """Speculative Thinking: the draft writes; the target takes over where it affirms or doubts.
 
-    Lossy: an assisted small model, no faster target; what the draft writes stands. With
-    `writer=target` it never writes, and the output is the target's.
-    Differs from the authors' code: the target's words always take the probe's place; probes and
-    takeovers end with their paragraph; what is thrown away is counted.
+    Lossy: it makes a small model better, not the target faster. The draft's text is committed
+    unchanged. With `writer=target` the draft never writes, and the output is the target's.
+    Differs from the authors' code: the target's text always replaces the probe. Probes and
+    takeovers end with their paragraph. Dropped tokens are counted.
+
+    One step:
+    1. The draft model writes a paragraph.
+    2. After `limit` doubts the target sums up, with `recap` and up to `excess` tokens.
+    3. The draft writes a probe of `probe` tokens. If it neither affirms nor doubts, drop the probe.
+    4. Otherwise the target writes instead of the probe, and `checked` more tokens if it verifies.
     """
 
     name: ClassVar[str] = "speculative-thinking"

@@ -52,18 +52,19 @@ class EagleParams(MethodParams):
 class Eagle(Method):
     """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the head's likeliest tokens, each of which stands with the target's
-    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the paper: under rejection children are not drawn but the likeliest, with which
-    drafting needs no distribution (the authors' code has come to do so too); nothing is drafted
-    past the budget; in coupled decoding the head's scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it.
+    Differs from the paper: in sampling, children are the most likely tokens, not drawn, so drafting
+    needs no distribution (the authors' code now does the same). Nothing is drafted beyond the token
+    budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's true
-       feature of the token before; what it drafted of them before is forgotten.
-    2. Level by level, take the children that the tree names from the head's ranking at their
-       parent; feed those that have children themselves, each beside its parent's predicted feature.
+    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
+       Drop what the head computed for drafted tokens.
+    2. Level by level, take the children that the tree selects from the head's ranking at their
+       parent. Feed the nodes that have children, each with its parent's predicted feature.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 

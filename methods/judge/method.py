@@ -1,4 +1,4 @@
-"""Judge Decoding: a small head on the target's rows lets harmless deviations pass.
+"""Judge Decoding: a small head on the target's hidden states accepts harmless deviations.
 
 Gregor Bachmann et al.: Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
 Alignment, ICLR 2025, arXiv:2501.19309.
@@ -66,19 +66,19 @@ class Verdict(AcceptRule):
 class Judge(DraftModelMethod):
     """Judge: a small head on the target's hidden states accepts harmless draft tokens.
 
-    Not exact: a token that the lossless rule rejects stands if the head, one linear layer on the
-    target's row that has read it, finds it harmless with a chance above `threshold`. At its off
-    position, threshold 1, it makes the tokens of `sps`.
-    Differs from the paper: the head reads the row behind the final norm, and its labels are mined,
-    not written by people: a token is harmless if the target, going on behind it, scores no worse
-    (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
+    Not exact: a token that the lossless rule rejects is accepted if the head predicts that it is
+    harmless with a probability above `threshold`. The head is one linear layer on the target's
+    hidden state at that token. At its off position, threshold 1, it generates the tokens of `sps`.
+    Differs from the paper: the head reads the hidden state after the final norm. Its labels are
+    mined, not written by people: a token is harmless if the target, continuing after it, scores no
+    worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
 
     One step:
     1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
-    2. (engine) One target forward over the last committed token and the draft. x stands if the
-       lossless rule takes it, or if sigmoid(w h + b) > threshold, h being the row of x itself.
-    3. (engine) In place of the first that does not stand: the lossless rule's token.
-    4. (base) Forget the draft's rows of rejected tokens.
+    2. (engine) One target forward over the last committed token and the draft. x is accepted if the
+       lossless rule accepts it, or if sigmoid(w h + b) > threshold, h being the hidden state at x.
+    3. (engine) Replace the first rejected token by the lossless rule's token.
+    4. (base) Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "judge"

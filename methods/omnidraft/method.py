@@ -1,4 +1,4 @@
-"""OmniDraft: a draft with any tokenizer, and a cache of its runs that spell a token of the target.
+"""OmniDraft: a draft model with any tokenizer, and a cache of token runs that spell a target token.
 
 Ramchalam Kinattinkara Ramakrishnan et al.: OmniDraft: A Cross-vocabulary, Online Adaptive Drafter
 for On-device Speculative Decoding, NeurIPS 2025, arXiv:2507.02659.
@@ -32,23 +32,25 @@ class OmniDraftParams(MethodParams):
 
 
 class OmniDraft(Method):
-    """OmniDraft: several tokens of a draft that spell one of the target's are drafted as that one.
+    """OmniDraft: draft tokens that together spell a target token are drafted as that token.
 
-    Exact because q is the distribution that a token is drawn from: of what the draft would say the
-    longest run in the cache is its token, else the first token is itself. A token x stands with
-    probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)).
-    Differs from the paper: q of a token that begins runs is less what they take; runs are looked
-    for along the draft's likeliest tokens alone, others would cost forwards; the prompt's are
-    kept too; the draft itself does not learn (`osd` does), and no head ends drafting.
+    Exact because q is the distribution that a token is drawn from: the longest cached run at the
+    start of the draft's continuation becomes one target token; without a run its first token is
+    used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a
+    draw from norm(max(p - q, 0)).
+    Differs from the paper: runs reduce the probability of the token that begins them. Only runs
+    along the draft's most likely tokens are considered, because others would cost forwards. Runs of
+    the prompt are cached too. The draft does not learn (`osd` does), and no head stops drafting.
 
     One step:
-    1. Bring the committed tokens into the draft's vocabulary; what it lacks is tokenized anew.
-    2. Walk: feed the draft its likeliest token, as long as runs in the cache go on from there.
-    3. q: shared tokens by their chances; each run along the walk has the product of its tokens',
-       and takes it from the longest one before it, or from the walk's first token.
-    4. Draw a token; forget what was fed beyond it. So on from 2, `length` times.
+    1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.
+    2. Walk: feed the draft its most likely token, while cached runs continue from there.
+    3. Compute q: shared tokens have the draft's probability. Each run along the walk has the
+       product of its tokens' probabilities, subtracted from the longest shorter run or the walk's
+       first token.
+    4. Draw a token and drop what was fed after it. Repeat from 2, `length` times.
     5. (engine) One target forward over the last committed token and the draft; verify; commit.
-    6. Keep the runs of committed tokens that the draft does not have; those unseen for longest go.
+    6. Cache the runs of committed tokens that the draft's vocabulary lacks; evict the oldest.
     """
 
     name: ClassVar[str] = "omnidraft"

@@ -47,31 +47,31 @@ class SamParams(MethodParams):
 
 
 class Sam(Method):
-    """SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from it.
+    """SAM-Decoding: drafts what follows the longest earlier suffix, found by a suffix automaton.
 
-    Exact because the draft is a function of the past alone, and so is whether a model drafts in its
-    place: what was found is a point mass, as are a head's likeliest tokens, and what a draft model
-    drew comes with its distribution.
-    Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
-    over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
-    could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
-    place of EAGLE-2's tree. The last committed token may be drafted again (their text ends before
-    it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a draft model
-    `bias` does not apply, as in their script.
+    Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
+    Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
+    with their distribution.
+    Differs from the authors' code: the second automaton covers earlier outputs of the run, not a
+    corpus, and yields a chain. Chains end with the text and are not padded; a pad could be taken
+    for a token. The model is any draft model, or EAGLE's head with a chain instead of EAGLE-2's
+    tree. The last committed token may be drafted again (their text ends before it). Their
+    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
+    not apply, as in their script.
 
-    With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
-    automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
+    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
+    automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
 
     One step:
-    1. For each committed token: go on to the longest suffix that occurs before, in the text and in
-       earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
-    2. Take the longer match, the text's if they are alike; beside a model an earlier output's
-       counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
+    1. For each committed token: extend both matches, in the text and in earlier outputs. Then add
+       the token to the text's automaton, so that a suffix does not match itself.
+    2. Take the longer match, the text's if both are equal. With a model, a match in earlier outputs
+       counts `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
     3. Draft the tokens after its first occurrence: `length` tokens, and without a draft model at
        most `factor` per matched token. With a draft model, if fewer than `length` tokens follow in
        the text, use the longest shorter suffix that `length` tokens follow.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Once the output has ended, put it into the second automaton.
+    5. When the output ends, add it to the second automaton.
     """
 
     name: ClassVar[str] = "sam"

@@ -45,21 +45,22 @@ class SwiftParams(SearchParams):
 
 
 class Swift(Method):
-    """SWIFT: the target drafts without some sublayers, which are searched during decoding.
+    """SWIFT: the target drafts without some sublayers, which a search selects during decoding.
 
-    Exact because earlier steps settled what is passed over, children drawn without replacement are
-    tested in that order by recursive rejection, and chosen ones stand iff the target chooses them.
-    Differs from the authors' code: tokens of fully accepted drafts follow the warped distribution
-    too; the best set is scored anew on each request's text; sets are scored behind the target's own
-    rows, of which none is copied; the first set is as large as all others.
+    Exact because the skipped sublayers depend only on earlier steps. Children drawn without
+    replacement are tested in that order by recursive rejection; chosen children are accepted if and
+    only if the target chooses them.
+    Differs from the authors' code: tokens of fully accepted drafts also follow the warped
+    distribution. The best set is scored again on each request's text. Sets are scored on the
+    target's own KV cache, without a copy. The first set has the same size as all others.
 
     One step:
-    1. Draft on the target's own rows without the set's sublayers: each token gets siblings, the
-       more the less sure the draft is; go on behind the first; stop where it is not sure.
+    1. Draft on the target's own KV cache without the set's sublayers. Each token gets siblings,
+       more if the draft is less confident. Continue after the first; stop at low confidence.
     2. (engine) One target forward over the root and all tokens; verify; commit.
-    3. Until the search ends, score a set of the same size, one by chance or, every so often, by
-       Bayesian optimisation: how often does it say the next token over the output's first W + 1,
-       in one forward behind the prompt? Keep it if it beats the best.
+    3. Until the search ends, score one set of the same size, chosen at random or, every `every`
+       tries, by Bayesian optimisation. The score is the share of correct next tokens over the
+       output's first W + 1, in one forward after the prompt. Keep the set if it beats the best.
     """
 
     name: ClassVar[str] = "swift"

@@ -53,10 +53,10 @@ def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
 
 def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
     """Return the costs by which the run's methods chose draft lengths; else those of a table."""
-    from specbench_cli.measure.step_costs import StepCosts, of_kept
+    from specbench_cli.measure.step_costs import StepCosts, step_costs_from_probe
 
     known = manifest.get("step_costs")
-    return StepCosts.model_validate(known) if known else of_kept(costs)
+    return StepCosts.model_validate(known) if known else step_costs_from_probe(costs)
 
 
 def method_of(records: Sequence[Record]) -> Method:

@@ -56,7 +56,7 @@ def test_smoke_is_part_of_ci(tmp_path):
         "pld",
         "hf:vanilla",
     ]
-    assert smoke.most_tokens < ci.most_tokens / 4
+    assert smoke.max_tokens < ci.max_tokens / 4
 
 
 def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
@@ -74,7 +74,7 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()}
     assert wanted - OF_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
-    assert plan.most_tokens == budget * len(plan.method_runs) * 3
+    assert plan.max_tokens == budget * len(plan.method_runs) * 3
 
 
 def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):

@@ -38,7 +38,7 @@ from specbench_cli.judge import verdict
 from specbench_cli.judge.broken import broken, surprise
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
-from specbench_cli.measure import answers, repeat, warm_up
+from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.measure.result import exit_code
@@ -110,7 +110,9 @@ def run(tmp_path_factory):
                 )
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
-                made_by = repeat.Repeat(plan, bench, run_dir, answers.Answers(), Silent())
+                made_by = repeat.Repeat(
+                    plan, bench, run_dir, stored_outputs.StoredOutputs(), Silent()
+                )
                 made_by.run(1)
                 run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")

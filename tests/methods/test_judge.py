@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._heads.held_out import area_under
+from methods._heads.held_out import area_under_roc
 from methods.judge.head import JudgeHead
 from methods.judge.method import Judge, JudgeParams, Verdict
 from methods.judge.training import Mined, fit
@@ -217,5 +217,5 @@ def test_what_can_be_told_is_learnt():
 
 def test_the_area_under_the_curve_counts_pairs_ties_half():
     scores, truth = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True])
-    assert area_under(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
-    assert area_under(scores, torch.ones(4).bool()) == 0.5
+    assert area_under_roc(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    assert area_under_roc(scores, torch.ones(4).bool()) == 0.5
