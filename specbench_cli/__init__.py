@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Compared", "Run", "SpecbenchError", "compare", "load", "methods", "run"]
+__all__ = ["ComparisonResult", "Run", "SpecbenchError", "compare", "load", "methods", "run"]
 
 if TYPE_CHECKING:
     from specbench_cli.errors import SpecbenchError
-    from specbench_cli.python import Compared, Run, compare, load, methods, run
+    from specbench_cli.python import ComparisonResult, Run, compare, load, methods, run
 else:
 
     def __getattr__(name: str) -> Any:
