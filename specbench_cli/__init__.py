@@ -11,6 +11,7 @@ importing the package loads neither torch nor pandas.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
+        if name == "Compared":
+            warnings.warn(
+                "specbench_cli.Compared is now specbench_cli.ComparisonResult",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            name = "ComparisonResult"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from specbench_cli import errors, python

@@ -5,9 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from specbench_cli import api, former_names, registry
-from specbench_cli.api import Draft, FixedLength, Length, tree_of_widths
+from specbench_cli import api, registry
+from specbench_cli.api import Draft, host
+from specbench_cli.engine.drafting.transcript import Transcript
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.look_ahead import LookAheadRows
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.errors import UsageError
+from specbench_cli.former_names import FormerMember
 from specbench_cli.store.schema import Params
 
 IDS = torch.tensor([1, 2])
@@ -39,28 +44,64 @@ def test_records_are_read_by_current_names():
     assert params.effective == {"width": 2, "draw_mode": "without_replacement"}
 
 
-def test_the_api_has_members_by_former_names():
-    for former, current in former_names.API.items():
-        assert former not in api.__all__ and current in api.__all__
-        with pytest.warns(DeprecationWarning, match=f"`{former}` is now `{current}`"):
-            assert getattr(api, former) is getattr(api, current)
-    with pytest.raises(AttributeError, match="no attribute 'Other'"):
-        api.Other  # noqa: B018
+@pytest.mark.parametrize("former", sorted(api.FORMER_NAMES))
+def test_members_of_the_api_keep_their_former_names(former):
+    current = api.FORMER_NAMES[former]
+    with pytest.warns(
+        DeprecationWarning, match=rf"`specbench_cli.api.{former}` is now `{current}`"
+    ):
+        assert getattr(api, former) is getattr(api, current)
+    assert former not in api.__all__
 
 
-def test_classes_have_members_by_former_names():
-    tree = tree_of_widths((2, 1))
-    with pytest.warns(DeprecationWarning, match=r"`TreeTemplate\.within` is now `truncate`"):
-        assert tree.within(1, 2) == tree_of_widths((2,))
-    with pytest.warns(DeprecationWarning, match="should_continue"):
-        assert FixedLength(2).more(None, None)
+def test_functions_of_host_keep_their_former_names():
+    with pytest.warns(DeprecationWarning, match="`to_numbers`"):
+        assert host.each is host.to_numbers
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = host.other
 
 
-def test_a_length_of_an_older_plug_in_continues_by_its_former_method():
-    with pytest.warns(DeprecationWarning, match="continues_after"):
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(api.AcceptRule, api.Batch, api.Method, api.ModelOutput, api.Partial, api.PeerSession),
+        *(api.SegmentParams, api.SegmentRule, api.Segments, api.Session, api.Topics),
+        *(LookAheadRows, PausedForward, Transcript, Vocabulary),
+        *(api.Decoder, api.DraftSession, api.Drafter, api.Growth, api.Length, api.Metered),
+        *(api.SuffixArray, api.TreeTemplate, api.Worker),
+    ],
+)
+def test_members_of_classes_keep_their_former_names(cls):
+    former = {
+        name: member
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, FormerMember)
+    }
+    assert former and not former.keys() & {member.current for member in former.values()}
+    for name, member in former.items():
+        if hasattr(cls, member.current):  # others are set by `__init__`
+            with pytest.warns(DeprecationWarning, match=f"`{member.current}`"):
+                assert getattr(cls, name) == getattr(cls, member.current)
 
-        class TwoTokens(Length):
-            def goes_on(self, out, pick):
-                return self.drafted < 2
 
-    assert TwoTokens().should_continue(None, None)
+def test_an_instance_has_its_members_by_their_former_names():
+    out = api.ModelOutput(None, torch.zeros(1, 1, 1), {3: IDS})
+    with pytest.warns(DeprecationWarning, match="`ModelOutput.taps` is now `aux_hidden_states`"):
+        assert out.taps == {3: IDS}
+
+
+def test_a_plug_in_overrides_members_by_their_former_names():
+    members = {"name": "rule", "enough": lambda self, grade: grade > 1}
+    with pytest.warns(DeprecationWarning, match="`SegmentRule.enough` is now `accepts`"):
+        Rule = type("Rule", (api.SegmentRule,), members)
+    assert Rule().judge(2).accepted and not Rule().judge(1).accepted
+    with pytest.warns(DeprecationWarning, match="`AcceptRule.off` is now `is_exact`"):
+        Exact = type("Exact", (api.AcceptRule,), {"name": "exact", "off": True})
+    assert Exact().is_exact
+    with pytest.warns(DeprecationWarning, match="`Method.needed` is now `requirements`"):
+        Drafting = type("Drafting", (api.Method,), {"needed": frozenset({"draft"})})
+    assert Drafting().requirements == {"draft"}
+    with pytest.warns(DeprecationWarning, match="`Length.goes_on` is now `continues_after`"):
+        Two = type("Two", (api.Length,), {"goes_on": lambda self, out, pick: self.drafted < 2})
+    assert Two().should_continue(None, None)

@@ -170,7 +170,7 @@ def test_help_of_each_command_has_panels_examples_and_defaults_on_80_columns(
 
 
 def test_only_the_command_that_is_named_is_built():
-    asked = app._make_order(["train", "draft", "--help"])
+    asked = app._select_commands(["train", "draft", "--help"])
     (group,) = asked.registered_groups
     assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
     assert not asked.registered_commands

@@ -8,11 +8,9 @@ that verification is given. To take a token back for its looks would censor q, a
 from __future__ import annotations
 
 import sys
-import warnings
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +19,13 @@ from specbench_cli.engine import host
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
-from specbench_cli.former_names import FormerName
+from specbench_cli.former_names import renamed_members
 
 INITIAL_LENGTH = 5
 """Where the heuristic starts: transformers' number of assistant tokens while it was the default."""
 
 
+@renamed_members(more="should_continue", goes_on="continues_after")
 class Length(ABC):
     """How many tokens a chain gets, for one prompt.
 
@@ -37,14 +36,6 @@ class Length(ABC):
 
     drafted = 0
     most = sys.maxsize
-
-    more = FormerName("should_continue")
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "goes_on" in cls.__dict__:
-            warnings.warn("`Length.goes_on` is now `continues_after`", DeprecationWarning, 2)
-            cls.continues_after = cls.__dict__["goes_on"]  # type: ignore[method-assign]
 
     def begin(self) -> None:
         """A new chain."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.former_names import FormerName
+from specbench_cli.former_names import renamed_members
 
 Ints = NDArray[Any]
 
 
+@renamed_members(behind="continuations")
 class SuffixArray:
     """All places of some texts, in the order of what stands there.
 
@@ -32,8 +33,6 @@ class SuffixArray:
     Attributes:
         end: see `tokens`; the last of them.
     """
-
-    behind = FormerName("continuations")
 
     def __init__(self, tokens: Ints, order: Ints) -> None:
         self.tokens, self.order = tokens, order

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.types import ModelOutput
-from specbench_cli.former_names import FormerName
+from specbench_cli.former_names import renamed_members
 
 SPECIAL_MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
@@ -33,6 +33,7 @@ def special_piece(name: str) -> bytes:
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
+@renamed_members(spelt="decode")
 @dataclass(frozen=True)
 class Vocabulary:
     """What the ids of a tokenizer stand for, and how it cuts a text.
@@ -45,8 +46,6 @@ class Vocabulary:
     pieces: Sequence[bytes]
     tokenize: Callable[[str], Sequence[int]] = lambda _: ()
     bos: int | None = None
-
-    spelt = FormerName("decode")
 
     @classmethod
     def from_size(cls, n: int) -> Vocabulary:

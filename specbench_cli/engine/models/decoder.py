@@ -20,6 +20,7 @@ from specbench_cli.engine.types import (
     expand_skip,
 )
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 LogitsAt = Literal["last", "all"] | Tensor | None
 """Which rows of the input get logits: the last, all, those of an index tensor [r], or none."""
@@ -122,6 +123,7 @@ Part = ModelInput
 """The name of `ModelInput` in `specbench_cli.api`, where a session makes the only ones."""
 
 
+@renamed_members(parted="split_prompt", beside="extra_tokens", said="unembed_ids")
 class Decoder(ABC):
     """A causal language model.
 

@@ -15,6 +15,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LevelOutput
 from specbench_cli.engine.types import Forward, Input, ModelOutput, Role, SentMessage, Skip
+from specbench_cli.former_names import renamed_members
 
 
 class HostClock:
@@ -188,6 +189,7 @@ class Meter:
         self._unresolved.clear()
 
 
+@renamed_members(exits_of="record_exits")
 class Metered:
     """A decoder whose forwards are recorded. Everything else is the decoder's own.
 

@@ -18,7 +18,7 @@ from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workers.message import Message
-from specbench_cli.former_names import FormerName
+from specbench_cli.former_names import renamed_members
 
 TARGET, DRAFTER = 0, 1
 """Numbers of the workers in traces."""
@@ -41,6 +41,7 @@ class DraftRequest:
     source: ExtraInput | None = None
 
 
+@renamed_members(since="pending_tokens")
 class DraftSession:
     """All that a drafter may touch: the drafting half of a session.
 
@@ -52,8 +53,6 @@ class DraftSession:
         chooser: how draft tokens are chosen; its positions are those of the output.
         held: the states handed out, each with its model.
     """
-
-    since = FormerName("pending_tokens")
 
     def __init__(
         self,
@@ -90,6 +89,7 @@ class DraftSession:
         return len(self.text) - self.prompt_length
 
 
+@renamed_members(desk="session")
 class Drafter(ABC):
     """The draft's side of a parallel method: from orders to answers, without input or output of
     its own, so that it runs wherever a worker is.
@@ -97,8 +97,6 @@ class Drafter(ABC):
     Its class stands at the top level of a module, so that another process can import it. What it
     answers must follow from the prompt, the orders and `desk.chooser` alone.
     """
-
-    desk = FormerName("session")
 
     def __init__(self, session: DraftSession, params: MethodParams) -> None:
         self.session = session

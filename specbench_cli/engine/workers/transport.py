@@ -27,7 +27,7 @@ from specbench_cli.engine.workers.drafter import (
 )
 from specbench_cli.engine.workers.message import Message, Reply
 from specbench_cli.errors import MethodFault
-from specbench_cli.former_names import FormerName
+from specbench_cli.former_names import renamed_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class WorkerRequest:
         return DraftSession(self.request, self.decoders["draft"], self.allocate_state, self.chooser)
 
 
+@renamed_members(desk="session", settle="drain")
 class Worker(ABC):
     """A drafter at work on one request, seen from the target's side.
 
@@ -62,9 +63,6 @@ class Worker(ABC):
         meter: where its forwards and the messages are kept.
         number: of the last order before its first.
     """
-
-    desk = FormerName("session")
-    settle = FormerName("drain")
 
     def __init__(self, meter: Meter, number: int = 0) -> None:
         self._meter = meter
