@@ -129,7 +129,7 @@ class PausedForward:
         Computes them for all ids if the target cannot compute them for some. This is then metered.
         """
         rows = self._target.norm(self._last_output.hidden[0])
-        some: Tensor | None = self._target.said(rows, ids)
+        some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:

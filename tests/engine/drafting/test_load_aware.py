@@ -133,7 +133,7 @@ class Text:
     def __init__(self, room=99):
         self.harness, self.left = Harness(self), room
 
-    def room(self):
+    def max_draft_length(self):
         return self.left
 
 

@@ -81,7 +81,7 @@ def test_after_a_tree_it_reads_those_of_the_token_that_chose_the_last(open_sessi
 def test_features_are_kept_where_they_are_asked_for_and_there_is_a_text(open_session, table):
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
-    with pytest.raises(MethodFault, match=r"session\.tap"):
+    with pytest.raises(MethodFault, match=r"session\.capture_layers"):
         session.features()
     session = tapped(open_session, table)
     with pytest.raises(MethodFault, match="before the prefill"):
