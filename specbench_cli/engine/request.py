@@ -15,8 +15,8 @@ from specbench_cli.engine.types import ExtraInput
 class Request:
     """One prompt to continue.
 
-    ids: Tokens of the prompt with its template. If the target has an encoder (`Decoder.split_prompt`),
-        these are the tokens that its text begins with.
+    ids: Tokens of the prompt with its template. If the target has an encoder, these are
+        (`Decoder.split_prompt`) the tokens that its text begins with.
     topic: The task's category, for methods that learn from ended requests.
     """
 
