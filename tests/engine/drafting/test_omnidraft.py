@@ -98,7 +98,7 @@ def translated(distribution, beginning, runs, walk, words):
 def test_q_is_the_distribution_of_what_a_translator_makes_of_the_drafts_own_draws(
     open_session, random_table
 ):
-    """At every place of a text, by all sequences of draws. Runs begin with shared tokens, with each
+    """At every place of a text, by all sequences of draws. RunCache begin with shared tokens, with each
     other, and with tokens that only the draft has."""
     walked = Counter()
     for words in [*PAIRS, *map(pair_of, range(20, 26))]:
@@ -308,9 +308,9 @@ def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     runs = RunCache(1)
     runs.read([the, 1, 2, cat], words.spell_in_draft)
     assert (len(runs), runs.run(the, words.spell_in_draft)) == (1, [0, 1, 2])  # it is spelt anew
-    assert runs.trie == {3: {5: {0: {Runs.END: cat}}}}
+    assert runs.trie == {3: {5: {0: {RunCache.END: cat}}}}
     runs.read([the, the], words.spell_in_draft)
-    assert runs.trie == {0: {1: {2: {Runs.END: the}}}}
+    assert runs.trie == {0: {1: {2: {RunCache.END: the}}}}
     both = RunCache(2)
     both.read([the, cat, the], words.spell_in_draft)
     both._most = 1
@@ -325,10 +325,10 @@ def test_of_overlapping_runs_each_leaves_the_others():
     words.draft = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(s) for s in text])
     runs = RunCache(2)
     runs.read([0, 1], words.spell_in_draft)
-    assert runs.trie == {0: {1: {Runs.END: 0, 2: {Runs.END: 1}}}}
+    assert runs.trie == {0: {1: {RunCache.END: 0, 2: {RunCache.END: 1}}}}
     assert runs.ends(runs.trie[0]) == ([1], [0]) and runs.has_children(runs.trie[0][1])
     runs._forget(1)
-    assert runs.trie == {0: {1: {Runs.END: 0}}} and not runs.has_children(runs.trie[0][1])
+    assert runs.trie == {0: {1: {RunCache.END: 0}}} and not runs.has_children(runs.trie[0][1])
 
 
 def test_what_a_prompt_showed_is_known_in_the_next(spelled):
