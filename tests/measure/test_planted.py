@@ -52,7 +52,7 @@ from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
+SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16, "isolation": "none"}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
 
@@ -259,7 +259,7 @@ def uncut(right):
 
 
 def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(distribution, "cut", uncut(distribution.warp_logits))
+    forgotten = patch.object(distribution, "warp_logits", uncut(distribution.warp_logits))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
