@@ -98,7 +98,7 @@ def translated(distribution, beginning, runs, walk, words):
 def test_q_is_the_distribution_of_what_a_translator_makes_of_the_drafts_own_draws(
     open_session, random_table
 ):
-    """At every place of a text, by all sequences of draws. RunCache begin with shared tokens, with each
+    """At every place of a text, by all sequences of draws. Runs begin with shared tokens, with each
     other, and with tokens that only the draft has."""
     walked = Counter()
     for words in [*PAIRS, *map(pair_of, range(20, 26))]:
