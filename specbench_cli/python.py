@@ -109,7 +109,7 @@ def run(
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     remember(run_dir.path)
-    if result.void:
+    if result.noisy:
         warnings.warn("; ".join(NOISE), stacklevel=2)
     return found
 
@@ -150,8 +150,8 @@ def compare(
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.outcome import as_share, gate
-    from specbench_cli.comparison.reading import side
+    from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
+    from specbench_cli.comparison.reading import load_side
     from specbench_cli.config.commands import CompareOptions
 
     base, new = (
@@ -160,10 +160,10 @@ def compare(
     )
     usual = CompareOptions()
     found = put_together(
-        side(base),
-        side(new),
-        tolerance=as_share(str(usual.tolerance if tolerance is None else tolerance)),
-        fail_on=gate(usual.fail_on if fail_on is None else fail_on),
+        load_side(base),
+        load_side(new),
+        tolerance=parse_tolerance(str(usual.tolerance if tolerance is None else tolerance)),
+        fail_on=parse_fail_on(usual.fail_on if fail_on is None else fail_on),
     )
     return Compared(found)
 
@@ -299,7 +299,7 @@ class Compared:
     @property
     def passed(self) -> bool:
         """Whether nothing closes the gate."""
-        return not self._comparison.failed
+        return not self._comparison.failed_rows
 
     @cached_property
     def df(self) -> pandas.DataFrame:
@@ -308,9 +308,9 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.comparison.pages.columns import flat
+        from specbench_cli.comparison.pages.columns import flat_row
 
-        rows = [flat(row, self._comparison) for row in self._comparison.rows]
+        rows = [flat_row(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
         return found.assign(fails=found["fails"] == "yes")
 
@@ -321,7 +321,7 @@ class Compared:
         if _in_notebook():
             _display({"text/markdown": self._repr_markdown_(), "text/plain": str(self)})
         else:
-            text.show(self._comparison)
+            text.print_comparison(self._comparison)
 
 
 def _start_s() -> float:

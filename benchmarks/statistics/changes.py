@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from specbench_cli.stats.changes import shifts
+from specbench_cli.stats.changes import find_level_shifts
 
 ALPHAS = (0.01, 0.05)
 RARE = 0.003
@@ -16,7 +16,9 @@ SIZES = (1, 2, 3, 5)
 
 def false_alarms(rng, draw, alpha, replications):
     """The share of series without a change in which one is told."""
-    told = (shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications))
+    told = (
+        find_level_shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications)
+    )
     return sum(map(bool, told)) / replications
 
 
@@ -26,7 +28,7 @@ def found(rng, before, since, size, replications):
     for i in range(replications):
         series = rng.normal(size=before + since)
         series[before:] += size
-        told = shifts(series, level=RARE, draws=999, seed=i)
+        told = find_level_shifts(series, level=RARE, draws=999, seed=i)
         hits += any(abs(shift.at - before) <= 1 for shift in told)
     return hits / replications
 

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from specbench_cli.stats.regression import Series, Shift, shifts
+from specbench_cli.stats.regression import RegressionSeries, SlowdownEstimate, estimate_slowdowns
 from specbench_cli.stats.two_way import Floats
 
 _SHARES = {"verify": 0.6, "draft": 0.3, "host": 0.1}
@@ -63,7 +63,7 @@ def compared(
     draft: float = 1.0,
     method: float = 1.0,
     tolerance: float = 0.05,
-) -> dict[tuple[str, int], Shift | None]:
+) -> dict[tuple[str, int], SlowdownEstimate | None]:
     """One comparison: by figure and row, its change.
 
     Args:
@@ -74,7 +74,7 @@ def compared(
     speed = rng.normal(0, machine.phase, len(new))
     vanilla = _cells(machine, sides, rng) + rng.normal(0, machine.drift, len(new))
     apart = float(speed[new].mean() - speed[~new].mean())
-    series: dict[tuple[str, int], Series] = {}
+    series: dict[tuple[str, int], RegressionSeries] = {}
     for row in range(sides.rows):
         cell = _cells(machine, sides, rng)
         parts = {
@@ -97,19 +97,19 @@ def compared(
         if "draft" in parts:
             figures["draft forward"] = parts["draft"] - parts["verify"]
         for name, values in figures.items():
-            series[name, row] = Series(name, values, new, apart)
-    found = shifts(list(series.values()), above=math.log1p(tolerance))
+            series[name, row] = RegressionSeries(name, values, new, apart)
+    found = estimate_slowdowns(list(series.values()), tolerance=math.log1p(tolerance))
     return dict(zip(series, found, strict=True))
 
 
 def alarms(
-    found: dict[tuple[str, int], Shift | None], tolerance: float = 0.05
+    found: dict[tuple[str, int], SlowdownEstimate | None], tolerance: float = 0.05
 ) -> list[tuple[str, int]]:
     """What a comparison calls slower."""
     return [
         key
         for key, shift in found.items()
-        if shift is not None and shift.low > 0 and shift.change > math.log1p(tolerance)
+        if shift is not None and shift.low > 0 and shift.log_ratio > math.log1p(tolerance)
     ]
 
 
@@ -145,7 +145,7 @@ def main() -> None:
                 any(row == 0 for _, row in alarms(once(method=1.08))) for _ in range(n // 4)
             )
             smallest = " / ".join(
-                f"{math.expm1(median(s.detects for f in clean if (s := f[figure, 0]))):.0%}"
+                f"{math.expm1(median(s.detectable for f in clean if (s := f[figure, 0]))):.0%}"
                 for figure in ("decode", "draft forward")
             )
             say(

@@ -21,7 +21,7 @@ from torch import Tensor
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.types import Tokens
-from specbench_cli.judge.verdict import LEAST
+from specbench_cli.judge.verdict import MIN_LOG_PROB
 from specbench_cli.measure.bench import Bench
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.stats.martingale import LEVEL, TILTS
@@ -47,7 +47,7 @@ FAULTS: dict[str, Draw] = {
 def gains(p: Tensor, own: Tensor) -> Tensor:
     """Of a token drawn from `own` where p [V] is right, for each tilt what the logarithm of its
     martingale gains in the mean; then the mean deviation and the variance under p."""
-    steps = p.log().clamp_min(LEAST)
+    steps = p.log().clamp_min(MIN_LOG_PROB)
     steps = steps - (p * steps).sum()
     drift = (own * steps).sum()
     found = [t * drift - (p * (t * steps).exp()).sum().log() for t in TILTS]

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.stats.bootstrap import PairedTimes, intervals, rare_questions, resample
-from specbench_cli.stats.detectable import detectable
-from specbench_cli.stats.simultaneous import different
+from specbench_cli.stats.bootstrap import (
+    PairedTimes,
+    estimate_speedups,
+    find_rare_questions,
+    resample,
+)
+from specbench_cli.stats.detectable import estimate_detectable_ratio
+from specbench_cli.stats.simultaneous import find_different_pairs
 
 _AT_ONCE = 25
 _WITHIN = 0.02
@@ -25,7 +30,7 @@ _WITHIN = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SimulationSettings:
     """How times are made; all spreads are standard deviations of logarithms.
 
     questions, families, passes: how many; questions are dealt to the families in turn.
@@ -105,13 +110,15 @@ class Coverage:
     covered_unwarned: float
 
 
-def coverage(setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0) -> float:
+def coverage(
+    setting: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
+) -> float:
     """How often the 95% interval of a speedup holds the truth."""
     return coverage_details(setting, replications, resamples=resamples, seed=seed).covered
 
 
 def coverage_details(
-    setting: Setting, replications: int, *, resamples: int = 999, seed: int = 0
+    setting: SimulationSettings, replications: int, *, resamples: int = 999, seed: int = 0
 ) -> Coverage:
     """Return how often intervals cover, exceed or fall below the true speedup, and how often a run
     warns of rare questions."""
@@ -122,7 +129,9 @@ def coverage_details(
         count = min(_AT_ONCE, replications - start)
         times = setting.times(rng, count, one_vanilla=False)
         drawn = resample(times, resamples=resamples)
-        for estimate, rare in zip(intervals(drawn), rare_questions(times), strict=True):
+        for estimate, rare in zip(
+            estimate_speedups(drawn), find_rare_questions(times), strict=True
+        ):
             low, high = estimate.low, estimate.high
             if low is None or high is None:
                 found.append((False, False, False, rare is not None))
@@ -146,16 +155,21 @@ def coverage_details(
 
 
 def false_differences(
-    setting: Setting, methods: int, replications: int, *, resamples: int = 499, seed: int = 0
+    setting: SimulationSettings,
+    methods: int,
+    replications: int,
+    *,
+    resamples: int = 499,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """How often any two of equal methods get different letters, and how often any of their pairs
     differs when each is compared for itself."""
     rng, together, alone = np.random.default_rng(seed), 0, 0
     for _ in range(replications):
         drawn = resample(setting.times(rng, methods), resamples=resamples)
-        together += bool(different(drawn).any())
+        together += bool(find_different_pairs(drawn).any())
         pairs = itertools.combinations(range(methods), 2)
-        alone += any(different(drawn, methods=pair).any() for pair in pairs)
+        alone += any(find_different_pairs(drawn, methods=pair).any() for pair in pairs)
     return together / replications, alone / replications
 
 
@@ -175,7 +189,7 @@ def print_intervals(replications: int) -> None:
     for (questions, families), passes in itertools.product(((20, 1), (20, 5), (48, 6)), (1, 3)):
         cells = [
             coverage(
-                Setting(
+                SimulationSettings(
                     questions=questions,
                     families=families,
                     passes=passes,
@@ -209,7 +223,7 @@ def rare(replications: int) -> None:
         cases, ((20, 5), (48, 6), (120, 6), (400, 6)), (0.25, 0.5)
     ):
         found = coverage_details(
-            Setting(
+            SimulationSettings(
                 questions=questions,
                 families=families,
                 spread=spread,
@@ -241,7 +255,7 @@ def letters(replications: int) -> None:
     for (questions, families, passes), spread in itertools.product(
         ((20, 5, 1), (48, 6, 1), (48, 6, 3), (120, 6, 1)), (0.1, 0.5)
     ):
-        setting = Setting(
+        setting = SimulationSettings(
             questions=questions,
             families=families,
             passes=passes,
@@ -259,7 +273,9 @@ def differences(replications: int) -> None:
     say("| questions | 2 methods | 5 methods | 12 methods |")
     say("| --- | --- | --- | --- |")
     for questions in (12, 24, 48, 120, 480):
-        found = [detectable(questions, methods, families=6) for methods in (2, 5, 12)]
+        found = [
+            estimate_detectable_ratio(questions, methods, families=6) for methods in (2, 5, 12)
+        ]
         say(f"| {questions} | " + " | ".join(f"{f:.2f}x" if f else "-" for f in found) + " |")
 
 

@@ -36,7 +36,7 @@ from specbench_cli.report.figures import frontier
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.reading import read
-from specbench_cli.stats.difference import Difference
+from specbench_cli.stats.difference import MeanDifference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats, metrics
@@ -80,7 +80,7 @@ class Told(NamedTuple):
     """A row, what it is over its random row, and by how much its rate is above that of it."""
 
     label: str
-    over: Difference
+    over: MeanDifference
     apart: float
 
 
@@ -255,7 +255,7 @@ def _nearest(
 
 
 def _line(
-    row: Row, rates: Mapping[str, float | None], over: Difference | None, at: float | None
+    row: Row, rates: Mapping[str, float | None], over: MeanDifference | None, at: float | None
 ) -> list[object]:
     """A row's figures."""
     ends = (None, None, None) if over is None else (over.mean, over.low, over.high)

@@ -181,7 +181,7 @@ def stream(name: str, run: RunDir) -> Stream:
         of.setdefault(record.label, []).append(record)
     asked, topics, right = list(run.prompts()), Topics(), 0
     for prompt in asked:
-        right += topics.of(prompt.ids) == prompt.category
+        right += topics.classify(prompt.ids) == prompt.category
         topics.learn(prompt.ids, prompt.category)
     drafting = {label: records for label, records in of.items() if label != "vanilla"}
     weights = np.random.default_rng(0).exponential(size=(DRAWS, len(asked)))

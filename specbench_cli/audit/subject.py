@@ -50,7 +50,7 @@ class AuditSubject:
     @classmethod
     def from_method(cls, name: str, method: type[Method]) -> AuditSubject:
         """A subject with variants worked out from the types of the method's parameters."""
-        variants = tuple(_make_variants(method.Params, method.off))
+        variants = tuple(_make_variants(method.Params, method.exact_params))
         single_changes = (each for each in _change_one_param(method.Params) if each not in variants)
         return cls(name, method, variants, tuple(single_changes))
 

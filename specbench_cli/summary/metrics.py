@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.stats.proof import upper_bound
+from specbench_cli.stats.failure_rate import upper_bound
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Align, Column, Value
 from specbench_cli.summary.formats import (

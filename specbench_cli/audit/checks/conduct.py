@@ -19,8 +19,8 @@ from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_l
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.spans.judge import SpanRule
-from specbench_cli.engine.spans.ledger import open_tokens
+from specbench_cli.engine.spans.judge import SegmentRule
+from specbench_cli.engine.spans.token_accounting import unsettled_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.tree import ROOT
@@ -44,7 +44,8 @@ ROUNDS = 4
 LOOK_AT_STATES = (
     "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"
     " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
-    " `session.since(state.length())`, a head `session.unread`, nothing left out; a drafter beside"
+    " `session.pending_tokens(state.length())`, a head"
+    " `session.pending_features`, nothing left out; a drafter beside"
     " the target: what it is told after each step, and `desk.text`, of which its states hold rows"
 )
 LOOK_AT_COUNTS = (
@@ -57,7 +58,7 @@ LOOK_AT_CLOCK = (
     "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
     " `session.artifact(...)`, which are metered: a decoder under its wrapper, a copy's `module`"
     " outside of `learn`, threads of its own; a drafter beside the target is hired"
-    " (`session.hire`); `session.harness` is the measuring program's"
+    " (`session.start_worker`); `session.harness` is the measuring program's"
 )
 LOOK_AT_RULE = (
     "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
@@ -133,7 +134,7 @@ def _wrong_state(session: ObservedSession) -> str | None:
     """
     text = session.tokens()[:-1]
     for decoder, state in session.model_states:
-        part = decoder.attending if isinstance(decoder, Partial) else None
+        part = decoder.attention_layers if isinstance(decoder, Partial) else None
         behind = decoder.name != "target"
         wrong = rows_out_of_place(state, text, decoder.first, layers=part, behind=behind)
         if wrong is None and isinstance(decoder, TableHead):
@@ -176,7 +177,7 @@ def _wrong_count(session: ObservedSession, step: Step, steps: int, *, bonus: boo
         return wrong
     assert draft is not None
     stand, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
-    room = session.room() + n + (not bonus)
+    room = session.max_draft_length() + n + (not bonus)
     if levels > room:
         return f"{levels} levels drafted where at most {max(room, 0)} are of use"
     if list(session.tokens()[-n:]) != list(outcome.committed):
@@ -209,7 +210,7 @@ class Judged:
     @classmethod
     def of(cls, method: Method, case: Case) -> Judged | None:
         """None for a method without one."""
-        if method.accept is None or method.accept.off:
+        if method.accept is None or method.accept.is_exact:
             return None
         reference = Reference(case.tables[0], case.sampling)
         noise = reference.noise(case.prompt_id, case.budget)
@@ -219,7 +220,10 @@ class Judged:
         """Which token is told as accepted or as relaxed and is not, or rejected and passes."""
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
-        if isinstance(self.rule, SpanRule) and (wrong := _misjudged(self.rule, step)) is not None:
+        if (
+            isinstance(self.rule, SegmentRule)
+            and (wrong := _misjudged(self.rule, step)) is not None
+        ):
             return wrong
         for at, word in enumerate(step.outcome.origin, start=first):
             before, last, token = text[at - 2 : at + 1]
@@ -258,10 +262,10 @@ class Judged:
         return passes and not self._passes(before, last, token)
 
 
-def _misjudged(rule: SpanRule, step: Step) -> str | None:
+def _misjudged(rule: SegmentRule, step: Step) -> str | None:
     """What of a span stands though its grade is not enough, or falls though it is."""
     words, grade = step.outcome.origin, step.extra.get("grade")
-    stands = grade is not None and rule.enough(grade)
+    stands = grade is not None and rule.accepts(grade)
     if "relaxed" in words and not stands:
         return f"{words.count('relaxed')} tokens are relaxed of a span of grade {grade}, for {rule}"
     if "recovered" in words and stands:
@@ -277,7 +281,7 @@ def _wrong_ledger(session: ObservedSession, taken: Sequence[Step]) -> str | None
         counts.update(step.extra)
     if "target_generated" not in counts:
         return None
-    for author, n in open_tokens(counts).items():
+    for author, n in unsettled_tokens(counts).items():
         if n:
             return f"the {author} generated {n} tokens that were neither kept nor discarded"
     if counts["draft_generated"] != session.n_picked:

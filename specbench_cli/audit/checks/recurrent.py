@@ -23,7 +23,7 @@ VARIANTS = 4
 
 LOOK = (
     "what follows `state.rollback` and `session.commit`: `state.length()` may be less than was"
-    " asked for, and `session.since(state.length())` is what such a state lacks"
+    " asked for, and `session.pending_tokens(state.length())` is what such a state lacks"
 )
 
 

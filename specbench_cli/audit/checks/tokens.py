@@ -245,7 +245,7 @@ def _beside_others(
         requests,
         first.sampling,
         size=size,
-        slots=method.held(size),
+        slots=method.max_sequences(size),
         chunk=CHUNK,
         session_class=ObservedSession,
     )

@@ -7,7 +7,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.stats.proof import upper_bound
+from specbench_cli.stats.failure_rate import upper_bound
 
 
 def test_no_mismatch_of_48_and_of_480_prove_the_known_bounds():
