@@ -56,10 +56,10 @@ def compare(asked: CompareOptions) -> ExitCode:
         )
     if asked.save is not None:
         printed = ("form", "as_json", "to", "out", "overwrite")
-        _alone(asked, "--save", "tolerance", "fail_on", *printed)
+        _check_exclusive(asked, "--save", "tolerance", "fail_on", *printed)
         return _save(asked.save, asked.sides)
     if asked.over_time:
-        _alone(asked, "--over-time", "tolerance", "fail_on", "to")
+        _check_exclusive(asked, "--over-time", "tolerance", "fail_on", "to")
         return _over_time(asked)
     return _compare(asked)
 
@@ -80,7 +80,7 @@ def _compare(asked: CompareOptions) -> ExitCode:
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
         failed = failed or bool(found.failed_rows)
         place = asked.out / name if name and asked.out is not None else asked.out
-        _told(found, asked.printed, formats, place, asked.overwrite)
+        _print_or_write(found, asked.printed, formats, place, asked.overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
 
 
@@ -107,7 +107,7 @@ def _checked_formats(asked: CompareOptions) -> list[str]:
     return found
 
 
-def _told(
+def _print_or_write(
     found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
 ) -> None:
     """Print a comparison, or write it."""
@@ -228,7 +228,7 @@ def _over_time(asked: CompareOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def _alone(asked: CompareOptions, option: str, *others: str) -> None:
+def _check_exclusive(asked: CompareOptions, option: str, *others: str) -> None:
     """Raise UsageError if one of the other options was given together with `option`."""
     for given in asked.given(*others):
         other = "--format" if given == "--json" else given

@@ -58,15 +58,15 @@ def predict(asked: PredictOptions) -> ExitCode:
         )
     if asked.probe:
         return _probe(asked)
-    _refuse(asked, "RUN", "methods", "set", "plugins")
+    _check_combination(asked, "RUN", "methods", "set", "plugins")
     from specbench_cli.commands.predicting import roofline as modelled
 
-    roofline = modelled.asked_for(asked)
+    roofline = modelled.roofline_from_options(asked)
     models = [name for name in MODELS if roofline is None or name != "dtype"]
-    _refuse(asked, "RUN", *models)
-    _refuse(asked, "RUN", "rounds", "out", "overwrite", "trust")
+    _check_combination(asked, "RUN", *models)
+    _check_combination(asked, "RUN", "rounds", "out", "overwrite", "trust")
     if asked.compare is not None:
-        _refuse(asked, "--compare", *REPLAY, *ROOFLINE)
+        _check_combination(asked, "--compare", *REPLAY, *ROOFLINE)
         return _compare(*asked.compare, asked.as_json)
     return _replay(asked, str(asked.run), roofline)
 
@@ -81,7 +81,7 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 
 def _probe(asked: PredictOptions) -> ExitCode:
     """Measure the costs of this machine."""
-    _refuse(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
+    _check_combination(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if asked.batch == 1:
         raise UsageError(
             "--batch 1 of --probe is what is measured in any case; several sequences together"
@@ -100,27 +100,27 @@ def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitC
     from specbench_cli.commands.predicting import scripted
 
     if roofline is not None:
-        _refuse(asked, "--hardware", "costs", "against")
+        _check_combination(asked, "--hardware", "costs", "against")
     if asked.row is not None and not asked.sweep:
         raise UsageError(
             "--row says whose acceptance --sweep goes by",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
     if asked.load is not None:
-        _refuse(asked, "--load", "against", "sweep")
+        _check_combination(asked, "--load", "against", "sweep")
         return scripted.under_load(run, asked.load, asked, roofline)
     if asked.sweep:
-        _refuse(asked, "--sweep", "against", "batch", "hardware")
-        return scripted.resettled(run, asked)
+        _check_combination(asked, "--sweep", "against", "batch", "hardware")
+        return scripted.predict_settings(run, asked)
     if roofline is not None:
         from specbench_cli.store.run_dir import RunDir, folder
 
         return modelled.predict(RunDir.open(folder(run)), roofline, asked.as_json)
-    _refuse(asked, "RUN without --load or --hardware", "batch")
+    _check_combination(asked, "RUN without --load or --hardware", "batch")
     return _predict(run, asked.costs, asked.against, asked.as_json)
 
 
-def _refuse(asked: PredictOptions, beside: str, *names: str) -> None:
+def _check_combination(asked: PredictOptions, beside: str, *names: str) -> None:
     """Raise UsageError if an option was given that cannot be combined with `beside`."""
     if wrong := asked.given(*names):
         raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")

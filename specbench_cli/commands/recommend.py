@@ -107,17 +107,17 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             "specbench recommend --resume DIR --force",
         )
     else:
-        asked = _asked(given, how)
-    return _recommended(asked, how)
+        asked = _parse_settings(given, how)
+    return _run_recommendation(asked, how)
 
 
-def _recommended(
+def _run_recommendation(
     asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
 ) -> ExitCode:
     """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
-    from specbench_cli.commands._running import NOISE, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, show_resume_command
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
@@ -141,15 +141,15 @@ def _recommended(
             place = how.out or new_path(name, journal.model_dump(mode="json"))
             kept.create(place, journal)
         command = f"specbench recommend --resume {shlex.quote(str(place))}"
-        with told_how_to_go_on(place, view, part=False, command=command):
-            code, result = _measured(journal, place, view, how)
+        with show_resume_command(place, view, part=False, command=command):
+            code, result = _search(journal, place, view, how)
     _show(result, place, json=how.as_json)
     if code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return code
 
 
-def _measured(
+def _search(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
@@ -207,7 +207,9 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
         output.note(f"in {place}")
 
 
-def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
+def _parse_settings(
+    given: Mapping[str, Any], how: RecommendInvocation
+) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line

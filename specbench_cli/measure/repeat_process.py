@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
 
 TUNING = "tuning"
-"""What the part of a run is called that chooses parameters."""
+"""Name of the part of a run that chooses parameters."""
 
 FINISHED_OFFSET = 100
 """Number that a finished repeat adds to its exit code, so that an early exit with code 0 is not
@@ -29,10 +29,10 @@ _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 
 
 class UnfinishedRepeat(SpecbenchError):
-    """A repeat that its process did not finish.
+    """A repeat whose process did not finish it.
 
     Attributes:
-        told: True if the process printed the error itself.
+        already_reported: True if the process printed the error itself.
     """
 
     def __init__(

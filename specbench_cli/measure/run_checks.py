@@ -21,7 +21,7 @@ NEW_RUN = "begin a new run: specbench run"
 
 
 def load_resume_config(path: Path) -> RunConfig:
-    """The configuration that a run was begun with. Raises UsageError."""
+    """Return the configuration that a run was started with. Raises UsageError."""
     try:
         return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
     except (OSError, ValueError) as error:
@@ -66,8 +66,8 @@ def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: s
 def check_unchanged(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
-    """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
-    manifest name what differs."""
+    """Raise UsageError if facts of a run changed since its start. With `force`, add them to the
+    manifest."""
     differing = list_differences(then, now, "{} ({} then, {} since)")
     if differing and not force:
         raise UsageError(

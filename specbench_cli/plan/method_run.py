@@ -104,11 +104,11 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """What its method promises under each decoding rule: asked once, so that what is judged and
-        what is written cannot differ.
+        """Guarantee of the method under each sampling rule. Read once, so that verdict and record
+        agree.
 
         Raises:
-            UsageError: it promises what nobody knows.
+            UsageError: an unknown guarantee.
         """
         from specbench_cli.engine.types import Rule
 
@@ -137,7 +137,7 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        """Checksum of the file that defines the method's class, to which an audit applies."""
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 

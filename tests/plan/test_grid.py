@@ -126,7 +126,7 @@ def test_method_may_say_what_tuning_varies(several, monkeypatch):
     ],
 )
 def test_row_says_where_its_parameters_come_from(monkeypatch, passed, tuned, source):
-    monkeypatch.setattr(type(registry.declare("pld", {})), "paper", {"length": 7})
+    monkeypatch.setattr(type(registry.declare("pld", {})), "paper_params", {"length": 7})
     found = MethodRun("pld", "pld", passed, tuned)
     assert found.source == source
 

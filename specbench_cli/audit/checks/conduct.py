@@ -274,8 +274,10 @@ def _misjudged(rule: SegmentRule, step: Step) -> str | None:
 
 
 def _wrong_ledger(session: ObservedSession, taken: Sequence[Step]) -> str | None:
-    """What does not add up in the ledger of a method that keeps one (`Spans.ledger`): against
-    itself, the draws that the session saw, and the tokens of the text."""
+    """Return a message if a method's token accounting (`Segments.token_accounting`) is wrong.
+
+    Compares it with itself, with the draws that the session saw, and with the tokens of the text.
+    """
     counts = Counter[str]()
     for step in taken:
         counts.update(step.extra)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DTYPE = "bfloat16"
 
 
-def asked_for(options: PredictOptions) -> Roofline | None:
+def roofline_from_options(options: PredictOptions) -> Roofline | None:
     """Return the roofline that the options name, or None if they name none.
 
     Raises:

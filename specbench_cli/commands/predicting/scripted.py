@@ -158,7 +158,7 @@ def _apart(size: int) -> str:
     )
 
 
-def resettled(name: str, options: PredictOptions) -> ExitCode:
+def predict_settings(name: str, options: PredictOptions) -> ExitCode:
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs

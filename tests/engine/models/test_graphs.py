@@ -51,9 +51,9 @@ def both(pair, n, *, seed=0, **how):
     if one.logits is not None:
         torch.testing.assert_close(one.logits, other.logits, atol=CLOSE, rtol=CLOSE)
     torch.testing.assert_close(one.hidden, other.hidden, atol=CLOSE, rtol=CLOSE)
-    assert one.taps.keys() == other.taps.keys()
-    for at, rows in one.taps.items():
-        torch.testing.assert_close(rows, other.taps[at], atol=CLOSE, rtol=CLOSE)
+    assert one.aux_hidden_states.keys() == other.aux_hidden_states.keys()
+    for at, rows in one.aux_hidden_states.items():
+        torch.testing.assert_close(rows, other.aux_hidden_states[at], atol=CLOSE, rtol=CLOSE)
     return one
 
 

@@ -157,7 +157,7 @@ def test_the_drafters_forwards_and_the_messages_are_in_the_sessions_trace(where,
 
 
 def test_a_plug_ins_drafter_works_in_another_process_too(process, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     assert pearl.__file__ is not None
     source = Path(pearl.__file__).read_text().replace('= "pearl"', '= "pearl-of-another"')
     plugin = tmp_path / "another.py"
