@@ -90,7 +90,7 @@ def run(
     from specbench_cli.measure import run as execute
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     if is_matrix(asked):
         raise UsageError(
@@ -108,7 +108,7 @@ def run(
         with show_resume_command(run_dir.path, view, part=False):
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
-    remember(run_dir.path)
+    register_run(run_dir.path)
     if result.noisy:
         warnings.warn("; ".join(NOISE), stacklevel=2)
     return found
@@ -124,9 +124,9 @@ def load(run: Named = "last") -> Run:
         UsageError: there is no run, or its files are damaged.
     """
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    return Run(read(RunDir.open(folder(_to_name("load(): run", run)))))
+    return Run(read(RunDir.open(find_run(_to_name("load(): run", run)))))
 
 
 def compare(
@@ -214,9 +214,9 @@ class Run:
         The columns of `records.parquet`: times `ns_*` in nanoseconds, a list an entry for steps and
         forwards, parameters and counts of a method's own as JSON text.
         """
-        from specbench_cli.store.export import frame
+        from specbench_cli.store.export import to_frame
 
-        return frame(self._reading.run.records())
+        return to_frame(self._reading.run.records())
 
     @cached_property
     def summary(self) -> pandas.DataFrame:

@@ -19,7 +19,7 @@ from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -118,7 +118,7 @@ def test_df_has_a_row_a_record_and_is_the_parquet_file(run):
 
 def test_summary_has_a_row_a_method_with_intervals_and_families_one_a_family(run):
     assert set(run.summary.index) == {"vanilla", "sps", "pld"}
-    assert set(run.summary.columns) == {*Row.__dataclass_fields__} - {"label"}
+    assert set(run.summary.columns) == {*MethodSummary.__dataclass_fields__} - {"label"}
     for name in ("speedup", "speedup_low", "speedup_high", "mat"):
         assert run.summary[name].dtype == float
     assert run.summary.loc["sps", "mat"] == pytest.approx(

@@ -40,8 +40,8 @@ from specbench_cli.stats.difference import MeanDifference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.evidence import score_over
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.evidence import score_difference
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 TASKS = {"steps": "chains"}
@@ -140,7 +140,7 @@ def _table(rules: str, run: RunDir, summary: Summary) -> list[Told]:
     lines, told = [], list[Told]()
     for row in sorted(summary.rows, key=_place):
         near = _nearest(row, random, rates, cells)
-        over = None if near is None else score_over(cells[near.label], cells[row.label])
+        over = None if near is None else score_difference(cells[near.label], cells[row.label])
         if over is not None and near is not None:
             apart = (rates[row.label] or 0) - (rates[near.label] or 0)
             told.append(Told(row.label, over, apart))
@@ -150,7 +150,7 @@ def _table(rules: str, run: RunDir, summary: Summary) -> list[Told]:
     return told
 
 
-def _place(row: Row) -> tuple[bool, str, bool]:
+def _place(row: MethodSummary) -> tuple[bool, str, bool]:
     """Lossless rows first, a random row behind that which it is like: no order of speed."""
     like = row.params.get("like")
     return not row.lossless or like is not None, like or row.label, like is not None
@@ -203,12 +203,12 @@ def _written(rules: str, file: Path) -> Path:
     return file
 
 
-def _tossed(row: Row) -> bool:
+def _tossed(row: MethodSummary) -> bool:
     """Whether a coin stands in its rule's place."""
     return row.control or "gate=random" in row.label
 
 
-def _rate(row: Row, cells: Sequence[Record]) -> float | None:
+def _rate(row: MethodSummary, cells: Sequence[Record]) -> float | None:
     """Of what a rule was asked about the share that passed; of early exits the tokens that left."""
     left = [(record.extra or {}).get("exits") for record in cells]
     if None in left or not cells:
@@ -239,11 +239,11 @@ def _more(rules: str, cells: Sequence[Record]) -> list[object]:
 
 
 def _nearest(
-    row: Row,
-    random: Sequence[Row],
+    row: MethodSummary,
+    random: Sequence[MethodSummary],
     rates: Mapping[str, float | None],
     cells: Mapping[str, list[Record]],
-) -> Row | None:
+) -> MethodSummary | None:
     """The random row that let about as many pass: of its own method, where rules decide on steps,
     and which fills missing rows alike, where tokens leave early."""
     rate, fill = rates[row.label], _fill(cells[row.label])
@@ -255,7 +255,10 @@ def _nearest(
 
 
 def _line(
-    row: Row, rates: Mapping[str, float | None], over: MeanDifference | None, at: float | None
+    row: MethodSummary,
+    rates: Mapping[str, float | None],
+    over: MeanDifference | None,
+    at: float | None,
 ) -> list[object]:
     """A row's figures."""
     ends = (None, None, None) if over is None else (over.mean, over.low, over.high)

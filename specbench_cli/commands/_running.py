@@ -80,7 +80,7 @@ def measure_missing(
 ) -> RunResult:
     """Do what a run lacks (`execute.run`), which is found again as `place`."""
     from specbench_cli.measure import run as execute
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
         return execute.run(
@@ -98,7 +98,7 @@ def measure_missing(
         raise
     finally:
         if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
-            remember(place)
+            register_run(place)
 
 
 def write_report(folder: Path, view: RunView) -> Reading:
@@ -122,7 +122,7 @@ def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None
         dry(each)  # what one of them lacks is said before another is measured
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.Order(order, sources))
+    matrix.create(path, matrix.MatrixOrder(order, sources))
     for each in runs.values():
         permission.permit(permission.requests(each, matrix.order_file(path)))
     return path
@@ -139,7 +139,7 @@ def measure_matrix(
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
-    order = matrix.ordered(whole)
+    order = matrix.read_order(whole)
     results: list[RunResult] = []
     try:
         for path in matrix.members(whole):
@@ -159,7 +159,7 @@ def measure_matrix(
     except SpecbenchError:
         matrix.discard(whole)
         raise
-    matrix.done(whole)
+    matrix.finish(whole)
     reading = read_matrix(whole)
     outputs.write_into_run(reading, whole, ("csv", "md"))
     return results, reading

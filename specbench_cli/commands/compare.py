@@ -133,9 +133,9 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
     """What is compared with what: the two, or of two runs of several targets each target's, by
     name. Raises UsageError where only one is such."""
     from specbench_cli.store.matrix import is_matrix, members
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
-    sides = [folder(each) for each in (base, new)]
+    sides = [find_run(each) for each in (base, new)]
     held = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
     if not held:
         return {"": (base, new)}
@@ -189,11 +189,11 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
     from specbench_cli.comparison.baselines.baseline import save
     from specbench_cli.comparison.reading import find_run_folders
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
-    every = [one for run in runs for one in find_run_folders(run) or [folder(run)]]
+    every = [one for run in runs for one in find_run_folders(run) or [find_run(run)]]
     file = save(name, every, warn=output.note)
     output.data(str(file))
     output.note(f"next: specbench compare {name} RUN")

@@ -122,14 +122,14 @@ def _run_recommendation(
     from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
 
-    if how.resume is not None and kept.finished(how.resume) is None:
+    if how.resume is not None and kept.read_result(how.resume) is None:
         file = how.resume / kept.FILE
         requests = permission.requests(kept.Journal.read(how.resume).config, file)
         permission_check(how.trust)(requests, str(file))
     with make_progress(json=how.as_json, start_s=0.0) as view:
         if asked is None:
             place = Path(str(how.resume))
-            if (told := kept.finished(place)) is not None:
+            if (told := kept.read_result(place)) is not None:
                 _show(told, place, json=how.as_json)
                 return ExitCode.OK
             journal = kept.Journal.read(place)
@@ -158,7 +158,7 @@ def _search(
     from specbench_cli.predict.recommend.advice import advise
     from specbench_cli.predict.recommend.search import recommend as search
     from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     begun = time.monotonic()
     try:
@@ -172,7 +172,7 @@ def _search(
         raise
     reading = None
     if outcome.run is not None:
-        remember(outcome.run)
+        register_run(outcome.run)
         view.stage("writing the confirmation's report")
         reading = outputs.write_outputs(RunDir.open(outcome.run))
     result = advise(

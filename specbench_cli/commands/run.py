@@ -27,7 +27,7 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.measure import repeat_process
-from specbench_cli.store.recorded import chance
+from specbench_cli.store.recorded import resolve_acceptance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
@@ -115,7 +115,7 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
         )
     flags = {name: value for name, value in given.items() if name not in BLOCKS}
     if "acceptance" in flags:
-        flags["acceptance"] = chance(flags["acceptance"])
+        flags["acceptance"] = resolve_acceptance(flags["acceptance"])
     return read_settings(
         from_command_line(flags, given.get("set", []), given.get("sweep", [])),
         how.config,
@@ -146,7 +146,7 @@ def _measure(
     from specbench_cli.measure import run as execute
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.store import matrix
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
     part = how.only_pass is not None
     plan: Plan | None
@@ -156,7 +156,7 @@ def _measure(
             return _measure_matrix(create_matrix(asked, sources, how.out), how, view)
         plan, run_dir = execute.start(asked, sources, how.out, view)
     else:
-        begun = folder(str(how.resume))
+        begun = find_run(str(how.resume))
         if not part:
             permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):

@@ -40,7 +40,7 @@ from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import BASELINE, Key
+from specbench_cli.store.schema import BASELINE, RecordKey
 from specbench_cli.tasks.schema import Question
 
 
@@ -53,7 +53,7 @@ class _MeasuredPrompt(NamedTuple):
     known: KnownOutput
     measurements: list[Measurement]
 
-    def key(self, method_run: MethodRun, number: int) -> Key:
+    def key(self, method_run: MethodRun, number: int) -> RecordKey:
         """Return the key of a method's record."""
         return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 

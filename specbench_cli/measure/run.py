@@ -154,7 +154,7 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
         config = load_resume_config(path)
         check_plugin_files(run_dir, config, force)
         return permission.requests(config, path / ORDER)
-    found, order = list[permission.PermissionRequest](), matrix.ordered(path)
+    found, order = list[permission.PermissionRequest](), matrix.read_order(path)
     for each in matrix.members(path):
         if RunDir.holds_run(each):
             found += permissions_to_resume(each, force)
@@ -290,7 +290,7 @@ def _mark_interrupted(
         with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
             run_dir.read()
         if in_processes:
-            run_dir.adopt_lines()
+            run_dir.store_line_digests()
         run_dir.close("interrupted")
 
 
@@ -305,7 +305,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
         check_planned(tuning_plan, trial, trial.answered())
-        trial.resume()
+        trial.mark_running()
     else:
         trial = RunDir.create(path, manifest(tuning_plan, {}))
         trial.share_lock_of(run_dir)

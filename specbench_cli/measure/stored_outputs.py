@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import BASELINE, Key
+from specbench_cli.store.schema import BASELINE, RecordKey
 from specbench_cli.tasks.schema import Question
 
 
@@ -15,7 +15,7 @@ from specbench_cli.tasks.schema import Question
 class StoredOutputs:
     """Outputs of a run: their keys, vanilla's token ids, and the prompts."""
 
-    done: set[Key] = field(default_factory=set)
+    done: set[RecordKey] = field(default_factory=set)
     vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
     prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
 
@@ -27,7 +27,7 @@ class StoredOutputs:
             outputs.add(key, ids)
         return outputs
 
-    def add(self, key: Key, output_ids: list[int] | None) -> None:
+    def add(self, key: RecordKey, output_ids: list[int] | None) -> None:
         """Add a record."""
         self.done.add(key)
         prompt_id, turn, label, pass_ = key
@@ -57,7 +57,7 @@ class StoredOutputs:
         self.prompts |= other.prompts
 
 
-def output_keys(question: Question, method_run: MethodRun, number: int) -> list[Key]:
+def output_keys(question: Question, method_run: MethodRun, number: int) -> list[RecordKey]:
     """Return the keys of a method's outputs for a question, one per turn."""
     turns = range(1, len(question.turns) + 1)
     return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

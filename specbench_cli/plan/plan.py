@@ -22,7 +22,7 @@ from specbench_cli.plan.checks import (
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced_orders
-from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
+from specbench_cli.store.schema import BASELINE, PASSES_APART, RecordKey
 from specbench_cli.tasks import Question, Task, load_task, sample, select
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Plan:
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[RecordKey]:
         """Return the keys of all outputs that the run may contain."""
         for process in range(1, self.config.repeats + 1):
             for pass_ in self.passes(process):
@@ -173,10 +173,10 @@ class Plan:
 
     def missing_from(
         self,
-        answered: Mapping[Key, list[int] | None],
+        answered: Mapping[RecordKey, list[int] | None],
         manifest: Mapping[str, Any],
-        wrote: Callable[[Key], bool] = lambda _: False,
-    ) -> list[Key]:
+        wrote: Callable[[RecordKey], bool] = lambda _: False,
+    ) -> list[RecordKey]:
         """Return the keys of outputs that a finished run should contain but does not.
 
         These outputs may be missing if the run did not write them: those of methods that were left
@@ -193,8 +193,8 @@ class Plan:
         return [key for key in keys if key in expected or wrote(key)]
 
     def _expected(
-        self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
-    ) -> Iterator[Key]:
+        self, answered: Mapping[RecordKey, list[int] | None], manifest: Mapping[str, Any]
+    ) -> Iterator[RecordKey]:
         """Return the keys of outputs that a finished run contains; see `missing_from`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):

@@ -49,7 +49,13 @@ def _classes() -> dict[str, type[Any]]:
     from specbench_cli.store import schema
 
     of_records = (
-        *(schema.Batch, schema.Drafted, schema.ForwardKind, schema.Likelihood, schema.Ns),
+        *(
+            schema.BatchMembership,
+            schema.DraftedTokens,
+            schema.ForwardKind,
+            schema.Likelihood,
+            schema.Ns,
+        ),
         *(schema.Params, schema.Record, schema.Steps, schema.Trace, schema.Verdict),
     )
     return {each.__name__: each for each in (MeasurementReply, DecodedOutput, *of_records)}
