@@ -124,7 +124,7 @@ def test_unlike_lengths_are_chosen_only_where_they_bring_more_than_they_cost():
 
 class Harness:
     def __init__(self, session):
-        self.beside, self.policy = (session,), None
+        self.batch_sessions, self.policy = (session,), None
 
 
 class Text:

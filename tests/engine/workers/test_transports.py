@@ -295,7 +295,7 @@ def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
 
 
 def test_a_draft_that_does_not_load_is_a_fault_of_the_environment():
-    workspace = replace(workspace_of(Processes()), recipes={"draft": no_table})
+    workspace = replace(workspace_of(Processes()), decoder_factories={"draft": no_table})
     with pytest.raises(EnvironmentFault, match="cannot load the draft: its folder is empty"):
         case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     workspace.close()
@@ -316,7 +316,7 @@ if __name__ == "__main__":
     case = Case("near", pair("near", 5), Sampling(), budget=1000)
     workspace, transport = case.workspace(), Processes()
     workspace.transport = transport
-    workspace.recipes = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
+    workspace.decoder_factories = {{"draft": partial(TableDecoder, "draft", case.tables[1])}}
     for step in Pearl(PearlParams(window=2)).generate(case.open(workspace)):
         print(transport.pid, flush=True)
         time.sleep(0.05)
