@@ -39,7 +39,7 @@ import torch
 
 from specbench_cli import app
 from specbench_cli.engine.workers import process
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.measure import bench, quiet, repeat_process, warm_up
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
@@ -90,7 +90,7 @@ def pass_apart(words: Sequence[str], descriptors: Sequence[int] = ()) -> int:
     words = [*words[words.index("run") :]]
     words[words.index("--parent") + 1] = str(os.getpid())
     parent = os.getpid()
-    child = forked(lambda: (end_with(parent), app.main(words)))
+    child = forked(lambda: (exit_with_parent(parent), app.main(words)))
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:

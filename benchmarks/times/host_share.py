@@ -26,7 +26,7 @@ import torch
 from transformers import AutoTokenizer
 
 from specbench_cli import registry
-from specbench_cli.api import Method, Session, Trained
+from specbench_cli.api import ArtifactSpec, Method, Session
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
@@ -114,7 +114,7 @@ def load(target: str, random_heads: bool) -> tuple[Workspace, Any, frozenset[int
     }
     at_random: set[str] = set()
 
-    def make(wanted: Trained) -> Any:
+    def make(wanted: ArtifactSpec) -> Any:
         kind = wanted.kind
         if random_heads or kind.kind not in checkpoint.shipped_heads:
             at_random.add(kind.kind)

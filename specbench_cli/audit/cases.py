@@ -17,9 +17,9 @@ from specbench_cli.audit.models.table import (
     RecurrentTable,
     TableDecoder,
     deep_pair,
-    exits_of,
     pair,
     random_table,
+    record_exits,
     settled,
     wide_pair,
 )
@@ -85,8 +85,8 @@ class Case:
         twin = draft is target or self.name in ("equal", PARTLY_EQUAL)
         strange = 0.0 if twin else 1.0  # the first layer of a twin is one, too
         decoders = {
-            "target": kinds.get("target", TableDecoder)("target", target, exits_of(target)),
-            "draft": kinds.get("draft", TableDecoder)("draft", draft, exits_of(draft, strange)),
+            "target": kinds.get("target", TableDecoder)("target", target, record_exits(target)),
+            "draft": kinds.get("draft", TableDecoder)("draft", draft, record_exits(draft, strange)),
         }
         capacity = len(self.prompt) + self.budget + SPARE_ROWS
         make = partial(make_on_tables, decoders)

@@ -7,14 +7,14 @@ import torch
 
 from specbench_cli.audit.models.table import (
     TableDecoder,
-    exits_of,
     random_table,
+    record_exits,
     rows_out_of_place,
 )
 from specbench_cli.engine.types import Hidden, Tokens
 
 TABLE = random_table(4, 1)
-EXITS = exits_of(TABLE)
+EXITS = record_exits(TABLE)
 IDS = Tokens(torch.tensor([[1, 0, 2]]))
 
 

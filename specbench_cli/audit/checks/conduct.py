@@ -153,7 +153,7 @@ def _wrong_desk(session: ObservedSession, step: Step) -> str | None:
     for desk in session.desks():
         if desk.text[: len(told)] != told:
             return f"its drafter goes by {desk.text} where the text is {told}"
-        for decoder, state in desk.held:
+        for decoder, state in desk.states:
             wrong = rows_out_of_place(state, desk.text, decoder.first, beyond=True)
             if wrong is not None:
                 return f"the state of its drafter's {decoder.name}: {wrong}"

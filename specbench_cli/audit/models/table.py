@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, no_trees
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, trees_fault
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens, expand_skip
 
@@ -312,7 +312,7 @@ class TableDecoder(Decoder):
         """See `Decoder`: nothing."""
         return rows
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor:
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor:
         """See `Decoder`: some of its logits."""
         return rows[..., ids]
 
@@ -384,7 +384,7 @@ class RecurrentTable(TableDecoder):
         """See `Decoder`; whole forwards over chains."""
         state, layers = model_input.state, model_input.layers
         if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
-            raise no_trees(self)
+            raise trees_fault(self)
         assert isinstance(state, RecurrentTableState)
         read = TableState(state.capacity, self.n_layers)
         read.append(state.rows)
@@ -563,7 +563,7 @@ def deep_pair(vocab: int, level: int, seed: int = 21) -> Pair:
 
 
 @lru_cache(maxsize=4)
-def exits_of(table: Tensor, share: float = 1.0) -> Tensor:
+def record_exits(table: Tensor, share: float = 1.0) -> Tensor:
     """What a first layer may say of what a table says: the same, with noise of so large a share of
     its spread; of a table whose rows share memory, the very same."""
     if table.untyped_storage().nbytes() < table.nbytes:
