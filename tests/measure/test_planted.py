@@ -52,7 +52,7 @@ from tests.views import Silent
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16}
+SETTINGS = {"threads": 1, "allow_noise": True, "max_new_tokens": 16, "isolation": "none"}
 COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bfloat16"}
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
 
