@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.statistics.simulated_intervals import Setting
+from benchmarks.statistics.simulated_intervals import SimulationSettings
 from specbench_cli.stats.bootstrap import PairedTimes, resample
 from specbench_cli.stats.detectable import POWER, detectable
 from specbench_cli.stats.simultaneous import different
 
 
-def _found(speedup: float, setting: Setting, methods: int, replications: int) -> float:
+def _found(speedup: float, setting: SimulationSettings, methods: int, replications: int) -> float:
     """How often the first method, made faster, is told apart from the second."""
     rng, found = np.random.default_rng(1), 0
     for _ in range(replications):
@@ -28,7 +28,7 @@ def _found(speedup: float, setting: Setting, methods: int, replications: int) ->
 @pytest.mark.parametrize(("questions", "families", "methods"), [(24, 6, 3), (48, 6, 5)])
 def test_difference_is_found_with_the_power_promised(questions, families, methods):
     spread = 0.2
-    setting = Setting(
+    setting = SimulationSettings(
         questions=questions,
         families=families,
         spread=spread / math.sqrt(2),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.statistics.simulated_intervals import (
-    Setting,
+    SimulationSettings,
     coverage,
     coverage_details,
     false_differences,
@@ -29,7 +29,9 @@ def _error(rate: float, replications: int) -> float:
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize(("questions", "families"), [(20, 5), (48, 6)])
 def test_intervals_cover_93_to_97_percent_at_sigma_one_half(questions, families, passes):
-    setting = Setting(questions=questions, families=families, passes=passes, process_spread=0.01)
+    setting = SimulationSettings(
+        questions=questions, families=families, passes=passes, process_spread=0.01
+    )
     found = coverage(setting, REPLICATIONS, resamples=199)
     slack = 3 * _error(0.95, REPLICATIONS)
     assert 0.93 - slack <= found <= 0.97 + slack
@@ -37,7 +39,7 @@ def test_intervals_cover_93_to_97_percent_at_sigma_one_half(questions, families,
 
 @pytest.mark.parametrize(("questions", "families"), [(20, 5), (48, 6)])
 def test_intervals_cover_90_percent_at_sigma_one(questions, families):
-    setting = Setting(questions=questions, families=families, spread=1.0)
+    setting = SimulationSettings(questions=questions, families=families, spread=1.0)
     found = coverage(setting, REPLICATIONS, resamples=199)
     assert found >= 0.90 - 3 * _error(0.90, REPLICATIONS)
 
@@ -47,7 +49,7 @@ RARE = 200
 
 @pytest.mark.parametrize("spread", [0.25, 0.5])
 def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_runs_warn(spread):
-    setting = Setting(questions=120, spread=spread, rare=0.02)
+    setting = SimulationSettings(questions=120, spread=spread, rare=0.02)
     found = coverage_details(setting, RARE, resamples=199)
     assert found.above > 5 * found.below
     assert found.covered / found.with_interval <= 0.85 + 3 * _error(0.85, RARE)
@@ -57,19 +59,22 @@ def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_r
     assert found.covered_unwarned < 0.5
 
 
-@pytest.mark.parametrize("setting", [Setting(), Setting(spread=1.0), Setting(questions=20)])
+@pytest.mark.parametrize(
+    "setting",
+    [SimulationSettings(), SimulationSettings(spread=1.0), SimulationSettings(questions=20)],
+)
 def test_runs_without_rare_questions_hardly_ever_warn(setting):
     assert coverage_details(setting, RARE, resamples=19).warned <= 0.02
 
 
 def test_questions_that_are_slow_for_all_leave_intervals_as_they_are():
-    setting = Setting(rare=0.02, rare_for_all=True)
+    setting = SimulationSettings(rare=0.02, rare_for_all=True)
     found = coverage_details(setting, REPLICATIONS, resamples=199)
     assert found.covered / found.with_interval >= 0.93 - 3 * _error(0.93, REPLICATIONS)
 
 
 def test_twelve_equal_methods_are_rarely_told_apart_though_some_pair_alone_mostly_would_be():
-    setting = Setting(spread=0.1, common=0.25)
+    setting = SimulationSettings(spread=0.1, common=0.25)
     together, alone = false_differences(setting, 12, 100, resamples=199)
     assert together <= 0.05 + 3 * _error(0.05, 100)
     assert alone == pytest.approx(0.74, abs=3 * _error(0.74, 100))
@@ -77,9 +82,9 @@ def test_twelve_equal_methods_are_rarely_told_apart_though_some_pair_alone_mostl
 
 def test_the_true_speedup_of_each_setting_is_that_of_many_questions():
     for setting in (
-        Setting(spread=0.25, rare=0.02),
-        Setting(spread=0.25, rare=0.02, rare_for_all=True),
-        Setting(spread=0.25, student=4.0),
+        SimulationSettings(spread=0.25, rare=0.02),
+        SimulationSettings(spread=0.25, rare=0.02, rare_for_all=True),
+        SimulationSettings(spread=0.25, student=4.0),
     ):
         many = replace(setting, questions=400_000, families=1)
         times = many.times(np.random.default_rng(0), 1)
