@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench_cli.api import (
     Field,
-    Fixed,
+    FixedLength,
     Guarantee,
     Metered,
     Method,
@@ -79,9 +79,9 @@ class Cdsl(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
         params, model = self.params, session.draft()
-        prompt = session.words.spelt(session.tokens()).decode(errors="replace")
+        prompt = session.words.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
-        state, length = session.new_state(model), [Fixed(params.length)]
+        state, length = session.new_state(model), [FixedLength(params.length)]
         model.forward(session.since(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
@@ -119,6 +119,6 @@ class Cdsl(Method):
     def reward(self, session: Session, ids: Sequence[int]) -> float:
         """The share of the words that the output holds, with some tokens behind it; 1 of none."""
         kept, _ = session.requests[0].stop.cut(session.output(), ids)
-        text = session.words.spelt([*session.output(), *ids[:kept]]).decode(errors="replace")
+        text = session.words.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)
         return found / len(self.wanted) if self.wanted else 1.0

@@ -20,9 +20,9 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    most,
+    create_size_rule,
+    max_nodes,
     select,
-    size_of,
 )
 
 
@@ -68,7 +68,9 @@ class Eagle2(Method):
         """Make room for the tree, and have the target keep what the head reads."""
         params = self.params
         fed = params.width * (params.depth - 1)
-        self.levels = Levels.of_head(session, *self.artifacts(), nodes=most(params.nodes), fed=fed)
+        self.levels = Levels.of_head(
+            session, *self.artifacts(), nodes=max_nodes(params.nodes), fed=fed
+        )
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -80,12 +82,14 @@ class Eagle2(Method):
         out = levels.begin(session.unread(levels.state.length()))
         # 2. A path's probability by the head alone is about how often it will be accepted. So the
         # tree grows where the head is sure of itself, at no forward of the target.
-        growth = Growth.of(session, params.width)
+        growth = Growth.create(session, params.width)
         growth.add(out)
         for _ in range(1, depth):
             growth.add(levels.feed(*growth.best()))
         levels.drop()
         # 3. No child is worth more than its parent, so that the best of all levels are connected.
-        size = size_of(session, levels.model, params.nodes, width=params.width, depth=depth)
-        ids, parents, _ = select(growth.candidates(), most(params.nodes), size)
+        size = create_size_rule(
+            session, levels.model, params.nodes, width=params.width, depth=depth
+        )
+        ids, parents, _ = select(growth.candidates(), max_nodes(params.nodes), size)
         return session.tree(ids, parents)

@@ -16,8 +16,8 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Trained,
+    create_length_rule,
     draft_chains,
-    rule_of,
 )
 
 
@@ -62,7 +62,7 @@ class EqSpec(DraftModelMethod):
         """Prefill the draft."""
         super().start(session)
         heads = map(session.artifact, self.artifacts())
-        self.length = rule_of(self.params, session, *heads, model=self.model)
+        self.length = create_length_rule(self.params, session, *heads, model=self.model)
         self.pad: int | None = None  # columns left of the text, once it lies in a padded batch
         self.realigned = 0
 

@@ -17,8 +17,8 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Trained,
+    create_length_rule,
     draft_chains,
-    rule_of,
 )
 
 
@@ -65,7 +65,7 @@ class ExSpec(DraftModelMethod):
         """Prefill the draft."""
         super().start(session)
         heads = map(session.artifact, self.artifacts())
-        self.length = rule_of(self.params, session, *heads, model=self.model)
+        self.length = create_length_rule(self.params, session, *heads, model=self.model)
         self.realigned, self.unpadded = 0, False
 
     def schedule(

@@ -14,7 +14,7 @@ from specbench_cli.api import (
     AUTO,
     Draft,
     Field,
-    Grown,
+    GrownTree,
     Levels,
     Method,
     MethodParams,
@@ -22,7 +22,7 @@ from specbench_cli.api import (
     Outcome,
     Session,
     fill,
-    most,
+    max_nodes,
     tree_of_choices,
 )
 
@@ -85,15 +85,15 @@ class Sequoia(Method):
 
     def start(self, session: Session) -> None:
         """Make room for the tree and prefill the draft."""
-        largest = max(most(self.params.nodes), self.params.width)
+        largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
         self.stood = session.memory.setdefault("stood", [])  # ranks; `width` where none stood
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 3."""
         tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
-        tree = tree.within(limit, session.target.vocab_size)
-        self.grown = Grown(session.chain(()), ())
+        tree = tree.truncate(limit, session.target.vocab_size)
+        self.grown = GrownTree(session.chain(()), ())
         if tree.nodes:
             first = self.levels.begin(session.since(self.levels.state.length()))
             self.grown = fill(tree, self.levels, first, session, how="without_replacement")
@@ -108,7 +108,7 @@ class Sequoia(Method):
                 session.memory["tree"] = tree_of_choices(self._plan(session))
 
     def _plan(self, session: Session) -> Iterator[tuple[int, ...]]:
-        m, depth, width = most(self.params.nodes), self.params.depth, self.params.width
+        m, depth, width = max_nodes(self.params.nodes), self.params.depth, self.params.width
         trees = BestTrees([self.stood.count(k) / len(self.stood) for k in range(width)])
 
         def rate(size: tuple[int, int]) -> float:

@@ -107,7 +107,7 @@ class SpeculativeThinking(Method):
                 continue
             # 3. It goes on for a probe, which is thrown away if it neither affirms nor doubts.
             probe = spans.draft(params.probe)
-            said = spans.words.spelt(host.numbers(probe.tokens)).decode(errors="replace")
+            said = spans.words.decode(host.numbers(probe.tokens)).decode(errors="replace")
             calm = not params.polarity(said) and not params.always
             if coin is not None:
                 calm = coin.toss(session.random, session.verified()) > 0
@@ -117,7 +117,7 @@ class SpeculativeThinking(Method):
             # 4. If it does, the target writes in its place, and more where it verifies.
             yield spans.settle(probe, session.score(probe), takeovers=1, spans=1)
             yield from spans.target(params.length, params.probe - len(spans.written))
-            said = spans.words.spelt(spans.written).decode(errors="replace")
+            said = spans.words.decode(spans.written).decode(errors="replace")
             doubts += params.polarity(said) < 0
             if any(word in said.lower() for word in params.verify):
                 yield from spans.target(params.length, params.checked)

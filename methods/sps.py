@@ -20,7 +20,7 @@ from specbench_cli.api import (
     Session,
     Tokens,
     Trained,
-    rule_of,
+    create_length_rule,
 )
 
 
@@ -66,7 +66,7 @@ class Sps(DraftModelMethod):
     def start(self, session: Session) -> None:
         """Prefill the draft."""
         super().start(session)
-        self.length = rule_of(
+        self.length = create_length_rule(
             self.params, session, *map(session.artifact, self.artifacts()), model=self.model
         )
 
@@ -85,7 +85,7 @@ class Sps(DraftModelMethod):
             # distribution.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
-            if not self.length.more(out, picks[-1]):
+            if not self.length.should_continue(out, picks[-1]):
                 break
             x = Tokens(picks[-1][0][None])
         # 3. The engine: x stands with probability min(1, p(x) / q(x)); the token behind those that

@@ -14,7 +14,7 @@ from specbench_cli.api import (
     AUTO,
     Draft,
     Field,
-    Grown,
+    GrownTree,
     Levels,
     Method,
     MethodParams,
@@ -22,10 +22,10 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Widths,
+    create_size_rule,
     fill,
     grow,
-    most,
-    size_of,
+    max_nodes,
     tree_of_widths,
 )
 
@@ -90,9 +90,9 @@ class SpsTree(Method):
         """Make room for the largest tree and prefill the draft."""
         params = self.params
         widths = params.widths or (params.width, *[1] * (params.depth - 1))
-        self.shape = tree_of_widths(widths).within(len(widths), session.target.vocab_size)
+        self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
         if params.shape == "dynamic":
-            largest, fed = most(params.nodes), params.width * (params.depth - 1)
+            largest, fed = max_nodes(params.nodes), params.width * (params.depth - 1)
         else:
             largest, fed = len(self.shape.nodes), 1 + max(self.shape.fed)
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
@@ -101,18 +101,20 @@ class SpsTree(Method):
         """Steps 1 and 2."""
         params, levels = self.params, self.levels
         if limit < 1:
-            self.grown = Grown(session.chain(()), ())
+            self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
         # 1. The row of the last committed token, which is the root: its children come from it.
         root = levels.begin(session.since(levels.state.length()))
         # 2. Either the likeliest children where their paths are likeliest, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
-            size = size_of(session, levels.model, nodes, width=k, depth=depth)
-            self.grown = grow(levels, root, session, k=k, depth=depth, nodes=most(nodes), size=size)
+            size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)
+            self.grown = grow(
+                levels, root, session, k=k, depth=depth, nodes=max_nodes(nodes), size=size
+            )
         else:
             # ... or so many children at each level as `widths` says, drawn one after another.
-            shape = self.shape.within(limit, session.target.vocab_size)
+            shape = self.shape.truncate(limit, session.target.vocab_size)
             self.grown = fill(shape, levels, root, session, how=params.draw_mode)
         return self.grown.draft
 

@@ -62,24 +62,27 @@ class Tli(Method):
         """Prefill the draft with the prompt in its own vocabulary."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
-        if self.text.room > 0:
-            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+        if self.text.remaining > 0:
+            self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         # 1.
         self.text.follow(session.tokens())
         translation, picks = self.text.translation, list[Pick]()
-        x = self.text.unread()
-        while len(picks) < min(self.params.length, limit, self.text.room):
+        x = self.text.pending_tokens()
+        while len(picks) < min(self.params.length, limit, self.text.remaining):
             # 2. q is the draft's distribution, given that the target has the token too.
             said = self.model.forward(x, self.text.state)
             # 3.
-            picks.append(session.pick(translation.in_target(said), len(picks)))
-            x = Tokens(translation.in_draft(picks[-1][0])[None])
+            picks.append(session.pick(translation.to_target_logits(said), len(picks)))
+            x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
         return session.drawn(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: rows of what was committed stay; the last token of it has none."""
-        draft_of, stood = self.text.translation.draft_of, outcome.committed[: len(outcome.path)]
+        draft_of, stood = (
+            self.text.translation.target_to_draft,
+            outcome.committed[: len(outcome.path)],
+        )
         self.text.follow(session.tokens(), [draft_of[token] for token in stood])

@@ -76,13 +76,13 @@ class TokenRecycling(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        shape = self.shape.within(limit, self.width)
+        shape = self.shape.truncate(limit, self.width)
         above = host.ids(session.tokens()[-1:], session.device)  # the nodes that have children
         self.known = [above]  # the tokens of the root and all nodes
         for level in shape.levels():
-            tokens = level.take(self.next.index_select(0, above))
+            tokens = level.select_tokens(self.next.index_select(0, above))
             self.known.append(_sent(tokens, session))
-            above = _sent(level.inner(tokens), session)
+            above = _sent(level.select_fed(tokens), session)
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:

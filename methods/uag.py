@@ -66,22 +66,22 @@ class Uag(Method):
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         self.written: list[int] = []
-        if self.text.room > 0:
-            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+        if self.text.remaining > 0:
+            self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         # 1.
         self.text.follow(session.tokens())
         # 2.
-        x, tokens = self.text.unread(), list[Tensor]()
-        while limit and len(tokens) < min(self.params.length, self.text.room):
+        x, tokens = self.text.pending_tokens(), list[Tensor]()
+        while limit and len(tokens) < min(self.params.length, self.text.remaining):
             tokens.append(self.model.forward(x, self.text.state).rows[-1:].argmax(-1))
             x = Tokens(tokens[-1][None])
         self.written = host.numbers(torch.cat(tokens)) if tokens else []
         # 3.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
-        return session.chain(self.text.translation.respelt(before, self.written)[:limit])
+        return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 1 of the next: the last committed token has no row yet."""

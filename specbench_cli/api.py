@@ -44,22 +44,23 @@ from specbench_cli.engine.spans.spans import Spans, mean_log_prob
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
-from specbench_cli.engine.drafting.chains import draft_chains, drawn_at_once
+from specbench_cli.engine.drafting.chains import draft_chains, draw_chain
 from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
-from specbench_cli.engine.drafting.length_rules import rule_of
-from specbench_cli.engine.drafting.lengths import Fixed, Length
+from specbench_cli.engine.drafting.length_rules import create_length_rule
+from specbench_cli.engine.drafting.lengths import FixedLength, Length
 
 # A row that learns: which of its drafts a prompt is for, by its tokens.
 from specbench_cli.engine.learning import Topics
 
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
 # by rank (`fill`), or grows where the draft is sure of itself (`Growth`, level by level): `grow` is
-# `expand` and then `select`; `size_of` chooses how many nodes pay here, at `most` so many.
+# `expand` and then `select`; `create_size_rule` chooses how many nodes pay here, at `max_nodes` so
+# many.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
-    Template,
+    TreeTemplate,
     best_tree,
     fill,
     fill_from,
@@ -67,16 +68,16 @@ from specbench_cli.engine.drafting.template import (
     tree_of_widths,
 )
 from specbench_cli.engine.drafting.growth import (
-    Candidates,
-    Chosen,
-    Grown,
+    CandidateNodes,
+    SelectedNodes,
+    GrownTree,
     Growth,
     expand,
     grow,
     select,
-    size_of,
+    create_size_rule,
 )
-from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, most
+from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max_nodes
 
 # A draft without a model: all places of any string in texts that do not change.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
@@ -139,8 +140,7 @@ __all__ = [
     "AcceptRule",
     "Artifact",
     "Batch",
-    "Candidates",
-    "Chosen",
+    "CandidateNodes",
     "Claim",
     "Decoder",
     "Desk",
@@ -152,10 +152,10 @@ __all__ = [
     "FeatureHead",
     "Features",
     "Field",
-    "Fixed",
+    "FixedLength",
     "FusedDecoder",
     "FusedStack",
-    "Grown",
+    "GrownTree",
     "Growth",
     "GrowthParams",
     "Guarantee",
@@ -198,6 +198,7 @@ __all__ = [
     "Said",
     "Sampling",
     "Scratch",
+    "SelectedNodes",
     "SequentialHead",
     "Session",
     "SpanParams",
@@ -207,11 +208,11 @@ __all__ = [
     "Step",
     "StopRule",
     "SuffixArray",
-    "Template",
     "Tokens",
     "Topics",
     "Trained",
     "Transcript",
+    "TreeTemplate",
     "UsageError",
     "Weights",
     "Widths",
@@ -220,8 +221,10 @@ __all__ = [
     "Worker",
     "best_tree",
     "config_of",
+    "create_length_rule",
+    "create_size_rule",
     "draft_chains",
-    "drawn_at_once",
+    "draw_chain",
     "expand",
     "fill",
     "fill_from",
@@ -232,19 +235,17 @@ __all__ = [
     "key_of",
     "layer_bytes",
     "load_weights",
+    "max_nodes",
     "mean_log_prob",
     "merge",
-    "most",
     "pickle_fault",
     "ranking",
     "read_config",
     "rows_of",
-    "rule_of",
     "said_ids",
     "select",
     "sha256_of",
     "siblings",
-    "size_of",
     "spread",
     "told_ids",
     "tree_of",

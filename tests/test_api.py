@@ -50,15 +50,15 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
         "AcceptRule",
         "FeatureHead",
         "fill_from",
-        "Candidates",
-        "Chosen",
+        "CandidateNodes",
+        "SelectedNodes",
         "Guarantee",
         "Hidden",
         "Distribution",
         "Length",
         "Rule",
     }
-    kinds |= {"Part", "State", "Template", "Worker"}
+    kinds |= {"Part", "State", "TreeTemplate", "Worker"}
     errors = {"MethodFault", "UsageError"}
     for_plugins = {"Claim"}
     assert set(api.__all__) - used <= kinds | errors | for_plugins

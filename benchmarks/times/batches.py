@@ -39,7 +39,7 @@ import numpy as np
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.drafting.by_load import emitted
+from specbench_cli.engine.drafting.load_aware import expected_tokens
 from specbench_cli.engine.drafting.synergy import best_length
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -122,7 +122,7 @@ def count_equal_ids(
         due = [vanilla_ids(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
             held = method_run.method.held(size)
-            batch = Batch(bench.workspace, requests, sampling, size=size, held=held, chunk=chunk)
+            batch = Batch(bench.workspace, requests, sampling, size=size, slots=held, chunk=chunk)
             for _ in method_run.method.generate_batch(batch):
                 pass
             found = [list(session.output()) for session in batch.sessions]
@@ -251,7 +251,7 @@ class DraftLengthSearch:
             sys.stdout.write(f"| {' | '.join(line)} |\n")
             sys.stdout.flush()
             due[size] = {
-                k: emitted(acceptance_rate, k)
+                k: expected_tokens(acceptance_rate, k)
                 * size
                 / (target(size, size * (k + 1)) + k * draft(size))
                 for k in self.fixed

@@ -126,7 +126,7 @@ def load_models(target: str, random_heads: bool) -> tuple[Workspace, Any, frozen
         return kind.load(files.path, decoders)
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    workspace = Workspace(decoders, 0, tokenizer=tokenizer, make=make)
+    workspace = Workspace(decoders, 0, tokenizer=tokenizer, load_artifact=make)
     return workspace, tokenizer, frozenset(config_facts(checkpoint.path).eos), random_kinds
 
 

@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace) -> StepTimeline:
         if args.transport == "thread"
         else Processes(*(halves() if device.type == "cpu" else ()))
     )
-    workspace = Workspace(decoders, 0, recipes={"draft": recipe}, transport=transport)
+    workspace = Workspace(decoders, 0, decoder_factories={"draft": recipe}, transport=transport)
     sampling = Sampling(args.rule, 0.0 if args.rule == "greedy" else 0.8)
     texts = [
         tuple(render(tokenizer, conversation(question.turns[:1], ()), raw=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from specbench_cli.api import Field, MethodParams, Template, best_tree, tree_of_choices
+from specbench_cli.api import Field, MethodParams, TreeTemplate, best_tree, tree_of_choices
 
 MC_SIM_7B_63 = tuple(
     tuple(map(int, ranks))
@@ -35,7 +35,7 @@ def static_tree(
     depth: int,
     width: int | None = None,
     choices: Sequence[tuple[int, ...]] = MC_SIM_7B_63,
-) -> Template:
+) -> TreeTemplate:
     """Return the static tree with this name.
 
     Args:
@@ -46,4 +46,4 @@ def static_tree(
     """
     if tree == "likeliest":
         return best_tree(nodes, depth=depth, width=width)
-    return tree_of_choices(choices[:nodes]).within(depth, width or nodes)
+    return tree_of_choices(choices[:nodes]).truncate(depth, width or nodes)

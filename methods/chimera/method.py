@@ -72,7 +72,7 @@ class Chimera(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        tree = self.tree.within(limit, self.params.width)
+        tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels

@@ -20,7 +20,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    drawn_at_once,
+    draw_chain,
 )
 
 
@@ -80,4 +80,4 @@ class DFlash(Method):
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.
-        return drawn_at_once(session, said[1 : n + 1])
+        return draw_chain(session, said[1 : n + 1])

@@ -87,7 +87,7 @@ class Eagle(Method):
             whole = AUTHORS
         else:
             whole = best_tree(params.nodes, depth=params.depth)
-        self.tree = whole.within(params.depth, session.target.vocab_size)
+        self.tree = whole.truncate(params.depth, session.target.vocab_size)
         # The head reads the second-to-top features: what the target's output matrix reads.
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
@@ -100,13 +100,13 @@ class Eagle(Method):
         out = levels.begin(session.unread(levels.state.length()))
         # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
         # the root's first. Parents are told by their places in what was fed last.
-        tree = self.tree.within(limit, session.target.vocab_size)
+        tree = self.tree.truncate(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
             children, _ = session.branch(out.rows, level.width, how="deterministic", ahead=ahead)
-            tokens.append(level.take(children))
+            tokens.append(level.select_tokens(children))
             if level.fed:  # beside what the head's forward left at their parents
-                out = levels.feed(level.inner(tokens[-1]), level.above)
+                out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":
             return session.chain(host.joined(tokens))

@@ -19,10 +19,10 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
+    create_size_rule,
     expand,
-    most,
+    max_nodes,
     select,
-    size_of,
 )
 
 
@@ -70,7 +70,9 @@ class Eagle3(Method):
         params = self.params
         fed = params.width * (params.depth - 1)
         # The head reads a low, a middle and a high layer, not EAGLE's one below the output.
-        self.levels = Levels.of_head(session, *self.artifacts(), nodes=most(params.nodes), fed=fed)
+        self.levels = Levels.of_head(
+            session, *self.artifacts(), nodes=max_nodes(params.nodes), fed=fed
+        )
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
@@ -86,6 +88,8 @@ class Eagle3(Method):
         found = expand(levels, first, session, k=params.width, depth=depth)
         levels.drop()
         # 3. The best of all levels. What the reduced vocabulary lacks is worth -inf: left out.
-        size = size_of(session, levels.model, params.nodes, width=params.width, depth=depth)
-        ids, parents, _ = select(found, most(params.nodes), size)
+        size = create_size_rule(
+            session, levels.model, params.nodes, width=params.width, depth=depth
+        )
+        ids, parents, _ = select(found, max_nodes(params.nodes), size)
         return session.tree(ids, parents)

@@ -101,7 +101,7 @@ class Falcon(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        tree = self.tree.within(limit, self.params.width)
+        tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         out = self.levels.begin(session.unread(self.levels.state.length()))
@@ -114,12 +114,12 @@ class Falcon(Method):
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
-            tokens.append(level.take(host.taken(ranked, block)))
+            tokens.append(level.select_tokens(host.taken(ranked, block)))
             if not level.fed:
                 break
-            path = [host.taken(above, level.above) for above in path]
-            path.append(level.inner(tokens[-1]))
-            block = tuple(block[above] for above in level.above)
+            path = [host.taken(above, level.fed_parents) for above in path]
+            path.append(level.select_fed(tokens[-1]))
+            block = tuple(block[above] for above in level.fed_parents)
             # 3. A row a token, path after path; what is left of a block is with its last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)

@@ -81,7 +81,7 @@ class HydraPlus(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        tree = self.tree.within(limit, self.params.width)
+        tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         prefix = self.levels.begin(session.unread(self.levels.state.length()))

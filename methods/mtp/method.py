@@ -22,7 +22,7 @@ from specbench_cli.api import (
     MethodParams,
     Outcome,
     Session,
-    rule_of,
+    create_length_rule,
 )
 
 
@@ -76,7 +76,7 @@ class Mtp(Method):
         session.tap(head.taps)
         fed = self.params.levels - 1
         self.levels = Levels(session, head, session.new_state(head, slack=fed))
-        self.length = rule_of(self.params, session, model=head)
+        self.length = create_length_rule(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
@@ -89,7 +89,7 @@ class Mtp(Method):
         out = levels.begin(session.unread(levels.state.length()))
         picks = [session.pick(out)]
         # 2. From here on the layer reads its own output, as if it were the target's.
-        while self.length.more(out, picks[-1]) and len(picks) < limit:
+        while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))
         levels.drop()

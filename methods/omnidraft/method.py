@@ -66,15 +66,20 @@ class OmniDraft(Method):
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.words, self.drafted = self.text.translation, list[int]()
         self.runs: Runs = session.memory.setdefault("runs", Runs(self.params.memory))
-        self.runs.read(session.tokens(), self.words.spelling)
-        if self.text.room > 0:
-            self.model.forward(self.text.unread(), self.text.state, logits_at=None)
+        self.runs.read(session.tokens(), self.words.spell_in_draft)
+        if self.text.remaining > 0:
+            self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 4."""
         # 1.
         self.text.follow(session.tokens())
-        picks, x, state, room = list[Pick](), self.text.unread(), self.text.state, self.text.room
+        picks, x, state, room = (
+            list[Pick](),
+            self.text.pending_tokens(),
+            self.text.state,
+            self.text.remaining,
+        )
         self.drafted, outs, fed = [], list[Out](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
             # 2. What the draft says before the walk, and behind each of its tokens.
@@ -89,7 +94,7 @@ class OmniDraft(Method):
                 outs.append(self.model.forward(self._ids([w]), state))
             # 3. and 4.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
-            run = self.runs.run(host.number(picks[-1][0]), self.words.spelling)
+            run = self.runs.run(host.number(picks[-1][0]), self.words.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
@@ -98,10 +103,18 @@ class OmniDraft(Method):
     def _distribution(self, walk: list[int], outs: list[Out]) -> Out:
         """Step 3: logits of q."""
         if not walk:
-            return self.words.in_target(outs[0])
+            return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
-        q = self.words.in_target(Out(chances[0].log()[None, None], outs[0].hidden)).rows[0].exp()
-        node, chance, longest = self.runs.trie, q.new_ones(()), self.words.target_of.get(walk[0])
+        q = (
+            self.words.to_target_logits(Out(chances[0].log()[None, None], outs[0].hidden))
+            .rows[0]
+            .exp()
+        )
+        node, chance, longest = (
+            self.runs.trie,
+            q.new_ones(()),
+            self.words.draft_to_target.get(walk[0]),
+        )
         for w, before, behind in zip(walk, chances, chances[1:], strict=False):
             node, chance = node[w], chance * before[w]
             longest = node.get(Runs.END, longest)
@@ -118,4 +131,4 @@ class OmniDraft(Method):
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 1 of the next, and step 6."""
         self.text.follow(session.tokens(), self.drafted)
-        self.runs.read(outcome.committed, self.words.spelling)
+        self.runs.read(outcome.committed, self.words.spell_in_draft)

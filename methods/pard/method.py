@@ -20,7 +20,7 @@ from specbench_cli.api import (
     MethodParams,
     Session,
     Tokens,
-    drawn_at_once,
+    draw_chain,
 )
 
 
@@ -77,7 +77,7 @@ class Pard(Method):
         x = Tokens(torch.cat((unseen, self.masks[:, : n - 1]), 1))
         said = self.model.forward(x, self.state, logits_at="all").rows[-n:]
         # 2. Each from its own row: x_{t+2} does not know which x_{t+1} was drawn.
-        draft = drawn_at_once(session, said)
+        draft = draw_chain(session, said)
         # 3. What was a mask is fed as a token once it is one.
         self.state.rollback(0, text)
         return draft

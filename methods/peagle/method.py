@@ -20,7 +20,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    drawn_at_once,
+    draw_chain,
 )
 
 
@@ -76,4 +76,4 @@ class PEagle(Method):
         unread = session.unread(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
-        return drawn_at_once(session, said)
+        return draw_chain(session, said)

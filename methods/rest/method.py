@@ -74,7 +74,7 @@ class Rest(Method):
         if n < params.shortest or not depth:
             return session.chain(())
         found = self.store.find(text[-n:])
-        ways = self.store.behind(found, n, depth, params.matches)
+        ways = self.store.continuations(found, n, depth, params.matches)
         return session.tree(*heaviest(ways, self.store.end, params.nodes))
 
     def _longest(self, text: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from specbench_cli.api import (
     Method,
     MethodParams,
     Session,
-    drawn_at_once,
+    draw_chain,
 )
 
 
@@ -76,4 +76,4 @@ class Space(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
         said = self.masks.newest()[: min(self.params.length, limit)]
-        return drawn_at_once(session, said)
+        return draw_chain(session, said)

@@ -1,4 +1,4 @@
-"""The certificate of a method: what was checked, on which code, with which figures."""
+"""Certificates of audited methods: checks, figures, verdict and code version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from specbench_cli import __version__, files
 from specbench_cli.audit.finding import COMPARISONS, DECLARATIONS, Finding, Problem
-from specbench_cli.audit.subject import Subject, passed
+from specbench_cli.audit.subject import AuditSubject, format_params
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Rule
@@ -37,27 +37,27 @@ VERDICTS = {
     "AGREES": "a peer whose outputs are the target's",
     "DIFFERS": "a peer whose outputs are not the target's",
 }
-"""What a certificate can say."""
+"""Verdicts and their meanings."""
 
-REFUSED = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
-"""Verdicts that end with exit code 1, and break a method's rows in reports."""
+FAILED_VERDICTS = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
+"""Verdicts that give exit code 1 and mark a method as broken in reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What an audit says of a method.
+    """Result of the audit of a method.
 
     Attributes:
-        method: its name.
-        version: of the distribution that it is from; None for a file's.
-        source, sha256: its file, as a path inside its package, and that file's hash.
-        guarantee: what it promises, by decoding rule.
-        variants: the parameters that it was audited with.
-        versions: of what computed.
+        method: name of the method.
+        version: version of the Python package that it is from; None for a plug-in file.
+        source, sha256: file of the method, as a path inside its package, and its hash.
+        guarantee: guarantee of the method by decoding rule.
+        variants: parameters that it was audited with.
+        versions: versions of Python and the libraries.
         verdict: one of `VERDICTS`.
-        findings: what the checks found.
-        seconds: what all of them took.
-        date: time at which the audit ended, in UTC.
+        findings: results of the checks.
+        seconds: total time of the checks.
+        date: end of the audit, in UTC.
         commit: commit of the checkout that the audit ran from, with "+changes" appended if files
             differ from it. None for an installed package.
         code_sha256: hash of all Python files of the audit, the engine and the methods.
@@ -79,11 +79,11 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether a command ends with exit code 0 for it."""
-        return self.verdict not in REFUSED
+        """True if the verdict gives exit code 0."""
+        return self.verdict not in FAILED_VERDICTS
 
-    def facts(self) -> dict[str, Any]:
-        """The certificate as it is written: plain values, no paths of this machine."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as a JSON object, without paths of this machine."""
         facts = {"schema": SCHEMA, **asdict(self)}
         facts["checks"] = facts.pop("findings")
         for check in facts["checks"]:
@@ -93,11 +93,11 @@ class Certificate:
         return facts
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Certificate:
-        """Return the certificate that `facts` wrote.
+    def from_dict(cls, facts: Mapping[str, Any]) -> Certificate:
+        """Return the certificate of a JSON object.
 
         Raises:
-            KeyError, TypeError: `facts` does not follow this schema.
+            KeyError, TypeError: the object does not follow this schema.
         """
         rest = {name: facts[name] for name in cls.__slots__ if name != "findings"}
         known = Finding.__slots__
@@ -112,45 +112,45 @@ class Certificate:
         return cls(**rest, findings=tuple(findings))
 
 
-def reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
+def load_reusable_certificate(file: Path, method: type[Method]) -> Certificate | None:
     """Return the certificate in a file if the method and the code are unchanged, else None."""
     try:
-        certificate = Certificate.of(json.loads(files.read_text(file, 16 * files.MB)))
+        certificate = Certificate.from_dict(json.loads(files.read_text(file, 16 * files.MB)))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     same = certificate.sha256 == _sha256(Path(inspect.getfile(method)))
     return certificate if same and certificate.code_sha256 == code_sha256() else None
 
 
-def certify(subject: Subject, findings: Sequence[Finding], seconds: float) -> Certificate:
-    """A certificate from what the checks found."""
+def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) -> Certificate:
+    """Return a certificate of the findings."""
     method = subject.method
     file = Path(inspect.getfile(method))
     default = method(subject.variants[0])
     return Certificate(
         method=subject.name,
-        version=_version(method),
-        source=_inside(file, method),
+        version=_package_version(method),
+        source=_package_path(file, method),
         sha256=_sha256(file),
         guarantee={rule: default.guarantee(rule) for rule in get_args(Rule)},
-        variants=tuple(map(passed, subject.variants)),
+        variants=tuple(map(format_params, subject.variants)),
         versions={
             "python": platform.python_version(),
             "specbench-cli": __version__,
             "torch": metadata.version("torch"),
             "transformers": metadata.version("transformers"),
         },
-        verdict=_verdict(subject, findings),
+        verdict=_decide_verdict(subject, findings),
         findings=tuple(findings),
         seconds=seconds,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
+        commit=read_commit(),
         code_sha256=code_sha256(),
     )
 
 
 @cache
-def commit() -> str | None:
+def read_commit() -> str | None:
     """Return the commit of this checkout, with "+changes" if files differ. None: no checkout."""
     found = environment.git()
     return None if found is None else found["commit"] + "+changes" * found["dirty"]
@@ -171,14 +171,14 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(plugin_file.content(file)).hexdigest()
 
 
-def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
+def _decide_verdict(subject: AuditSubject, findings: Sequence[Finding]) -> str:
     failed = [finding for finding in findings if not finding.passed]
     if subject.method.peer:
         return "DIFFERS" if failed else "AGREES"
-    if any(finding.is_claim and finding.shown for finding in failed):
+    if any(finding.checks_guarantee and finding.shown for finding in failed):
         return "BROKEN"
     if any(finding.check == DECLARATIONS for finding in failed):
-        return "MISDECLARED"  # what else failed may follow from that
+        return "MISDECLARED"  # other failures may follow from a wrong declaration
     if any(finding.shown for finding in failed):
         return "FAULTY"
     if failed:
@@ -188,14 +188,14 @@ def _verdict(subject: Subject, findings: Sequence[Finding]) -> str:
     return "PASSED" if claims else "NO CLAIM"
 
 
-def _inside(file: Path, method: type[Method]) -> str:
-    """The file's path from its top package on; its name alone where it is in none."""
+def _package_path(file: Path, method: type[Method]) -> str:
+    """Return the file's path inside its top-level package, or its name if it is in none."""
     depth = method.__module__.count(".")
     module = sys.modules[method.__module__]
     return "/".join(file.parts[-1 - depth :]) if module.__spec__ and depth else file.name
 
 
-def _version(method: type[Method]) -> str | None:
+def _package_version(method: type[Method]) -> str | None:
     package = method.__module__.partition(".")[0]
     if package == "methods":
         return __version__

@@ -1,4 +1,4 @@
-"""Audits of methods: the checks run on a method, and what they find becomes its certificate."""
+"""Audits: run the checks on a method and create its certificate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 from specbench_cli import registry
 from specbench_cli.audit.certificate import Certificate, certify
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.checks.distribution import check_distribution
 from specbench_cli.audit.checks.embedded import check_embedded
@@ -26,14 +26,14 @@ from specbench_cli.audit.checks.recurrent import check_recurrent
 from specbench_cli.audit.checks.sampled import check_generator
 from specbench_cli.audit.checks.tokens import check_batch, check_order, check_tokens
 from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
 from specbench_cli.errors import MethodFault, message_of, on_one_line
 from specbench_cli.interpreter import usable_cpus
 
-Check = Callable[[Subject], list[Finding]]
+Check = Callable[[AuditSubject], list[Finding]]
 
 TABLE_CHECKS: dict[str, Check] = {
     DECLARATIONS: check_declarations,
@@ -42,12 +42,12 @@ TABLE_CHECKS: dict[str, Check] = {
     "grammar": check_grammar,
     "order": check_order,
     "batch": check_batch,
-    "states": check_conduct,
+    "states": check_bookkeeping,
     "recurrent": check_recurrent,
     "twin draft": check_bounds,
     "generator": check_generator,
 }
-"""What is checked on tables: by the name of a check's first finding."""
+"""Checks on tables, by the name of their first finding."""
 
 CHECKS: dict[str, Check] = {
     **TABLE_CHECKS,
@@ -61,28 +61,28 @@ def audit(name: str, plugins: Sequence[str] = ()) -> Certificate:
     """Audit one method.
 
     Args:
-        name: its canonical name.
-        plugins: files whose methods are to be registered first.
+        name: canonical name of the method.
+        plugins: plug-in files to register first.
     """
     for file in plugins:
         registry.load_plugin(file)
     start = time.perf_counter()
-    subject = Subject.of(name, registry.load(name))
+    subject = AuditSubject.from_method(name, registry.load(name))
     findings = run_checks(subject, PEER_CHECKS if subject.method.peer else CHECKS)
     return certify(subject, findings, time.perf_counter() - start)
 
 
 def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Certificate]:
-    """Audit methods on all CPUs that this process may use; certificates come as they are done."""
+    """Audit methods in parallel on all usable CPUs. Yield certificates as they are finished."""
     workers = min(usable_cpus(), len(names))
     if workers < 2:
         for name in names:
             yield audit(name, plugins)
         return
-    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
+    # New interpreters: a fork would inherit torch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
-    with deaf_to_interrupts(context):  # its locks start a process too
-        pool = ProcessPoolExecutor(workers, context, _begin, (plugin_file.held(),))
+    with deaf_to_interrupts(context):  # creating the pool starts a process too
+        pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.held(),))
     waiting: list[Future[Certificate]]
     try:
         with deaf_to_interrupts(context):
@@ -96,17 +96,17 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     pool.shutdown()
 
 
-def _begin(held: Mapping[Path, bytes]) -> None:
-    """Begin a process of the pool, which runs the same plug-ins as the one that starts it."""
+def _init_worker(held: Mapping[Path, bytes]) -> None:
+    """Initialise a process of the pool with the plug-in files of the parent process."""
     plugin_file.hold_all(held)
     leave_at_interrupts()
 
 
-def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:
-    """All findings, in order; a check that the method does not survive is a finding too."""
+def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]:
+    """Run checks and return all findings in order."""
     found: list[Finding] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tables are too small for a second one
+    torch.set_num_threads(1)  # tables are too small to profit from more threads
     try:
         with torch.inference_mode():
             for name, check in checks.items():
@@ -116,36 +116,36 @@ def run_checks(subject: Subject, checks: dict[str, Check]) -> list[Finding]:
     return found
 
 
-def run_check(subject: Subject, name: str, check: Check) -> Sequence[Finding]:
-    """The findings of one check, each with its share of the time."""
+def run_check(subject: AuditSubject, name: str, check: Check) -> Sequence[Finding]:
+    """Run one check and return its findings. An exception of the method becomes a finding."""
     start = time.perf_counter()
     try:
         findings = check(subject)
     except MethodFault as refused:
         where = f"while checking: {name}"
-        problem = Problem(f"the engine refuses it: {refused.message}", where, refused.hint or "")
+        problem = Problem(f"the engine rejects it: {refused.message}", where, refused.hint or "")
         findings = [Finding(name, False, {}, problem)]
-    except Exception as error:  # whatever a method raises is a finding about it
-        findings = [Finding(name, False, {}, _crash(subject, error, name), crashed=True)]
+    except Exception as error:  # any exception of a method is a finding
+        findings = [Finding(name, False, {}, _describe_crash(subject, error, name), crashed=True)]
     seconds = (time.perf_counter() - start) / max(1, len(findings))
     return [replace(finding, seconds=seconds) for finding in findings]
 
 
-def _crash(subject: Subject, error: Exception, name: str) -> Problem:
+def _describe_crash(subject: AuditSubject, error: Exception, name: str) -> Problem:
     """Return a problem for an exception, located at the method's own line if it is in the trace."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = {
+    own_files = {
         inspect.getsourcefile(kind)
         for kind in subject.method.__mro__
         if kind not in (Method, object)
     }
-    mine = [frame for frame in frames if frame.filename in own]
-    last = (mine or frames)[-1] if frames else None
+    own_frames = [frame for frame in frames if frame.filename in own_files]
+    last = (own_frames or frames)[-1] if frames else None
     place = f"{Path(last.filename).name}:{last.lineno}" if last else "?"
     where = f"{place}, while checking: {name}"
     what = on_one_line(f"{type(error).__name__}: {message_of(error)}")
     raised_here = last is None or frames[-1] is last
-    if mine:
+    if own_frames:
         return Problem(
             f"it raises {what}" if raised_here else f"a function that it calls raises {what}",
             where,

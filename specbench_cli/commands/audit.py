@@ -52,7 +52,7 @@ def audit(asked: AuditOptions) -> ExitCode:
     if done:
         output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
     for certificate in done if asked.as_json else ():
-        output.json_line(certificate.facts())
+        output.json_line(certificate.to_dict())
     done += _audited(due, folder, asked, total=len(names))
     if not asked.as_json:
         from specbench_cli.report.terminal.certificates import print_certificates
@@ -79,7 +79,7 @@ def _audited(due: list[str], folder: Path, asked: AuditOptions, total: int) -> l
         finished = total - len(due) + n
         progress = f" ({finished} of {total}, about {_duration(left)} left)" if n < len(due) else ""
         if asked.as_json:
-            output.json_line(certificate.facts())
+            output.json_line(certificate.to_dict())
         else:
             output.note(
                 f"{certificate.method}: {certificate.verdict} in {certificate.seconds:.1f} s"
@@ -114,9 +114,9 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
 
 def _reusable(names: list[str], folder: Path) -> list[Certificate]:
     """Return the certificates in a folder whose method and code are unchanged."""
-    from specbench_cli.audit.certificate import reusable_certificate
+    from specbench_cli.audit.certificate import load_reusable_certificate
 
-    found = (reusable_certificate(_file(folder, name), registry.load(name)) for name in names)
+    found = (load_reusable_certificate(_file(folder, name), registry.load(name)) for name in names)
     return [certificate for certificate in found if certificate is not None]
 
 
@@ -133,7 +133,7 @@ def _write(certificate: Certificate, folder: Path, overwrite: bool) -> None:
     import json
 
     try:
-        text = json.dumps(certificate.facts(), indent=2) + "\n"
+        text = json.dumps(certificate.to_dict(), indent=2) + "\n"
         files.write_listed(_file(folder, certificate.method), text, overwrite=overwrite)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error

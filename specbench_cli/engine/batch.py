@@ -15,11 +15,11 @@ from torch import Tensor
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.meter import HostClock, Meter, Metered
-from specbench_cli.engine.request import Request, Shared
+from specbench_cli.engine.request import BatchSlot, Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workspace import Loans, Workspace
+from specbench_cli.engine.workspace import StateAllocator, Workspace
 
 
 class Batch:
@@ -54,14 +54,14 @@ class Batch:
         sampling: Sampling,
         *,
         size: int | None = None,
-        held: int = 0,
+        slots: int = 0,
         chunk: int | None = None,
         arrivals: Sequence[float] = (),
         pass_: int = 1,
         memory: Memory | None = None,
         recordings: Mapping[int, Sequence[int]] | None = None,
         references: Mapping[int, Sequence[int]] | None = None,
-        kind: type[Session] = Session,
+        session_class: type[Session] = Session,
         clock: HostClock | None = None,
     ) -> None:
         target = workspace.decoders["target"]
@@ -71,47 +71,47 @@ class Batch:
         self._arrivals = [round(seconds * 1e9) for seconds in arrivals]
         self._first_ns: int | None = None
         self._workspace, self._target = workspace, Metered(target, self.meter, role="verify")
-        self._taken = 0
+        self._num_reported = 0
         self._chunk = chunk
-        kept = Memory() if memory is None else memory
+        shared_memory = Memory() if memory is None else memory
         self.sessions = tuple(
-            kind(
+            session_class(
                 workspace,
                 request,
                 sampling,
                 pass_=pass_,
-                memory=kept,
+                memory=shared_memory,
                 recording=(recordings or {}).get(place),
                 reference=(references or {}).get(place),
-                shared=Shared(self.meter, place),
+                shared=BatchSlot(self.meter, place),
             )
             for place, request in enumerate(requests)
         )
-        self._seats = min(max(held, self.size), len(requests))
-        self._free = list(range(self._seats))
-        self._seat: dict[Session, int] = {}
-        self._loans: dict[Session, Loans] = {}
+        self._num_slots = min(max(slots, self.size), len(requests))
+        self._free_slots = list(range(self._num_slots))
+        self._slot_of: dict[Session, int] = {}
+        self._allocators: dict[Session, StateAllocator] = {}
         self._waiting = deque(self.sessions)
-        if self._seats:  # so that the states' memory is there before the clock runs
-            lend = workspace.loans(self._seats)
+        if self._num_slots:  # so that the states' memory is there before the clock runs
+            allocate_state = workspace.loans(self._num_slots)
             for _ in range(1 if sampling.contrast is None else 2):
-                lend(target, 0)
+                allocate_state(target, 0)
 
     # ---- the schedule ---------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
         """Whether all sequences have come to their ends."""
-        return not self._waiting and all(session.finish is not None for session in self._seat)
+        return not self._waiting and all(session.finish is not None for session in self._slot_of)
 
     @property
     def live(self) -> list[Session]:
         """Those whose prompt was read and that have not ended, in the order of their joining."""
-        return [each for each in self._seat if each.finish is None and _begun(each)]
+        return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 
-    def seated(self, session: Session) -> bool:
+    def has_slot(self, session: Session) -> bool:
         """Whether a sequence has joined, and its states are its own yet."""
-        return session in self._seat
+        return session in self._slot_of
 
     def join(self, start: Callable[[Session], object] | None = None) -> list[Session]:
         """Have others take the seats of sequences that have ended: those that are returned. Their
@@ -121,18 +121,18 @@ class Batch:
             start: what each begins with: its draft's prefill.
         """
         self.leave()
-        n = min(len(self._free), self._arrived())
+        n = min(len(self._free_slots), self._count_arrived())
         began = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]
         # Sequences about as long as each other lie beside each other: attention takes them at once.
-        seats = sorted(self._free)[:n]
+        slots = sorted(self._free_slots)[:n]
         by_length = sorted(joined, key=lambda session: len(session.tokens()))
-        seat_of = dict(zip(by_length, seats, strict=True))
+        slot_by_session = dict(zip(by_length, slots, strict=True))
         for session in joined:
-            seat = self._seat[session] = seat_of[session]
-            self._free.remove(seat)
-            self._loans[session] = self._workspace.loans(self._seats, seat)
-            session.harness.seat(self._loans[session])
+            slot = self._slot_of[session] = slot_by_session[session]
+            self._free_slots.remove(slot)
+            self._allocators[session] = self._workspace.loans(self._num_slots, slot)
+            session.harness.set_states(self._allocators[session])
             if start is not None:
                 start(session)
         self.prefill_ns += self.meter.clock.now() - began
@@ -140,12 +140,12 @@ class Batch:
 
     def leave(self) -> None:
         """Free the seats of sequences that have ended, and the memory that their states hold."""
-        for session in [each for each in self._seat if each.finish is not None]:
-            self._free.append(self._seat.pop(session))
-            self._loans.pop(session).free()
-            session.harness.left()
+        for session in [each for each in self._slot_of if each.finish is not None]:
+            self._free_slots.append(self._slot_of.pop(session))
+            self._allocators.pop(session).release()
+            session.harness.release()
 
-    def _arrived(self) -> int:
+    def _count_arrived(self) -> int:
         """How many of those that wait are there; where none is decoded, waits for the next one."""
         clock = self.meter.clock
         now = clock.now()
@@ -153,20 +153,20 @@ class Batch:
             self._first_ns = now
         if not self._arrivals or not self._waiting:
             return len(self._waiting)
-        due = self._arrivals[len(self._arrivals) - len(self._waiting) :]
-        wait = self._first_ns + due[0] - now
-        if not self._seat and wait > 0:
+        arrival_times = self._arrivals[len(self._arrivals) - len(self._waiting) :]
+        wait = self._first_ns + arrival_times[0] - now
+        if not self._slot_of and wait > 0:
             clock.sleep(wait)
             began, now = now, clock.now()
             self.idle_ns += now - began
-        return bisect_right(due, now - self._first_ns)
+        return bisect_right(arrival_times, now - self._first_ns)
 
     def prefill(self) -> None:
         """Run the prompts of sequences that have joined through the target in one forward; commit
         each one's first token."""
         began = self.meter.clock.now()
-        if prompts := self._prompts(None):
-            self._forward((), prompts)
+        if prompts := self._select_prompts(None):
+            self._run_forward((), prompts)
         self.forwards()  # these are no step's
         self.prefill_ns += self.meter.clock.now() - began
 
@@ -182,43 +182,43 @@ class Batch:
         Raises:
             MethodFault: a draft is malformed.
         """
-        return self._forward(drafts, self._prompts(self._chunk))
+        return self._run_forward(drafts, self._select_prompts(self._chunk))
 
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the steps that they led to."""
-        first, self._taken = self._taken, len(self.meter.forwards)
+        first, self._num_reported = self._num_reported, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
-    def _prompts(self, most: int | None) -> list[tuple[Session, int]]:
+    def _select_prompts(self, max_tokens: int | None) -> list[tuple[Session, int]]:
         """What the next forward reads of prompts, at most so many tokens: of who joined first,
         first."""
         found = []
-        for session in self._seat:
-            n = 0 if _begun(session) else session.harness.scoring.unread
-            if most is not None:
-                n = min(n, most)
-                most -= n
+        for session in self._slot_of:
+            n = 0 if _has_first_token(session) else session.harness.scoring.pending_prompt_length
+            if max_tokens is not None:
+                n = min(n, max_tokens)
+                max_tokens -= n
             if n:
                 found.append((session, n))
         return found
 
-    def _forward(
+    def _run_forward(
         self, drafts: Sequence[tuple[Session, Draft]], prompts: Sequence[tuple[Session, int]]
     ) -> list[Tensor]:
-        parts = {session: session.harness.scoring.score_part(draft) for session, draft in drafts}
-        parts |= {session: session.harness.scoring.prompt_part(n) for session, n in prompts}
-        order = sorted(parts, key=self._seat.__getitem__)
+        parts = {session: session.harness.scoring.score_input(draft) for session, draft in drafts}
+        parts |= {session: session.harness.scoring.prompt_input(n) for session, n in prompts}
+        order = sorted(parts, key=self._slot_of.__getitem__)
         outs = self._target.forward_batch(
-            [parts[session] for session in order], taps=order[0].harness.scoring.layers
+            [parts[session] for session in order], taps=order[0].harness.scoring.captured_layers
         )
-        of = dict(zip(order, outs, strict=True))
+        output_of = dict(zip(order, outs, strict=True))
         for session, n in prompts:
-            logits = session.harness.scoring.take_prompt(of[session], n)
+            logits = session.harness.scoring.store_prompt_output(output_of[session], n)
             if logits is not None:
-                session.harness.begun(logits)
-        return [session.harness.scoring.take(of[session]) for session, _ in drafts]
+                session.harness.commit_first(logits)
+        return [session.harness.scoring.store_output(output_of[session]) for session, _ in drafts]
 
 
-def _begun(session: Session) -> bool:
+def _has_first_token(session: Session) -> bool:
     """Whether a sequence has its first token."""
     return session.harness.text.position > 0

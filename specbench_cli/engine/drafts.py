@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.draft_checks import DraftChecks, check_ids, check_shape
+from specbench_cli.engine.draft_validator import DraftValidator, check_ids, check_shape
 from specbench_cli.engine.session_view import SessionView
 from specbench_cli.engine.types import Draft, DrawMode, Out
 from specbench_cli.engine.verify.choosing import Pick
@@ -24,8 +24,8 @@ class DraftBuilder(SessionView):
         super().__init__(*args, **kwargs)
         processor = self.sampling.processor
         self._processing: Processing | None = None if processor is None else processor.begin()
-        self._checks = DraftChecks(self._text, self._chooser)
-        self._nothing = host.ids((), self._text.device)
+        self._validator = DraftValidator(self._text, self._chooser)
+        self._no_ids = host.ids((), self._text.device)
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -41,9 +41,9 @@ class DraftBuilder(SessionView):
         """
         draft = Draft(self._tokens(ids))
         if q is not None and self._chooser.sampling.draws:
-            self._checks.run(check_shape, q, (draft.nodes, self._chooser.vocab_size))
+            self._validator.run(check_shape, q, (draft.nodes, self._chooser.vocab_size))
             draft = Draft(draft.tokens, draw_mode="independent", q=q)
-        return self._checks.trust(draft)
+        return self._validator.trust(draft)
 
     def tree(
         self,
@@ -64,7 +64,7 @@ class DraftBuilder(SessionView):
         Raises:
             MethodFault: an id outside the target's vocabulary.
         """
-        draft = self._checks.trust(Draft(self._tokens(ids), parents))
+        draft = self._validator.trust(Draft(self._tokens(ids), parents))
         return (
             Draft(draft.tokens, parents, how, torch.vstack([*distributions]))
             if distributions
@@ -75,8 +75,8 @@ class DraftBuilder(SessionView):
         """The chain that consecutive `pick`s make."""
         if not picks:
             return self.chain(())
-        checks = self._checks
-        tokens = checks.root(torch.cat([self._text.end, *[token for token, _ in picks]]))
+        checks = self._validator
+        tokens = checks.set_chain(torch.cat([self._text.end, *[token for token, _ in picks]]))
         distributions = [q for _, q in picks if q is not None]
         draft = (
             Draft(tokens, draw_mode="independent", q=torch.cat(distributions))
@@ -100,9 +100,9 @@ class DraftBuilder(SessionView):
             (token [1] int64, q [1, V] or None): q where verification needs the distribution drawn
             from.
         """
-        rows = self._processed(cast(Tensor, out.logits)[:, -1], ahead)
+        rows = self._process(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
-        self._checks.picks.append(pick)
+        self._validator.picks.append(pick)
         return pick
 
     def branch(
@@ -150,9 +150,9 @@ class DraftBuilder(SessionView):
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _processed(self, rows: Tensor, ahead: int) -> Tensor:
+    def _process(self, rows: Tensor, ahead: int) -> Tensor:
         """Logits [1, V] behind the last `ahead` picks."""
-        picks = self._checks.picks
+        picks = self._validator.picks
         if self._processing is None or ahead > len(picks):
             return rows
         own = picks[len(picks) - ahead :]
@@ -164,9 +164,9 @@ class DraftBuilder(SessionView):
         text = self._text
         if isinstance(ids, Tensor):
             if not host.near(ids.device):
-                return self._checks.root(torch.cat((text.end, ids)))
+                return self._validator.set_chain(torch.cat((text.end, ids)))
             ids = host.numbers(ids)
-        self._checks.run(check_ids, ids, self._chooser.vocab_size)
+        self._validator.run(check_ids, ids, self._chooser.vocab_size)
         if not ids:
-            return self._nothing
-        return self._checks.root(host.ids([text.tokens[-1], *ids], text.device))
+            return self._no_ids
+        return self._validator.set_chain(host.ids([text.tokens[-1], *ids], text.device))

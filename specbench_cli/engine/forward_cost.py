@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Rows(NamedTuple):
+class SequenceRows(NamedTuple):
     """The rows of one sequence in a forward.
 
     new: Rows that the forward computes. before: Rows that the model's state holds before them.
@@ -30,7 +30,7 @@ class ForwardWork:
     """
 
     model: str
-    rows: Sequence[Rows]
+    rows: Sequence[SequenceRows]
     tree: bool = False
     warm: bool = False
     share: float = 1.0

@@ -16,14 +16,14 @@ from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.types import Out, Tokens
 from specbench_cli.errors import MethodFault
 
-SLOTS = 8
+NUM_CHOICES = 8
 """First choices of a draft that are imposed; a token that is none of them is not drafted."""
-SAID, APART = 1e4, 1e2
+TOP_LOGIT, LOGIT_STEP = 1e4, 1e2
 """Logits of imposed choices: the best one's, and how far each is above the next. Distributions have
 one token, whatever the temperature."""
 
 
-class _Imposed(Decoder):
+class _ImposedAcceptance(Decoder):
     """Mixed into a decoder's class: it computes as ever, then says what `impose` wants."""
 
     imposed: tuple[float, int]
@@ -43,7 +43,7 @@ class _Imposed(Decoder):
             rows = model_input.logits_at
         elif model_input.logits_at == "last":
             rows = rows[-1:]
-        self._say(out.logits, model_input.x, positions, rows, whole=model_input.whole)
+        self._set_logits(out.logits, model_input.x, positions, rows, whole=model_input.whole)
         return out
 
     @torch.inference_mode()
@@ -56,32 +56,34 @@ class _Imposed(Decoder):
                 rows = torch.arange(part.shape[1], device=self.device)
                 positions = (at + rows)[None] if part.positions is None else part.positions
                 rows = rows[-out.logits.shape[1] :]
-                self._say(out.logits, part.x, positions, rows, whole=True)
+                self._set_logits(out.logits, part.x, positions, rows, whole=True)
         return outs
 
     def exits(self, rows: Tensor) -> Tensor:
         """Nothing: what the rows stand for is not known here. Raises MethodFault."""
-        raise _unknown(self.name)
+        raise _unsupported_input(self.name)
 
-    def _say(self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, whole: bool) -> None:
+    def _set_logits(
+        self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, whole: bool
+    ) -> None:
         """Have logits [b, r, V] of the input's rows [r] say what is imposed."""
         if type(x) is not Tokens:
-            raise _unknown(self.name)
+            raise _unsupported_input(self.name)
         chance, size = self.imposed
         ids, at = x.ids.index_select(1, rows), positions.expand(x.ids.shape).index_select(1, rows)
-        right = _mixed(ids, at, 1) % size
+        right = _hash_ids(ids, at, 1) % size
         if self.name == "target" and whole:
-            logits.scatter_(-1, right[..., None], SAID)
+            logits.scatter_(-1, right[..., None], TOP_LOGIT)
             return
         if chance < 1:  # the rank of the right token: geometric
-            drawn = (_mixed(ids, at, 2).double() + 0.5) / (1 << 31)
-            rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + SLOTS
+            drawn = (_hash_ids(ids, at, 2).double() + 0.5) / (1 << 31)
+            rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + NUM_CHOICES
         else:
             rank = right * 0
-        slots = torch.arange(SLOTS, device=self.device)
+        slots = torch.arange(NUM_CHOICES, device=self.device)
         others = (right[..., None] + 1 + slots) % size
         chosen = torch.where(slots == rank[..., None], right[..., None], others)
-        values = (SAID - APART * slots).to(logits.dtype).expand(chosen.shape)
+        values = (TOP_LOGIT - LOGIT_STEP * slots).to(logits.dtype).expand(chosen.shape)
         logits.scatter_(-1, chosen, values)
 
 
@@ -97,16 +99,16 @@ def impose(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
         decoder: its class is one of its own from here on; "target" verifies, others draft.
         vocabulary: ids that all models of the run have.
     """
-    if vocabulary <= SLOTS:
-        raise ValueError(f"{vocabulary} ids are too few to impose {SLOTS} choices on")
+    if vocabulary <= NUM_CHOICES:
+        raise ValueError(f"{vocabulary} ids are too few to impose {NUM_CHOICES} choices on")
     kind = type(decoder)
-    made: Any = type(kind.__name__, (_Imposed, kind), {})
+    made: Any = type(kind.__name__, (_ImposedAcceptance, kind), {})
     decoder.__class__ = made
     decoder.imposed = (chance, vocabulary)  # type: ignore[attr-defined]
     return decoder
 
 
-def _unknown(name: str) -> MethodFault:
+def _unsupported_input(name: str) -> MethodFault:
     return MethodFault(
         f"acceptance is imposed by the tokens that a model reads, and {name} was to say what rows"
         " without tokens stand for",
@@ -114,7 +116,7 @@ def _unknown(name: str) -> MethodFault:
     )
 
 
-def _mixed(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
+def _hash_ids(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
     """31 bits of a hash of token ids and positions; int64 wraps."""
     z = ids * 6364136223846793005 + positions * 1442695040888963407 + salt * 2862933555777941757
     for shift in (31, 29):

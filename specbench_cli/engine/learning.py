@@ -25,7 +25,7 @@ from specbench_cli.errors import MethodFault
 # ---- a copy that may be trained -----------------------------------------------------------------
 
 
-def trainable(source: Any, shared: Iterable[Decoder]) -> Any:
+def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
     """A copy of a model of the run whose weights are its own, as parameters of its `module`.
 
     What computes with the weights of its `module` is copied as it is. Anything else makes the copy
@@ -49,24 +49,24 @@ def trainable(source: Any, shared: Iterable[Decoder]) -> Any:
         elif hasattr(source, "trainable"):
             made = source.trainable()
         else:
-            raise MethodFault(f"{_name(source)} cannot be trained: it has no torch module")
+            raise MethodFault(f"{_get_name(source)} cannot be trained: it has no torch module")
         made.module.requires_grad_(True)
         made.ran = 0  # it is another model than its source
-        made.module.register_forward_pre_hook(_count)
+        made.module.register_forward_pre_hook(_count_call)
     return made
 
 
-def calls_of(made: Any) -> int:
+def count_calls(made: Any) -> int:
     """How often the module of a copy was called."""
     return int(made.module.__dict__.get("called", 0))
 
 
-def _count(module: nn.Module, _: Any) -> None:
+def _count_call(module: nn.Module, _: Any) -> None:
     module.__dict__["called"] = module.__dict__.get("called", 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class MemorySnapshot:
     """What a `Memory` held at some time."""
 
     kept: Mapping[str, Any]
@@ -89,13 +89,13 @@ class Memory(dict[str, Any]):
         self.version = 0
         self._copies: dict[Hashable, Any] = {}
         self._make: dict[Hashable, Callable[[], Any]] = {}
-        self._stamps: dict[Hashable, tuple[tuple[str, int], ...]] = {}
+        self._published_versions: dict[Hashable, tuple[tuple[str, int], ...]] = {}
 
-    def copy_of(self, name: Hashable, make: Callable[[], Any]) -> Any:
+    def get_copy(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """The row's copy of that name, made at first use."""
         if name not in self._copies:
             self._copies[name], self._make[name] = make(), make
-            self._stamps[name] = _stamps(self._copies[name])
+            self._published_versions[name] = _weight_versions(self._copies[name])
         return self._copies[name]
 
     @property
@@ -103,18 +103,18 @@ class Memory(dict[str, Any]):
         """The copies made so far."""
         return tuple(self._copies.values())
 
-    def save(self) -> Saved:
+    def save(self) -> MemorySnapshot:
         """All of it, to come back to."""
         weights = {
             name: {key: tensor.clone() for key, tensor in made.module.state_dict().items()}
             for name, made in self._copies.items()
         }
-        return Saved(self._copied(self), weights, self.version)
+        return MemorySnapshot(self._copy_items(self), weights, self.version)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: MemorySnapshot) -> None:
         """Return to what was saved; copies made since are as they were at first."""
         self.clear()
-        self.update(self._copied(saved.kept))
+        self.update(self._copy_items(saved.kept))
         self.version = saved.version
         for name, made in self._copies.items():
             weights = saved.weights.get(name)
@@ -126,9 +126,9 @@ class Memory(dict[str, Any]):
     def check(self) -> None:
         """Raise MethodFault if weights have changed since they were last published."""
         for name, made in self._copies.items():
-            if _stamps(made) != self._stamps[name]:
+            if _weight_versions(made) != self._published_versions[name]:
                 raise MethodFault(
-                    f"the weights of {_name(made)}, its own copy, changed outside of `learn`",
+                    f"the weights of {_get_name(made)}, its own copy, changed outside of `learn`",
                     "a request is decoded by one version: collect in `observe`, train in `learn`",
                 )
 
@@ -139,9 +139,9 @@ class Memory(dict[str, Any]):
                 with torch.no_grad():
                     made.publish()
             made.module.eval().zero_grad(set_to_none=True)
-            self._stamps[name] = _stamps(made)
+            self._published_versions[name] = _weight_versions(made)
 
-    def _copied(self, items: Mapping[str, Any]) -> dict[str, Any]:
+    def _copy_items(self, items: Mapping[str, Any]) -> dict[str, Any]:
         """The items, deeply, but for the copies and their parameters."""
         fixed = [*self._copies.values(), *self._parameters()]
         return copy.deepcopy(dict(items), {id(each): each for each in fixed})
@@ -151,11 +151,11 @@ class Memory(dict[str, Any]):
             yield from made.module.parameters()
 
 
-def _name(source: Any) -> str:
+def _get_name(source: Any) -> str:
     return str(getattr(source, "name", type(source).__name__))
 
 
-def _stamps(made: Any) -> tuple[tuple[str, int], ...]:
+def _weight_versions(made: Any) -> tuple[tuple[str, int], ...]:
     """How often each of a copy's weights was written; a tensor counts that itself."""
     return tuple((name, weight._version) for name, weight in made.module.named_parameters())
 
@@ -194,7 +194,7 @@ class Topics:
 # ---- when it happens ----------------------------------------------------------------------------
 
 
-class Session(Protocol):
+class LearnerSession(Protocol):
     """The part of a session that this needs."""
 
     device: torch.device
@@ -211,7 +211,7 @@ class Learner(Protocol):
         """Learn from a request that has ended."""
 
 
-def learn(method: Learner, session: Session) -> int:
+def learn(method: Learner, session: LearnerSession) -> int:
     """Have a method learn from a request that has ended; the next one sees a new version.
 
     Returns:
@@ -227,16 +227,16 @@ def learn(method: Learner, session: Session) -> int:
         )
     try:
         memory.check()
-        start = _now(session.device)
+        start = _synchronized_ns(session.device)
         with torch.inference_mode(False), torch.enable_grad():
             method.learn(session)
     finally:  # after a fault too, so that the next request is judged by itself
         memory.publish()
         memory.version += 1
-    return _now(session.device) - start
+    return _synchronized_ns(session.device) - start
 
 
-def _now(device: torch.device) -> int:
+def _synchronized_ns(device: torch.device) -> int:
     """The time once the device has nothing left to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -14,7 +14,7 @@ from specbench_cli.engine.types import Hidden, Out, Tokens
 from specbench_cli.errors import MethodFault
 
 
-class Beside:
+class LookAheadRows:
     """A `LookAhead`'s rows in the target's forwards, and what they said behind the text.
 
     A forward that carries them runs in two parts: the layers below without them, the others with
@@ -28,11 +28,11 @@ class Beside:
         self._target, self._head = target, head
         self._levels: int = head.sizes["levels"]
         self._layer: int = head.layer
-        self._above = (self._layer, target.n_layers)
-        self._written: Tensor | None = None  # [n, levels, V], of a prompt behind its last row alone
-        self._newest: Tensor | None = None
+        self._upper_layers = (self._layer, target.n_layers)
+        self._logits: Tensor | None = None  # [n, levels, V], of a prompt behind its last row alone
+        self._latest_logits: Tensor | None = None
 
-    def room(self, nodes: int) -> int:
+    def count_rows(self, nodes: int) -> int:
         """Rows of a state that a forward over the root and so many nodes may take."""
         return nodes + (nodes + 1) * self._levels
 
@@ -41,18 +41,22 @@ class Beside:
         forgotten."""
         x, state = model_input.x, model_input.state
         assert isinstance(x, Tokens)
-        tapped = {*model_input.taps, *self._head.taps}
-        out = self._target.execute(model_input._replace(taps=sorted(tapped)))
+        captured = {*model_input.taps, *self._head.taps}
+        out = self._target.execute(model_input._replace(taps=sorted(captured)))
         last = x.ids[0, -1:]
         rows = out.taps[self._layer - 1][0, -1:] if self._layer else self._target.embed(last)
         position = state.position()
-        behind = torch.arange(position, position + self._levels, device=x.ids.device)
+        positions = torch.arange(position, position + self._levels, device=x.ids.device)
         ahead = ModelInput(
-            Hidden(self._head(rows)), state, behind[None], logits_at="all", layers=self._above
+            Hidden(self._head(rows)),
+            state,
+            positions[None],
+            logits_at="all",
+            layers=self._upper_layers,
         )
-        said = self._target.execute(ahead, role="draft")
+        ahead_output = self._target.execute(ahead, role="draft")
         state.rollback(0, position)
-        self._written = cast(Tensor, said.logits)
+        self._logits = cast(Tensor, ahead_output.logits)
         return out
 
     def forward(self, model_input: ModelInput) -> Out:
@@ -73,30 +77,30 @@ class Beside:
             first = self._target.execute(
                 model_input._replace(layers=(0, layer), logits_at=None, taps=early)
             )
-            rows, below = first.hidden, dict(first.taps)
+            rows, lower_states = first.hidden, dict(first.taps)
         else:
-            rows, below = self._target.embed(x.ids), {}
-        made = self._head(rows[0]).flatten(0, 1)
-        sight, places = branches(mask, positions[0], self._levels)
+            rows, lower_states = self._target.embed(x.ids), {}
+        look_ahead_rows = self._head(rows[0]).flatten(0, 1)
+        visibility, all_positions = append_branches(mask, positions[0], self._levels)
         out = self._target.execute(
             model_input._replace(
-                x=Hidden(torch.cat((rows, made[None]), 1)),
-                positions=places[None],
-                mask=sight,
+                x=Hidden(torch.cat((rows, look_ahead_rows[None]), 1)),
+                positions=all_positions[None],
+                mask=visibility,
                 logits_at="all",
-                layers=self._above,
+                layers=self._upper_layers,
                 taps=[at for at in taps if at >= layer],
             )
         )
         logits = cast(Tensor, out.logits)
-        self._written = logits[0, n:].unflatten(0, (n, self._levels))
-        above = {at: left[:, :n] for at, left in out.taps.items()}
-        return Out(logits[:, :n], out.hidden[:, :n], below | above)
+        self._logits = logits[0, n:].unflatten(0, (n, self._levels))
+        upper_states = {at: left[:, :n] for at, left in out.taps.items()}
+        return Out(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep what was said behind the last row of `path`."""
-        assert self._written is not None
-        self._newest = self._written[path[-1] if len(self._written) > 1 else 0]
+        assert self._logits is not None
+        self._latest_logits = self._logits[path[-1] if len(self._logits) > 1 else 0]
 
     def newest(self) -> Tensor:
         """What the rows behind the row that chose the last committed token said: logits [levels,
@@ -105,12 +109,12 @@ class Beside:
         Raises:
             MethodFault: there was no prefill.
         """
-        if self._newest is None:
+        if self._latest_logits is None:
             raise MethodFault("nothing was foreseen before the prefill", "ask in `propose`")
-        return self._newest
+        return self._latest_logits
 
 
-def branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def append_branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Sight and positions of n rows, and of chains of k rows behind each of them.
 
     Args:
@@ -120,10 +124,10 @@ def branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
         (mask [n + n k, n + n k], positions [n + n k]), the chains one after another.
     """
     n, device = len(mask), mask.device
-    sight = mask.new_zeros(n + n * k, n + n * k)
-    sight[:n, :n] = mask
-    sight[n:, :n] = mask.repeat_interleave(k, 0)
+    visibility = mask.new_zeros(n + n * k, n + n * k)
+    visibility[:n, :n] = mask
+    visibility[n:, :n] = mask.repeat_interleave(k, 0)
     chain = torch.ones(k, k, dtype=torch.bool, device=device).tril()
-    sight[n:, n:] = torch.block_diag(*[chain] * n)
-    behind = positions[:, None] + torch.arange(1, k + 1, device=device)
-    return sight, torch.cat((positions, behind.flatten()))
+    visibility[n:, n:] = torch.block_diag(*[chain] * n)
+    branch_positions = positions[:, None] + torch.arange(1, k + 1, device=device)
+    return visibility, torch.cat((positions, branch_positions.flatten()))

@@ -56,9 +56,9 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
         draft = hooks.must_return(method, "propose", proposed, Draft, "a Draft")
         # 3. Score the draft in one target forward and verify it.
         try:
-            outcome = session.verify(draft, session.score(draft), *_accept(method))
+            outcome = session.verify(draft, session.score(draft), *_accept_rules(method))
         except MethodFault as fault:
-            raise _named(method, fault) from None
+            raise _with_method_name(method, fault) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
         counts = hooks.counts_of(method, method.observe(session, committed))
@@ -73,21 +73,21 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
     Raises:
         MethodFault: a malformed draft, or a schedule of none, too many or others.
     """
-    of = dict(zip(batch.sessions, methods, strict=True))
+    method_of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
     while not batch.over:
         # 1. What has come to its end leaves, what waits joins: its draft reads the prompt. The
         # target does so in step 3, beside the others; at once where there are none.
-        batch.join(lambda session: of[session].start(session))
-        held = [(of[session], session) for session in batch.live]
-        if not held:
+        batch.join(lambda session: method_of[session].start(session))
+        active = [(method_of[session], session) for session in batch.live]
+        if not active:
             batch.prefill()
             continue
         # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
         # once.
-        first = held[0][0]
-        members = hooks.members_of(first, first.schedule(held, batch.size))
-        _check_schedule(members, held, batch.size)
+        first = active[0][0]
+        members = hooks.members_of(first, first.schedule(active, batch.size))
+        _check_schedule(members, active, batch.size)
         for _, session in members:
             session.harness.beside = [other for _, other in members]
         first = members[0][0]
@@ -97,7 +97,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         try:
             rows = batch.score(pairs)
             outcomes = [
-                session.verify(draft, logits, *_accept(method))
+                session.verify(draft, logits, *_accept_rules(method))
                 for (method, session), draft, logits in zip(members, drafts, rows, strict=True)
             ]
             forwards = batch.forwards()
@@ -107,31 +107,31 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
                 counts = hooks.counts_of(method, method.observe(session, committed))
                 yield Step(place[session], draft, committed, forwards, counts)
         except MethodFault as fault:
-            raise _named(members[0][0], fault) from None
+            raise _with_method_name(members[0][0], fault) from None
     batch.leave()
 
 
 def _check_schedule(
     members: Sequence[tuple[BatchProposer, Session]],
-    held: Sequence[tuple[BatchProposer, Session]],
+    active: Sequence[tuple[BatchProposer, Session]],
     size: int,
 ) -> None:
-    chosen, known = [session for _, session in members], {session for _, session in held}
-    if not 1 <= len(chosen) <= size or len(set(chosen)) < len(chosen) or not known >= {*chosen}:
+    chosen, allowed = [session for _, session in members], {session for _, session in active}
+    if not 1 <= len(chosen) <= size or len(set(chosen)) < len(chosen) or not allowed >= {*chosen}:
         raise MethodFault(
-            f"{type(held[0][0]).__name__}, `schedule`: {len(chosen)} sequences are chosen of"
-            f" {len(held)} that are held",
+            f"{type(active[0][0]).__name__}, `schedule`: {len(chosen)} sequences are chosen of"
+            f" {len(active)} that are held",
             f"choose 1 to {size} of its `members`, each once",
         )
 
 
-def _accept(method: Proposer) -> tuple[AcceptRule, ...]:
+def _accept_rules(method: Proposer) -> tuple[AcceptRule, ...]:
     """The method's accept rule, if it has one."""
     rule: AcceptRule | None = getattr(method, "accept", None)
     return () if rule is None else (rule,)
 
 
-def _named(method: Proposer, fault: MethodFault) -> MethodFault:
+def _with_method_name(method: Proposer, fault: MethodFault) -> MethodFault:
     """A fault in a draft that names the method."""
     name = getattr(method, "name", type(method).__name__)
     return type(fault)(f"{name}, {fault.message}", fault.hint)

@@ -54,7 +54,7 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 """The type of such a parameter."""
 
 
-def _listed(value: Any) -> Any:
+def _split_widths(value: Any) -> Any:
     """ "3,2,1", as a command line has it, or a single number."""
     if isinstance(value, str):
         return value.split(",")
@@ -62,15 +62,15 @@ def _listed(value: Any) -> Any:
 
 
 Widths = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_listed)
+    tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_split_widths)
 ]
 """The type of a parameter: children of a tree's nodes, level by level."""
 
 
-def _words(value: Any) -> Any:
+def _split_words(value: Any) -> Any:
     """ "wait,hold on", as a command line has it; none of an empty text."""
     return [word for word in value.split(",") if word] if isinstance(value, str) else value
 
 
-WordList = Annotated[tuple[str, ...], BeforeValidator(_words)]
+WordList = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
 """The type of a parameter: words that a text is searched for."""

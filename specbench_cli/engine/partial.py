@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.meter import Meter, Metered
-from specbench_cli.engine.scoring import Begun, Scoring
+from specbench_cli.engine.scoring import PendingScore, Scoring
 from specbench_cli.engine.types import SUBLAYERS, Out, Role, Skip, Tokens, skipped
 from specbench_cli.errors import MethodFault
 
@@ -68,7 +68,7 @@ class Partial(Metered):
         self._skip, self._exits_early = skip, high < decoder.n_layers
         self._layers = None if (low, high) == (0, decoder.n_layers) else (low, high)
         self.attending = tuple(at for at in span if (at, "attention") not in over)
-        self._begun = Begun(high) if keep and high < decoder.n_layers else None
+        self._begun = PendingScore(high) if keep and high < decoder.n_layers else None
         self.portion = decoder.share(self._layers, skip)
 
     def execute(
@@ -91,15 +91,15 @@ class Partial(Metered):
             role = "draft" if read else "prefill"
         if state is not self._scoring.state:
             return super().execute(model_input, role=role, early=early)
-        begun = self._scoring.lend(self._begun)
+        begun = self._scoring.begin_partial(self._begun)
         if begun is not None:
-            taps = [at for at in self._scoring.layers if at < begun.end]
+            taps = [at for at in self._scoring.captured_layers if at < begun.end_layer]
             model_input = model_input._replace(taps=taps)
         out = super().execute(model_input, role=role, early=early)
         usual = model_input.mask is None and model_input.positions is None
         if begun is not None and isinstance(x, Tokens) and usual:
             begun.ids.append(x.ids)
-            begun.outs.append(out)
+            begun.outputs.append(out)
         return out
 
     def reread(self, ids: Sequence[int], first: int) -> Tensor:

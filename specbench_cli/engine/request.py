@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class BatchSlot:
     """What the sessions of a batch have in common, a trace, and the place of one among them."""
 
     meter: Meter

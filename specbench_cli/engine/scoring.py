@@ -10,40 +10,40 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.draft_checks import DraftChecks
+from specbench_cli.engine.draft_validator import DraftValidator
 from specbench_cli.engine.halted import Halted
-from specbench_cli.engine.look_ahead import Beside
+from specbench_cli.engine.look_ahead import LookAheadRows
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Metered, MeteredHead
-from specbench_cli.engine.seen import SeenSteps
 from specbench_cli.engine.sequence import Text
+from specbench_cli.engine.step_log import StepLog
 from specbench_cli.engine.types import Draft, Features, Hidden, Out, Tokens
 from specbench_cli.engine.verify.tree import rows_of
 from specbench_cli.errors import MethodFault
 
 
 @dataclass
-class Begun:
+class PendingScore:
     """What a part of the target's first layers has made of a chain, for the target to go on from.
 
     ids: [1, n] each; outs: of each, with the rows that leave layer `end` - 1.
     """
 
-    end: int
+    end_layer: int
     ids: list[Tensor] = field(default_factory=list)
-    outs: list[Out] = field(default_factory=list)
+    outputs: list[Out] = field(default_factory=list)
 
     @property
-    def n(self) -> int:
+    def num_rows(self) -> int:
         """How many rows."""
         return sum(ids.shape[1] for ids in self.ids)
 
-    def of(self, x: Tokens) -> bool:
+    def matches(self, x: Tokens) -> bool:
         """Whether they are those of the first tokens of x; waits for the device."""
-        if not 0 < self.n <= x.ids.shape[1]:
+        if not 0 < self.num_rows <= x.ids.shape[1]:
             return False
-        return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.n]).all()))
+        return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.num_rows]).all()))
 
 
 class Scoring:
@@ -67,100 +67,109 @@ class Scoring:
         state: State,
         text: Text,
         place: int = 0,
-        checks: DraftChecks | None = None,
-        seen: SeenSteps | None = None,
+        validator: DraftValidator | None = None,
+        step_log: StepLog | None = None,
     ) -> None:
         self.target, self.state = target, state
         self._place, self._text = place, text
-        self._checks, self._seen = checks, seen
+        self._validator, self._step_log = validator, step_log
         self._tape: Tape | None = None
-        self.beside: Beside | None = None
-        self._halted: Halted | None = None  # the forward in progress
-        self._again = 0  # committed tokens before the root that the last forward read again
-        self._root: Out | None = None  # output at the root if a separate forward computed it
-        self._lent: tuple[int, int] | None = None  # position and rows before partial forwards wrote
-        self._begun: Begun | None = None  # state of a partial forward that can continue
+        self.look_ahead_rows: LookAheadRows | None = None
+        self._paused: Halted | None = None  # the forward in progress
+        self._num_reread = 0  # committed tokens before the root that the last forward read again
+        self._root_output: Out | None = None  # output at the root if a separate forward computed it
+        self._length_before_partial: tuple[int, int] | None = (
+            None  # position and rows before partial forwards wrote
+        )
+        self._pending: PendingScore | None = None  # state of a partial forward that can continue
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
         """Check a draft and run the target over it; see `Session.score`."""
-        x = self._checked(draft, self.ready(keep=True), proposed)
+        x = self._check_input(draft, self.discard_partial_rows(keep_pending=True), proposed)
         return self.forward(x, draft, "all")
 
-    def score_part(self, draft: Draft) -> ModelInput:
+    def score_input(self, draft: Draft) -> ModelInput:
         """Check a draft and return the input to score it in a shared batch forward.
 
         The result of the forward goes to `take`.
         """
-        return self.part(self._checked(draft, self.ready()), draft, "all")
+        return self.batch_input(self._check_input(draft, self.discard_partial_rows()), draft, "all")
 
     def begin_score(self, draft: Draft, layer: int, *, early: bool) -> Halted:
         """Check a draft and run the target's first layers over it; see `Session.begin_score`."""
-        x = self._checked(draft, self.ready())
+        x = self._check_input(draft, self.discard_partial_rows())
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} cannot be halted: its state only knows the ends of forwards",
                 "choose a method that runs whole forwards of the target",
             )
-        self._halted = Halted(self.target, self.state, self.layers, self._over)
+        self._paused = Halted(
+            self.target, self.state, self.captured_layers, self._end_paused_forward
+        )
         positions, mask = self._shape(draft)
-        self._halted.begin(x, layer, early=early, positions=positions, mask=mask)
-        return self._halted
+        self._paused.begin(x, layer, early=early, positions=positions, mask=mask)
+        return self._paused
 
     def prefill(self) -> Tensor:
         """Run the rest of the prompt through the target. Return the logits [1, V] after its end."""
-        x = self._text.since(self.ready())
+        x = self._text.pending_tokens(self.discard_partial_rows())
         logits = self.forward(x, None, "last")
         self.keep(range(x.ids.shape[1]))
         return logits
 
     @property
-    def unread(self) -> int:
+    def pending_prompt_length(self) -> int:
         """Tokens of the prompt that the target has not read."""
-        return self._text.prompt_length - self.ready()
+        return self._text.prompt_length - self.discard_partial_rows()
 
-    def prompt_part(self, n: int) -> ModelInput:
+    def prompt_input(self, n: int) -> ModelInput:
         """Return the input of a shared batch forward over the next n prompt tokens."""
-        x = Tokens(self._text.since(self.ready()).ids[:, :n])
-        return self.part(x, None, "last" if n == self.unread else None)._replace(prompt=True)
+        x = Tokens(self._text.pending_tokens(self.discard_partial_rows()).ids[:, :n])
+        return self.batch_input(
+            x, None, "last" if n == self.pending_prompt_length else None
+        )._replace(prompt=True)
 
-    def take_prompt(self, out: Out, n: int) -> Tensor | None:
+    def store_prompt_output(self, out: Out, n: int) -> Tensor | None:
         """Keep the result of `prompt_part`. Return logits [1, V] at the prompt's end, else None."""
         if out.logits is None:
-            self.read(out)
+            self.store_prompt_chunk(out)
             return None
-        logits = self.take(out)
+        logits = self.store_output(out)
         self.keep(range(n))
         return logits
 
-    def _checked(self, draft: Draft, length: int, proposed: int | None = None) -> Tokens:
+    def _check_input(self, draft: Draft, state_length: int, proposed: int | None = None) -> Tokens:
         """Return the pending tokens followed by a draft. Raise MethodFault if it is malformed."""
-        assert self._checks is not None
-        assert self._seen is not None
-        self._checks.check(draft)
-        self._seen.scored(draft, proposed)
-        return self._checks.rooted(draft, length)
+        assert self._validator is not None
+        assert self._step_log is not None
+        self._validator.check(draft)
+        self._step_log.record_scored(draft, proposed)
+        return self._validator.input_with_root(draft, state_length)
 
-    def lend(self, begun: Begun | None) -> Begun | None:
+    def begin_partial(self, pending: PendingScore | None) -> PendingScore | None:
         """Have a part of the target write to the state; returns where it keeps what it makes, if
         the target can go on from that.
 
         Raises:
             MethodFault: a forward of the target is halted.
         """
-        if self._halted is not None:
+        if self._paused is not None:
             raise MethodFault(
                 "a part of the target drafts before `begin_score`, or after its `end`"
             )
-        if self._lent is None:
-            self._lent, self._begun = (self.state.position(), self.state.length()), begun
-            if begun is not None:
-                begun.ids.clear()
-                begun.outs.clear()
-        elif begun is not self._begun:
-            self._begun = None  # another part's rows are among its own
-        return self._begun
+        if self._length_before_partial is None:
+            self._length_before_partial, self._pending = (
+                (self.state.position(), self.state.length()),
+                pending,
+            )
+            if pending is not None:
+                pending.ids.clear()
+                pending.outputs.clear()
+        elif pending is not self._pending:
+            self._pending = None  # another part's rows are among its own
+        return self._pending
 
-    def ready(self, *, keep: bool = False) -> int:
+    def discard_partial_rows(self, *, keep_pending: bool = False) -> int:
         """Forget what parts of the target wrote; returns how many tokens of the text were fed.
 
         Args:
@@ -168,51 +177,54 @@ class Scoring:
         Raises:
             MethodFault: rows of the text are gone too.
         """
-        if self._lent is None:
+        if self._length_before_partial is None:
             return self.state.position()
-        position, rows = self._lent
-        beyond = [self.state.length(0, at) - rows for at in range(self.target.n_layers)]
-        if min(beyond) < 0:
+        position, rows = self._length_before_partial
+        extra_rows = [self.state.length(0, at) - rows for at in range(self.target.n_layers)]
+        if min(extra_rows) < 0:
             raise MethodFault(
                 "the target's state has lost rows of the committed text",
                 "roll a part of the target back to the length it began at, and no further",
             )
-        begun = self._begun if keep else None
-        due = [begun.n if begun and at < begun.end else 0 for at in range(len(beyond))]
-        if begun is None or not begun.n or beyond != due:
+        pending = self._pending if keep_pending else None
+        expected = [
+            pending.num_rows if pending and at < pending.end_layer else 0
+            for at in range(len(extra_rows))
+        ]
+        if pending is None or not pending.num_rows or extra_rows != expected:
             self.state.rollback(0, position)
-            self._lent = self._begun = None
+            self._length_before_partial = self._pending = None
         return position
 
-    def tap(self, taps: Sequence[int]) -> None:
+    def capture_layers(self, layers: Sequence[int]) -> None:
         """See `Session.tap`."""
-        self._tape = Tape(self.target.decoder, taps)
+        self._tape = Tape(self.target.decoder, layers)
 
-    def look_ahead(self, head: MeteredHead) -> Beside:
+    def look_ahead(self, head: MeteredHead) -> LookAheadRows:
         """See `Session.reserve`."""
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} cannot look ahead: its state only knows the ends of forwards",
                 "choose a method that runs whole forwards of the target",
             )
-        self.beside = Beside(self.target, head)
-        return self.beside
+        self.look_ahead_rows = LookAheadRows(self.target, head)
+        return self.look_ahead_rows
 
     def features(self, tokens: Tokens) -> Features:
         """Tokens beside the features that are kept; see `Session.unread`."""
-        return Features(tokens.ids, self._taped.read()[None])
+        return Features(tokens.ids, self._required_tape.read()[None])
 
-    def newest(self, n: int) -> Tensor:
+    def last_features(self, n: int) -> Tensor:
         """See `Session.features`."""
-        return self._taped.last(n)
+        return self._required_tape.last(n)
 
     @property
-    def read_last(self) -> Tensor | None:
+    def last_forward_features(self) -> Tensor | None:
         """The features [n, width] of the last forward's rows; None where none are kept."""
         return None if self._tape is None else self._tape.written
 
     @property
-    def _taped(self) -> Tape:
+    def _required_tape(self) -> Tape:
         if self._tape is None:
             raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
         return self._tape
@@ -220,88 +232,98 @@ class Scoring:
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
         """Logits [n, V] of a forward over the root and a draft, or over the prompt."""
         if draft is not None and not self.state.by_row:
-            return self.take(self.target.execute(self._apart(x, draft)._replace(taps=self.layers)))
-        usual = draft is None or draft.parents is None
-        if self.beside is not None and draft is not None and not draft.parents:
+            return self.store_output(
+                self.target.execute(
+                    self._input_after_root(x, draft)._replace(taps=self.captured_layers)
+                )
+            )
+        is_chain = draft is None or draft.parents is None
+        if self.look_ahead_rows is not None and draft is not None and not draft.parents:
             draft = replace(draft, parents=tuple(range(-1, draft.nodes - 1)))
         model_input = self._input(x, draft, logits_at)
-        if self._lent is not None:
-            begun, (position, _) = self._begun, self._lent
-            self._lent = self._begun = None
-            if begun is not None and usual and begun.of(x):
-                return self._go_on(begun, x)
+        if self._length_before_partial is not None:
+            pending, (position, _) = self._pending, self._length_before_partial
+            self._length_before_partial = self._pending = None
+            if pending is not None and is_chain and pending.matches(x):
+                return self._resume(pending, x)
             self.state.rollback(0, position)
-        if self.beside is None:
-            return self.take(self.target.execute(model_input))
-        run = self.beside.prefill if draft is None else self.beside.forward
-        return self.take(run(model_input))
+        if self.look_ahead_rows is None:
+            return self.store_output(self.target.execute(model_input))
+        execute = self.look_ahead_rows.prefill if draft is None else self.look_ahead_rows.forward
+        return self.store_output(execute(model_input))
 
-    def _go_on(self, begun: Begun, x: Tokens) -> Tensor:
+    def _resume(self, pending: PendingScore, x: Tokens) -> Tensor:
         """Logits [n, V] at all rows of x, whose first ones have gone through the first layers."""
-        outs, unread = begun.outs, x.ids[:, begun.n :]
-        taps = [at for at in self.layers if at < begun.end]
-        if unread.shape[1]:
+        outputs, pending_ids = pending.outputs, x.ids[:, pending.num_rows :]
+        taps = [at for at in self.captured_layers if at < pending.end_layer]
+        if pending_ids.shape[1]:
             first = ModelInput(
-                Tokens(unread), self.state, logits_at=None, layers=(0, begun.end), taps=taps
+                Tokens(pending_ids),
+                self.state,
+                logits_at=None,
+                layers=(0, pending.end_layer),
+                taps=taps,
             )
-            outs = [*outs, self.target.execute(first)]
-        rest = ModelInput(
-            Hidden(torch.cat([each.hidden for each in outs], 1)),
+            outputs = [*outputs, self.target.execute(first)]
+        upper_input = ModelInput(
+            Hidden(torch.cat([each.hidden for each in outputs], 1)),
             self.state,
             logits_at="all",
-            layers=(begun.end, self.target.n_layers),
-            taps=[at for at in self.layers if at >= begun.end],
+            layers=(pending.end_layer, self.target.n_layers),
+            taps=[at for at in self.captured_layers if at >= pending.end_layer],
         )
-        out = self.target.execute(rest)
-        early = {at: torch.cat([each.taps[at] for each in outs], 1) for at in taps}
-        return self.take(Out(out.logits, out.hidden, early | dict(out.taps)))
+        out = self.target.execute(upper_input)
+        lower_states = {at: torch.cat([each.taps[at] for each in outputs], 1) for at in taps}
+        return self.store_output(Out(out.logits, out.hidden, lower_states | dict(out.taps)))
 
-    def part(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
+    def batch_input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
         """What `forward` would compute, for a forward that several sequences share; what comes of
         it goes to `take`."""
-        if self.beside is not None:
+        if self.look_ahead_rows is not None:
             raise MethodFault(
                 "rows that look ahead are of one request's forward: no batch shares it"
             )
         if draft is not None and not self.state.by_row:
-            return self._apart(x, draft)
+            return self._input_after_root(x, draft)
         return self._input(x, draft, logits_at)
 
-    def _apart(self, x: Tokens, draft: Draft) -> ModelInput:
+    def _input_after_root(self, x: Tokens, draft: Draft) -> ModelInput:
         """The draft's rows alone, for a state that can go back to the ends of forwards only: what
         is committed and not in it, the root included, is read by a forward before."""
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
             raise no_trees(self.target.decoder)
-        known = x.ids.shape[1] - draft.nodes
-        self._again = known - 1
+        committed = x.ids.shape[1] - draft.nodes
+        self._num_reread = committed - 1
         if not draft.nodes:
             return ModelInput(x, self.state, place=self._place)
-        root = ModelInput(Tokens(x.ids[:, :known]), self.state, taps=self.layers)
-        self._root = self.target.execute(root)
-        return ModelInput(Tokens(x.ids[:, known:]), self.state, logits_at="all", place=self._place)
+        root = ModelInput(Tokens(x.ids[:, :committed]), self.state, taps=self.captured_layers)
+        self._root_output = self.target.execute(root)
+        return ModelInput(
+            Tokens(x.ids[:, committed:]), self.state, logits_at="all", place=self._place
+        )
 
     @property
-    def layers(self) -> Sequence[int]:
+    def captured_layers(self) -> Sequence[int]:
         """The layers whose outgoing rows `take` needs."""
         return () if self._tape is None else self._tape.layers
 
-    def read(self, out: Out) -> None:
+    def store_prompt_chunk(self, out: Out) -> None:
         """Keep rows and features of a part of the prompt behind which more of it follows."""
         if self._tape is not None:
             self._tape.write(out)
         self.keep(range(out.hidden.shape[1]))
 
-    def take(self, out: Out) -> Tensor:
+    def store_output(self, out: Out) -> Tensor:
         """Logits [n, V] of a forward, whose features are kept."""
-        if self._again or self._root is not None:
-            out, self._root = _from_root(self._root, out), None
+        if self._num_reread or self._root_output is not None:
+            out, self._root_output = _rows_from_root(self._root_output, out), None
         if self._tape is not None:
             self._tape.write(out)
         return _logits(out)
 
-    def _over(self, out: Out | None) -> None:
+    def _end_paused_forward(self, out: Out | None) -> None:
         """A halted forward has come to its end, or was left before that."""
-        self._halted = None
+        self._paused = None
         if self._tape is None:
             return
         if out is None:
@@ -313,21 +335,23 @@ class Scoring:
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep, of the last forward, the rows at `path`, counted from the root's."""
-        self._lent = self._begun = None  # what was written since goes as well
-        if self._again:
-            again, self._again = self._again, 0
-            self.state.commit(0, (*range(again), *(again + row for row in path)))
+        self._length_before_partial = self._pending = None  # what was written since goes as well
+        if self._num_reread:
+            num_reread, self._num_reread = self._num_reread, 0
+            self.state.commit(0, (*range(num_reread), *(num_reread + row for row in path)))
         else:
             self.state.commit(0, path)
         if self._tape is not None:
             self._tape.keep(path)
-        if self.beside is not None:
-            self.beside.keep(path)
+        if self.look_ahead_rows is not None:
+            self.look_ahead_rows.keep(path)
 
     def _input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
         """Return the input of a forward over the root and a draft, or over the prompt."""
         positions, mask = (None, None) if draft is None else self._shape(draft)
-        return ModelInput(x, self.state, positions, mask, logits_at, self._place, taps=self.layers)
+        return ModelInput(
+            x, self.state, positions, mask, logits_at, self._place, taps=self.captured_layers
+        )
 
     def _shape(self, draft: Draft) -> tuple[Tensor | None, Tensor | None]:
         """Return the positions [1, n] and the mask [n, n] of a tree, or None for a chain."""
@@ -337,7 +361,7 @@ class Scoring:
         return (depths + (len(self._text.tokens) - 1))[None], mask
 
 
-def _from_root(root: Out | None, out: Out) -> Out:
+def _rows_from_root(root: Out | None, out: Out) -> Out:
     """The rows from the root on, where that was read apart from what follows, or behind tokens that
     were read once more."""
     if root is None:  # nothing was drafted

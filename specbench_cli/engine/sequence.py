@@ -41,13 +41,13 @@ class StopRule:
         for kept, token in enumerate(new, start=1):
             if token in self.eos:
                 return kept, "eos"
-            if self.strings and self._completes([*output, *new[:kept]]):
+            if self.strings and self._completes_stop_string([*output, *new[:kept]]):
                 return kept, "stop"
             if len(output) + kept == self.max_new_tokens:
                 return kept, "length"
         return len(new), None
 
-    def _completes(self, ids: list[int]) -> bool:
+    def _completes_stop_string(self, ids: list[int]) -> bool:
         assert self.decode is not None, "stop strings need a decoder of ids"
         text = self.decode(ids)
         return any(string in text for string in self.strings)
@@ -55,12 +55,12 @@ class StopRule:
 
 # ---- an output that is walked again -------------------------------------------------------------
 
-END = -1
+PAST_END = -1
 """What is recorded behind the last token: no draft token equals it, and it is never committed,
 since the stop rule ends the output before it."""
 
 
-class Recording:
+class RecordedOutput:
     """An output to be walked again.
 
     Args:
@@ -69,7 +69,7 @@ class Recording:
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device) -> None:
-        self._ids = host.ids([*ids, END], device)
+        self._ids = host.ids([*ids, PAST_END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
         """The tokens [n] recorded at output indices first + depth; `END` beyond the last."""
@@ -112,7 +112,7 @@ class Text:
         self.prompt_length = len(ids)
         self.origin: list[Origin] = []
         self.finish: Finish | None = None
-        self.decided: tuple[int, Tensor] | None = None
+        self.last_choice: tuple[int, Tensor] | None = None
         self._prompt = host.ids(ids, device)
         self._end: Tensor | None = self._prompt[-1:]
         self.start()
@@ -139,7 +139,7 @@ class Text:
         return self._end
 
     @property
-    def room(self) -> int:
+    def max_draft_length(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
         return self.stop.max_new_tokens - self.position - 1
 
@@ -148,7 +148,7 @@ class Text:
         """Steps made, prefill being one: each ended in a token that was not drafted."""
         return sum(origin not in ("accepted", "relaxed") for origin in self.origin)
 
-    def since(self, length: int) -> Tokens:
+    def pending_tokens(self, length: int) -> Tokens:
         """The tokens that a state of `length` rows has not seen."""
         if not self.position:
             return Tokens(self._prompt[None, length:])
@@ -162,8 +162,8 @@ class Text:
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])
         # Whoever made the outcome, the text ends with its last token.
-        known = self.decided is not None and self.decided[0] == self.tokens[-1]
-        self._end = self.decided[1] if self.decided is not None and known else None
+        known = self.last_choice is not None and self.last_choice[0] == self.tokens[-1]
+        self._end = self.last_choice[1] if self.last_choice is not None and known else None
         self.last_ns = self._now()
         if self.position == kept:  # these are the first tokens
             self.first_ns = self.last_ns

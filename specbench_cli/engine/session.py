@@ -17,14 +17,14 @@ from torch import Tensor
 from specbench_cli.engine.drafts import DraftBuilder
 from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.look_ahead import Beside
+from specbench_cli.engine.look_ahead import LookAheadRows
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.request import Request, Shared
+from specbench_cli.engine.request import BatchSlot, Request
 from specbench_cli.engine.scoring import Scoring
-from specbench_cli.engine.seen import Seen, SeenSteps
-from specbench_cli.engine.sequence import Recording
+from specbench_cli.engine.sequence import RecordedOutput
+from specbench_cli.engine.step_log import StepLog, StepRecord
 from specbench_cli.engine.types import Draft, Features, Forward, Outcome, Step, Sublayer, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random
@@ -52,9 +52,9 @@ class Harness:
         self._session, self.text = session, session._text
         self.meter, self.reference = session._meter, reference
         self.workers = session._workers
-        self.beside: Sequence[Session] = (session,)
+        self.batch_sessions: Sequence[Session] = (session,)
         self.policy: Any = None
-        self._taken, self._begun = 0, False
+        self._num_reported, self._timer_started = 0, False
 
     def begin(self) -> None:
         """Start the timer: the ids are on the device, the states cleared and preallocated.
@@ -62,41 +62,41 @@ class Harness:
         Raises:
             MethodFault: it runs already. Whoever measures starts it, before the method is called.
         """
-        if self._begun:
+        if self._timer_started:
             raise MethodFault(
                 "the clock of a request runs already: it is started once, before the method",
                 "leave `session.harness` alone; all that a method does is in its time",
             )
-        self._begun = True
+        self._timer_started = True
         if self.text.device.type == "cuda":
             torch.cuda.synchronize(self.text.device)
         self.meter.clock.restart()
         self.text.start()
 
-    def seat(self, lend: Callable[[Decoder, int], State]) -> None:
+    def set_states(self, allocate_state: Callable[[Decoder, int], State]) -> None:
         """Have states: in a batch, from when the sequence joins it.
 
         Args:
             lend: makes a cleared state of a decoder, with so many rows beyond the longest sequence.
         """
         session = self._session
-        session._lend = lend
+        session._allocate_state = allocate_state
         state, place = session.new_state(session.target), session._place or 0
         session._scoring = session._verifier.scoring = Scoring(
-            session.target, state, self.text, place, session._checks, session._seen
+            session.target, state, self.text, place, session._validator, session._step_log
         )
         if (contrast := session.sampling.contrast) is not None:
             request, target = session.requests[0], session.target
             session._verifier.weakened = Weakened(
                 contrast,
                 target,
-                lend(target.decoder, 0),
+                allocate_state(target.decoder, 0),
                 request.ids,
                 request.stop.max_new_tokens,
                 place,
             )
 
-    def left(self) -> None:
+    def release(self) -> None:
         """Let go of the last step's logits and of the noise, which would be held as long as the
         session: of a batch, when the sequence has left it."""
         self._session._verifier.rows = None
@@ -104,7 +104,7 @@ class Harness:
 
     def forwards(self) -> Sequence[Forward]:
         """The forwards since the last call, for the step that they led to."""
-        first, self._taken = self._taken, len(self.meter.forwards)
+        first, self._num_reported = self._num_reported, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
     @property
@@ -127,11 +127,11 @@ class Harness:
         return model.portion * self._session._workspace.cost(model.name, sequences, sequences)
 
     @property
-    def seen(self) -> Sequence[Seen]:
+    def step_records(self) -> Sequence[StepRecord]:
         """What was scored, verified and committed, step by step; prefill is none."""
-        return self._session._seen.steps
+        return self._session._step_log.steps
 
-    def begun(self, logits: Tensor) -> None:
+    def commit_first(self, logits: Tensor) -> None:
         """Commit the first token, decided from the prompt's last logits [1, V]."""
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
@@ -163,26 +163,26 @@ class Session(DraftBuilder):
         random: Random | None = None,
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
-        shared: Shared | None = None,
+        shared: BatchSlot | None = None,
     ) -> None:
         super().__init__(
             workspace, request, sampling, pass_=pass_, memory=memory, random=random, shared=shared
         )
-        self._seen = SeenSteps()
+        self._step_log = StepLog()
         self._verifier = Verifier(
             request.prompt_id,
             self._text,
             self._chooser,
-            self._checks,
+            self._validator,
             processing=self._processing,
             meter=self._meter,
             place=self._place,
-            seen=self._seen,
-            recording=None if recording is None else Recording(recording, self.device),
+            step_log=self._step_log,
+            recording=None if recording is None else RecordedOutput(recording, self.device),
         )
         self.harness = Harness(self, reference)
         if shared is None:
-            self.harness.seat(workspace.loans())
+            self.harness.set_states(workspace.loans())
 
     # ---- the target's state and features --------------------------------------------------------
 
@@ -213,37 +213,37 @@ class Session(DraftBuilder):
             MethodFault: the target has no such layers.
         """
         meter, place = self._meter, self._place
-        over = frozenset(skip)
-        return Partial(self._scoring, meter, layers=layers, skip=over, keep=keep, place=place)
+        skipped = frozenset(skip)
+        return Partial(self._scoring, meter, layers=layers, skip=skipped, keep=keep, place=place)
 
     @overload
     def reserve(self, nodes: int) -> None: ...
 
     @overload
-    def reserve(self, nodes: int, ahead: MeteredHead) -> Beside: ...
+    def reserve(self, nodes: int, ahead: MeteredHead) -> LookAheadRows: ...
 
-    def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> Beside | None:
+    def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> LookAheadRows | None:
         """Have rows in the target's state for trees of so many nodes; only before prefill.
 
         Args:
             ahead: a `LookAhead`, whose rows the target's forwards shall carry behind the last
                 committed token and all nodes.
         Returns:
-            of `ahead`, what keeps what its rows said: see `Beside.newest`.
+            of `ahead`, what keeps what its rows said: see `LookAheadRows.newest`.
         Raises:
             MethodFault: nothing looks ahead in a target that runs whole forwards alone.
         """
         beside = None if ahead is None else self._scoring.look_ahead(ahead)
-        self._checks.slack = nodes
-        rows = nodes if beside is None else beside.room(nodes)
+        self._validator.slack = nodes
+        rows = nodes if beside is None else beside.count_rows(nodes)
         self._scoring.state = self.new_state(self.target, rows)
         if (weakened := self._verifier.weakened) is not None:
-            weakened.seat(self._lend(self.target.decoder, nodes))
+            weakened.seat(self._allocate_state(self.target.decoder, nodes))
         return beside
 
     def tap(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
-        self._scoring.tap(taps)
+        self._scoring.capture_layers(taps)
 
     def unread(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
@@ -265,13 +265,13 @@ class Session(DraftBuilder):
         Raises:
             MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
         """
-        return self._scoring.newest(n)
+        return self._scoring.last_features(n)
 
     # ---- the target's steps ---------------------------------------------------------------------
 
     def prefill(self) -> None:
         """Run the prompt through the target and commit the first token."""
-        self.harness.begun(self._scoring.prefill())
+        self.harness.commit_first(self._scoring.prefill())
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
         """One target forward over the last committed token and a draft: logits [m + 1, V].
@@ -335,7 +335,7 @@ class Session(DraftBuilder):
             the outcome as far as it was committed; `finish` is set if the output ends here.
         """
         committed = self._text.append(outcome)
-        self._seen.committed(committed)
+        self._step_log.record_committed(committed)
         # Rows: the root's and the drafted tokens', but for the last committed token, which roots
         # the next.
         nodes = committed.path[: len(committed.committed) - 1]

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.learning import Memory, trainable
+from specbench_cli.engine.learning import Memory, make_trainable
 from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.request import Request, Shared
+from specbench_cli.engine.request import BatchSlot, Request
 from specbench_cli.engine.sequence import Finish, Text
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
@@ -46,7 +46,7 @@ class SessionView:
         memory: data that the method keeps between prompts if its state scope is "run".
     """
 
-    _lend: Callable[[Decoder, int], State]  # makes a cleared state with rows to spare
+    _allocate_state: Callable[[Decoder, int], State]  # makes a cleared state with rows to spare
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SessionView:
         pass_: int = 1,
         memory: Memory | None = None,
         random: Random | None = None,
-        shared: Shared | None = None,
+        shared: BatchSlot | None = None,
     ) -> None:
         self._workspace, self._pass = workspace, pass_
         decoder = self._decoder("target")
@@ -65,7 +65,7 @@ class SessionView:
         self._meter = meter = Meter(self.device) if shared is None else shared.meter
         self._place = place = None if shared is None else shared.place
         self._workers: list[Worker] = []
-        self._own_chance = random is None
+        self._random_is_seeded = random is None
         self.requests = (request,)
         self.sampling = sampling
         self.memory = Memory() if memory is None else memory
@@ -81,7 +81,7 @@ class SessionView:
 
     @property
     def words(self) -> Vocabulary:
-        """What the target's ids stand for, as bytes (`spelt`), and how a text is cut into them.
+        """What the target's ids stand for, as bytes (`decode`), and how a text is cut into them.
 
         Raises:
             MethodFault: its tokenizer spells in a way that is not known here.
@@ -103,11 +103,11 @@ class SessionView:
 
     def room(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
-        return self._text.room
+        return self._text.max_draft_length
 
     def since(self, length: int) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
-        return self._text.since(length)
+        return self._text.pending_tokens(length)
 
     # ---- models and states ----------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class SessionView:
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
-        state = self._lend(decoder.decoder, slack)
+        state = self._allocate_state(decoder.decoder, slack)
         source = self.requests[0].source
         if source is not None:
             read = decoder.decoder.attach(state, source)
@@ -148,16 +148,16 @@ class SessionView:
             self.target.vocab_size,
             request.source,
         )
-        chooser = None if self._own_chance else self._chooser
+        chooser = None if self._random_is_seeded else self._chooser
         worker = self._workspace.transport.hire(
             Hiring(
                 kind,
                 params,
                 brief,
                 self._workspace.decoders,
-                self._workspace.recipes,
+                self._workspace.decoder_factories,
                 self._meter,
-                self._lend,
+                self._allocate_state,
                 chooser,
             )
         )
@@ -190,8 +190,8 @@ class SessionView:
             source: Any = self._decoder(wanted)
         else:
             source = self._workspace.artifact(wanted)
-        make = partial(trainable, source, self._workspace.decoders.values())
-        made = self.memory.copy_of((wanted, topic), make)
+        make = partial(make_trainable, source, self._workspace.decoders.values())
+        made = self.memory.get_copy((wanted, topic), make)
         if wanted == "target":
             made.name = "target's copy"  # whose forwards are none of the target's
         if not isinstance(made, Decoder):

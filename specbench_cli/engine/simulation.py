@@ -1,9 +1,9 @@
 """Batches decoded without models: scripts say what these would have said, a table what it costs.
 
 A discrete-event simulation with the engine's own driver: batches, sessions, methods and their
-policies are those that measure. Two things are others: `Scripted` decoders, which know the outputs
-and which of their tokens the draft model gets right, and a `Clock` that moves by what a forward
-costs, and to the next arrival where nothing is decoded.
+policies are those that measure. Two things are others: `ScriptedDecoder` decoders, which know the
+outputs and which of their tokens the draft model gets right, and a `Clock` that moves by what a
+forward costs, and to the next arrival where nothing is decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.forward_cost import CostFunction, ForwardWork, Rows
+from specbench_cli.engine.forward_cost import CostFunction, ForwardWork, SequenceRows
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.meter import HostClock
@@ -27,7 +27,7 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
 
-class Clock(HostClock):
+class SimulatedClock(HostClock):
     """Time that passes only where it is spent.
 
     Attributes:
@@ -49,11 +49,11 @@ class Clock(HostClock):
         self._at += ns
 
 
-class Priced(Decoder):
+class PricedDecoder(Decoder):
     """A decoder whose forwards take what a cost function returns, the host's work included; what
     they compute is the decoder's own."""
 
-    def __init__(self, decoder: Decoder, clock: Clock, cost: CostFunction) -> None:
+    def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
         self._decoder, self._clock, self._cost = decoder, clock, cost
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class Priced(Decoder):
         return self._decoder.forward_batch(parts, taps=taps)
 
     def _spend(self, parts: Sequence[tuple[ModelInput, bool]]) -> None:
-        rows = [Rows(part.shape[1], part.state.length(), prompt) for part, prompt in parts]
+        rows = [SequenceRows(part.shape[1], part.state.length(), prompt) for part, prompt in parts]
         warm = self.name == self._clock.model == "target"
         self._clock.model = self.name
         self._clock.sleep(round(self._cost(ForwardWork(self.name, rows, warm=warm))))
@@ -95,7 +95,7 @@ class Script:
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
-    right: tuple[bool, ...]
+    draft_correct: tuple[bool, ...]
     budget: int
     eos: bool = False
 
@@ -153,7 +153,7 @@ class ScriptState:
         return self.capacity * self._row_bytes
 
 
-class Scripted(Decoder):
+class ScriptedDecoder(Decoder):
     """Says the tokens of scripts: the target all of them, the draft model those that it gets right,
     and another one in place of each that it does not.
 
@@ -167,11 +167,11 @@ class Scripted(Decoder):
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(
-        self, name: str, scripts: Sequence[Script], *, sure: bool, row_bytes: int = 0
+        self, name: str, scripts: Sequence[Script], *, perfect: bool, row_bytes: int = 0
     ) -> None:
-        self.name, self._sure, self._row_bytes = name, sure, row_bytes
-        self._of = {script.prompt: script for script in scripts}
-        if any(self._of[script.prompt].output != script.output for script in scripts):
+        self.name, self._perfect, self._row_bytes = name, perfect, row_bytes
+        self._script_of = {script.prompt: script for script in scripts}
+        if any(self._script_of[script.prompt].output != script.output for script in scripts):
             raise ValueError("two requests have one prompt and different outputs")
         self.vocab_size = 2 + max(max(s.prompt + s.output) for s in scripts)
 
@@ -196,7 +196,7 @@ class Scripted(Decoder):
         ids, first = x.ids[0].tolist(), state.length()
         if first == len(state.text):  # a prompt may come in parts
             state.text += tuple(ids)
-            state.script = self._of.get(state.text, state.script)
+            state.script = self._script_of.get(state.text, state.script)
         state.write(len(ids))
         rows = range(len(ids)) if at == "all" else range(len(ids) - 1, len(ids))
         hidden = torch.zeros(1, len(ids), self.hidden_size)
@@ -205,16 +205,16 @@ class Scripted(Decoder):
         assert state.script is not None
         logits = torch.zeros(1, len(rows), self.vocab_size)
         for row, place in enumerate(rows):
-            logits[0, row, self._next(state.script, first + place + 1)] = 1.0
+            logits[0, row, self._next_token(state.script, first + place + 1)] = 1.0
         return Out(logits, hidden)
 
-    def _next(self, script: Script, position: int) -> int:
+    def _next_token(self, script: Script, position: int) -> int:
         """The token that is said at a position of the text; 0 behind its end."""
         at = position - len(script.prompt)
         if at >= len(script.output):
             return 0
         token = script.output[at]
-        return token if self._sure or script.right[at] else (token + 1) % self.vocab_size
+        return token if self._perfect or script.draft_correct[at] else (token + 1) % self.vocab_size
 
 
 def simulate(
@@ -236,34 +236,35 @@ def simulate(
     Raises:
         MethodFault: the method asks for more than scripts know.
     """
-    clock = Clock()
+    clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
-        name: Priced(Scripted(name, scripts, sure=name == "target"), clock, cost)
+        name: PricedDecoder(ScriptedDecoder(name, scripts, perfect=name == "target"), clock, cost)
         for name in ("target", "draft")
     }
     requests = [script.request(place) for place, script in enumerate(scripts)]
     longest = max(len(script.prompt) + script.budget for script in scripts)
     workspace = Workspace(decoders, longest, costs=costs)
-    return driven(method, workspace, requests, clock, size=size, chunk=chunk, arrivals=arrivals)
+    return run_batch(method, workspace, requests, clock, size=size, chunk=chunk, arrivals=arrivals)
 
 
-def driven(
+def run_batch(
     method: Method,
     workspace: Workspace,
     requests: Sequence[Request],
-    clock: Clock,
+    clock: SimulatedClock,
     *,
     size: int,
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch to its end on such a clock, which `Priced` decoders move."""
+    """Decode requests as a batch to its end on such a clock, which `PricedDecoder` decoders
+    move."""
     batch = Batch(
         workspace,
         requests,
         Sampling(),
         size=size,
-        held=method.held(size),
+        slots=method.held(size),
         chunk=chunk,
         arrivals=arrivals,
         clock=clock,

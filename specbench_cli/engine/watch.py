@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench_cli.engine.learning import Memory, calls_of
+from specbench_cli.engine.learning import Memory, count_calls
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter
-from specbench_cli.engine.seen import Seen, Shape
 from specbench_cli.engine.session import Session
+from specbench_cli.engine.step_log import DraftShape, StepRecord
 from specbench_cli.engine.types import Forward, Outcome, Step
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
@@ -41,9 +41,9 @@ class Watch:
 
     def __init__(self, workspace: Workspace, memory: Memory) -> None:
         self._workspace, self._memory = workspace, memory
-        self._ran = {id(model): (model, model.ran) for model in workspace.models(memory)}
-        self._called = {id(made): calls_of(made) for made in memory.copies}
-        self._threads, self._processes = _threads(), _processes()
+        self._initial_counts = {id(model): (model, model.ran) for model in workspace.models(memory)}
+        self._initial_calls = {id(made): count_calls(made) for made in memory.copies}
+        self._threads, self._processes = _list_threads(), _list_processes()
         self._sessions: Sequence[Session] = ()
         self.began_ns = self.ended_ns = 0
 
@@ -52,52 +52,54 @@ class Watch:
         for session in sessions:
             session.harness.begin()
         self._sessions = sessions
-        self._starts = [_starts(session) for session in sessions]
-        self.began_ns = min(start for start, _ in self._starts)
+        self._start_times = [_get_start_times(session) for session in sessions]
+        self.began_ns = min(start for start, _ in self._start_times)
 
     def end(self) -> None:
         """The method has returned."""
         self.ended_ns = time.perf_counter_ns()
 
-    def fault(self, meter: Meter) -> str | None:
+    def find_fault(self, meter: Meter) -> str | None:
         """What contradicts what the sessions say, once all of the trace is in `meter` and in
         nanoseconds; None if nothing does."""
-        found = self._wrong_clock() or self.helpers()
-        return found or self._unmetered(meter) or _beside(meter.forwards)
+        found = self._find_clock_fault() or self.find_helpers()
+        return found or self._find_unmetered(meter) or _find_overlap(meter.forwards)
 
-    def helpers(self) -> str | None:
+    def find_helpers(self) -> str | None:
         """Who works beside the method that the run did not place there."""
         transport = self._workspace.transport
-        threads = len(_threads() - self._threads - transport.threads)
+        threads = len(_list_threads() - self._threads - transport.threads)
         if threads:
             return f"{threads} threads of its own are at work, unseen by the clock"
-        processes = len(_processes() - self._processes - {transport.pid})
+        processes = len(_list_processes() - self._processes - {transport.pid})
         if processes:
             return f"{processes} processes of its own are at work, unseen by the clock"
         return None
 
-    def _wrong_clock(self) -> str | None:
-        for session, start in zip(self._sessions, self._starts, strict=True):
+    def _find_clock_fault(self) -> str | None:
+        for session, start in zip(self._sessions, self._start_times, strict=True):
             text = session.harness.text
-            if _starts(session) != start:
-                late = (_starts(session)[0] - start[0]) / 1e6
+            if _get_start_times(session) != start:
+                late = (_get_start_times(session)[0] - start[0]) / 1e6
                 return f"its clock was started again, {late:.3g} ms after the beginning"
             if not start[0] <= text.first_ns <= text.last_ns <= self.ended_ns:
                 return "its clock was moved: tokens came before it began, or after it ended"
         return None
 
-    def _unmetered(self, meter: Meter) -> str | None:
+    def _find_unmetered(self, meter: Meter) -> str | None:
         counted: Counter[str] = Counter()
         for model in self._workspace.models(self._memory):
-            counted[model.name] += model.ran - self._before(model)
-        apart = self._workspace.transport.pid is not None  # its own process counts for itself
-        told = Counter(f.model for f in meter.forwards if not (apart and f.worker))
+            counted[model.name] += model.ran - self._initial_count(model)
+        separate_process = (
+            self._workspace.transport.pid is not None
+        )  # its own process counts for itself
+        told = Counter(f.model for f in meter.forwards if not (separate_process and f.worker))
         for made in self._memory.copies:
             if not isinstance(made, Decoder):
                 continue  # a module that nobody meters
-            called = calls_of(made) - self._called.get(id(made), 0)
+            called = count_calls(made) - self._initial_calls.get(id(made), 0)
             # What publishes computes apart from its module; others call it, once a forward.
-            own = 0 if hasattr(made, "publish") else made.ran - self._before(made)
+            own = 0 if hasattr(made, "publish") else made.ran - self._initial_count(made)
             if called > own:
                 return f"the module of {made.name}, its own copy, was called past the meter"
         for name in {*counted, *told}:
@@ -108,25 +110,25 @@ class Watch:
                 )
         return None
 
-    def _before(self, model: Decoder | FeatureHead) -> int:
+    def _initial_count(self, model: Decoder | FeatureHead) -> int:
         """Its count at the beginning; 0 of one made since."""
-        return self._ran.get(id(model), (model, 0))[1]
+        return self._initial_counts.get(id(model), (model, 0))[1]
 
 
-def _starts(session: Session) -> tuple[int, int]:
+def _get_start_times(session: Session) -> tuple[int, int]:
     return session.harness.text.started_ns, session.harness.meter.clock.zero_ns
 
 
-def _threads() -> set[int]:
+def _list_threads() -> set[int]:
     """Identities of the threads of this process that run Python."""
     return set(sys._current_frames())
 
 
-def _processes() -> set[int | None]:
+def _list_processes() -> set[int | None]:
     return {child.pid for child in multiprocessing.active_children()}
 
 
-def _beside(forwards: Sequence[Forward]) -> str | None:
+def _find_overlap(forwards: Sequence[Forward]) -> str | None:
     """Forwards of one worker that ran at the same time; a worker is one line of work."""
     ends: dict[int, int] = {}
     for forward in forwards:
@@ -140,34 +142,38 @@ def _beside(forwards: Sequence[Forward]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedStep:
     """A step as its method tells it, without the distributions."""
 
-    draft: Shape | None
+    draft: DraftShape | None
     outcome: Outcome
 
     @classmethod
-    def of(cls, step: Step) -> Told:
+    def of(cls, step: Step) -> ReportedStep:
         """What a step tells."""
-        return cls(None if step.draft is None else Shape.of(step.draft), step.outcome)
+        return cls(None if step.draft is None else DraftShape.of(step.draft), step.outcome)
 
 
-def misreported(seen: Sequence[Seen], told: Sequence[Told], *, bonus: bool) -> str | None:
+def find_misreported_step(
+    records: Sequence[StepRecord], reported: Sequence[ReportedStep], *, bonus: bool
+) -> str | None:
     """The first step of a decoding that is told otherwise than it was; None if none is.
 
     Args:
         bonus: whether a token follows a draft that stands as a whole (`Method.bonus`).
     """
-    for number, (saw, step) in enumerate(zip(seen, told, strict=False), start=1):
-        wrong = untrue(saw, step, bonus=bonus, last=number == len(told))
+    for number, (saw, step) in enumerate(zip(records, reported, strict=False), start=1):
+        wrong = find_misreport(saw, step, bonus=bonus, last=number == len(reported))
         if wrong is not None:
             return f"step {number}: {wrong}"
-    if len(seen) != len(told):
-        return f"{len(told)} steps are told where drafts were scored for {len(seen)}"
+    if len(records) != len(reported):
+        return f"{len(reported)} steps are told where drafts were scored for {len(records)}"
     return None
 
 
-def untrue(saw: Seen, told: Told, *, bonus: bool, last: bool) -> str | None:
+def find_misreport(
+    saw: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
+) -> str | None:
     """What a step tells otherwise than it was: of its draft, which was settled before the target's
     rows were there, of its tokens, or of the levels that were tested.
 
@@ -179,56 +185,58 @@ def untrue(saw: Seen, told: Told, *, bonus: bool, last: bool) -> str | None:
             f"{len(saw.scored)} drafts were scored and {len(saw.verified)} verified before one"
             " `commit`; a step has one draft"
         )
-    (scored,), draft, outcome = saw.scored, told.draft, told.outcome
+    (scored,), draft, outcome = saw.scored, reported.draft, reported.outcome
     verified = saw.verified[0] if saw.verified else scored
-    if not _goes_on(scored, verified, last_too=not bonus):
-        return f"{_words(scored)} was scored and {_words(verified)} verified"
-    if draft is None or not _same(draft, verified):
-        return f"{_words(draft)} is told where {_words(verified)} was verified"
+    if not _continues(scored, verified, last_too=not bonus):
+        return f"{_describe(scored)} was scored and {_describe(verified)} verified"
+    if draft is None or not _are_equal(draft, verified):
+        return f"{_describe(draft)} is told where {_describe(verified)} was verified"
     if outcome != saw.committed:
         return f"{outcome} is told where {saw.committed} was committed"
-    path, parents, ids = outcome.path, _parents(draft), draft.tokens.tolist()
-    stand, committed = len(path), outcome.committed
-    stood = [word in ("accepted", "relaxed") for word in outcome.origin]
-    if stood != [at < stand for at in range(len(committed))]:
-        return f"origin {outcome.origin} for {stand} accepted of {len(committed)} committed"
+    path, parents, ids = outcome.path, _parents_of_nodes(draft), draft.tokens.tolist()
+    accepted, committed = len(path), outcome.committed
+    drafted = [word in ("accepted", "relaxed") for word in outcome.origin]
+    if drafted != [at < accepted for at in range(len(committed))]:
+        return f"origin {outcome.origin} for {accepted} accepted of {len(committed)} committed"
     if not all(0 <= node < len(ids) for node in path) or (
-        [parents[node] for node in path] != [ROOT, *path[:-1]][:stand]
-        or [ids[node] for node in path] != list(committed[:stand])
+        [parents[node] for node in path] != [ROOT, *path[:-1]][:accepted]
+        or [ids[node] for node in path] != list(committed[:accepted])
     ):
-        return f"path {path} of {_words(draft)} does not name {committed[:stand]}"
+        return f"path {path} of {_describe(draft)} does not name {committed[:accepted]}"
     rejected = (path[-1] if path else ROOT) in parents
-    cut = last and len(committed) == stand
-    if outcome.tested != stand + (rejected and not cut):
-        return f"{outcome.tested} levels tested of {_words(draft)}, of which {stand} stood"
-    if not cut and not rejected and len(committed) > stand and ids and not bonus:
-        return f"a token follows {_words(draft)}, all of which stood, and the method has no bonus"
+    cut = last and len(committed) == accepted
+    if outcome.tested != accepted + (rejected and not cut):
+        return f"{outcome.tested} levels tested of {_describe(draft)}, of which {accepted} stood"
+    if not cut and not rejected and len(committed) > accepted and ids and not bonus:
+        return (
+            f"a token follows {_describe(draft)}, all of which stood, and the method has no bonus"
+        )
     return None
 
 
-def _parents(shape: Shape) -> tuple[int, ...]:
+def _parents_of_nodes(shape: DraftShape) -> tuple[int, ...]:
     return shape.parents or tuple(range(ROOT, shape.tokens.shape[0] - 1))
 
 
-def _same(a: Shape, b: Shape) -> bool:
-    return _parents(a) == _parents(b) and (
+def _are_equal(a: DraftShape, b: DraftShape) -> bool:
+    return _parents_of_nodes(a) == _parents_of_nodes(b) and (
         a.tokens is b.tokens or a.tokens.tolist() == b.tokens.tolist()
     )
 
 
-def _goes_on(scored: Shape, verified: Shape, *, last_too: bool) -> bool:
+def _continues(scored: DraftShape, verified: DraftShape, *, last_too: bool) -> bool:
     """Whether what was verified is what was scored; with `last_too` maybe one token more of a
     chain, which the last row decides on in place of a bonus."""
     n = scored.tokens.shape[0]
     if last_too and verified.parents is None and verified.tokens.shape[0] == n + 1:
-        verified = Shape(verified.tokens[:n], None)
-    return _same(scored, verified)
+        verified = DraftShape(verified.tokens[:n], None)
+    return _are_equal(scored, verified)
 
 
-def _words(shape: Shape | None) -> str:
+def _describe(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
     ids = shape.tokens.tolist()
-    kind = "a chain" if _parents(shape) == tuple(range(ROOT, len(ids) - 1)) else "a tree"
+    kind = "a chain" if _parents_of_nodes(shape) == tuple(range(ROOT, len(ids) - 1)) else "a tree"
     listed = f" {ids}" if len(ids) <= 8 else ""
     return f"{kind} of {len(ids)} tokens{listed}"

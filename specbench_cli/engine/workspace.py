@@ -42,13 +42,13 @@ class Workspace:
     capacity: int
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
-    make: Callable[[Trained], Any] | None = None
+    load_artifact: Callable[[Trained], Any] | None = None
     costs: Callable[..., float] | None = None
-    recipes: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
+    decoder_factories: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
     transport: Transport = field(default_factory=Inline)
     role: Role = "verify"
     synthetic: str | None = None
-    words: Vocabulary | None = None
+    token_vocabulary: Vocabulary | None = None
     output_vocab_size: int | None = None
     # A decoder that goes, as a row's trained copy does, takes its states with it.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
@@ -65,12 +65,12 @@ class Workspace:
     def artifact(self, wanted: Trained) -> Any:
         """A trained module, made at first use and kept."""
         if wanted not in self._artifacts:
-            if self.make is None:
+            if self.load_artifact is None:
                 raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
-            self._artifacts[wanted] = self.make(wanted)
+            self._artifacts[wanted] = self.load_artifact(wanted)
         return self._artifacts[wanted]
 
-    def alone(self, model: str) -> Workspace:
+    def decode_alone(self, model: str) -> Workspace:
         """The same where one of the models decodes by itself, in the target's place and with its
         states, and nothing verifies; of the target it is itself."""
         if model == "target":
@@ -86,22 +86,22 @@ class Workspace:
         Raises:
             MethodFault: its tokenizer spells in a way that is not known here.
         """
-        if self.words is None and self.tokenizer is None:
-            self.words = Vocabulary.of_ids(self.decoders["target"].vocab_size)
-        elif self.words is None:
+        if self.token_vocabulary is None and self.tokenizer is None:
+            self.token_vocabulary = Vocabulary.from_size(self.decoders["target"].vocab_size)
+        elif self.token_vocabulary is None:
             try:
                 size = self.decoders["target"].vocab_size
-                self.words = Vocabulary.of(self.tokenizer).with_size(size)
+                self.token_vocabulary = Vocabulary.from_tokenizer(self.tokenizer).with_size(size)
             except ValueError as unknown:
                 raise MethodFault(
                     f"the method reads what tokens say, and of the target's tokenizer {unknown}",
                     "choose a --target with a byte-level or SentencePiece tokenizer",
                 ) from None
-        return self.words
+        return self.token_vocabulary
 
-    def loans(self, seats: int = 1, seat: int = 0) -> Loans:
+    def loans(self, seats: int = 1, seat: int = 0) -> StateAllocator:
         """States for one request, which may be one of several that are decoded together."""
-        return Loans(self, seats, seat)
+        return StateAllocator(self, seats, seat)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
         """All that can be run forward: the run's decoders, its heads, and a row's own copies."""
@@ -132,7 +132,7 @@ class Workspace:
             self._states.clear()
 
     def state(
-        self, decoder: Decoder, slack: int, index: int, seats: int = 1, seat: int = 0
+        self, decoder: Decoder, slack: int, index: int, slots: int = 1, slot: int = 0
     ) -> State:
         """The index-th cleared state of a decoder, made at first use and kept.
 
@@ -140,17 +140,17 @@ class Workspace:
             seats: sequences that are held together, of which `seat` says which; their rows lie
                 beside each other where the decoder's states can.
         """
-        own, key = self._states.setdefault(decoder, {}), (slack, index, seats)
-        if key not in own:
+        states, key = self._states.setdefault(decoder, {}), (slack, index, slots)
+        if key not in states:
             room = self.capacity + slack
-            pool = decoder.new_state(room, seats)
-            if seats == 1:
-                own[key] = [pool]
+            pool = decoder.new_state(room, slots)
+            if slots == 1:
+                states[key] = [pool]
             elif isinstance(pool, KVState):
-                own[key] = [pool.line(each) for each in range(seats)]
+                states[key] = [pool.line(each) for each in range(slots)]
             else:
-                own[key] = [decoder.new_state(room) for _ in range(seats)]
-        state = own[key][seat]
+                states[key] = [decoder.new_state(room) for _ in range(slots)]
+        state = states[key][slot]
         state.clear()
         return state
 
@@ -177,7 +177,7 @@ class Workspace:
         return sum(state.nbytes for states in held for state in states)
 
 
-class Loans:
+class StateAllocator:
     """The states that one request holds: each is lent once.
 
     Called with a decoder, and rows of its state beyond the longest sequence.
@@ -186,20 +186,20 @@ class Loans:
         seats: sequences that are held together; seat: this one's among them.
     """
 
-    def __init__(self, workspace: Workspace, seats: int = 1, seat: int = 0) -> None:
+    def __init__(self, workspace: Workspace, slots: int = 1, slot: int = 0) -> None:
         self._workspace = workspace
-        self._seats, self._seat = seats, seat
-        self._lent: dict[tuple[Decoder, int], int] = {}
+        self._slots, self._slot = slots, slot
+        self._num_allocated: dict[tuple[Decoder, int], int] = {}
         self._states: list[State] = []
 
     def __call__(self, decoder: Decoder, slack: int) -> State:
         key = (decoder, slack)
-        index = self._lent[key] = self._lent.get(key, -1) + 1
-        state = self._workspace.state(decoder, slack, index, self._seats, self._seat)
+        index = self._num_allocated[key] = self._num_allocated.get(key, -1) + 1
+        state = self._workspace.state(decoder, slack, index, self._slots, self._slot)
         self._states.append(state)
         return state
 
-    def free(self) -> None:
+    def release(self) -> None:
         """Give back the memory of all that was lent; who held it has come to an end."""
         for state in self._states:
             if isinstance(state, KVState):

@@ -116,7 +116,7 @@ class Bench:
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
         if self._beside:
-            self.workspace.recipes = {
+            self.workspace.decoder_factories = {
                 "draft": partial(
                     load,
                     checkpoints["draft"].path,
@@ -241,7 +241,7 @@ class Bench:
                 " draft (specbench list methods)",
             )
         try:
-            ours, own = Vocabulary.of(self.tokenizer), Vocabulary.of(theirs)
+            ours, own = Vocabulary.from_tokenizer(self.tokenizer), Vocabulary.from_tokenizer(theirs)
         except ValueError as error:
             raise UsageError(
                 f"{draft.label} cannot draft for {target.label}: a tokenizer cannot be read as"

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from specbench_cli.engine.batch import Batch
-from specbench_cli.engine.learning import Memory, Saved, learn
+from specbench_cli.engine.learning import Memory, MemorySnapshot, learn
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.hooks import steps_of
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.watch import Told, Watch, misreported
+from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_step
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import (
     WorkerLost,
@@ -95,7 +95,7 @@ class Cell:
         delay: of the row's next cell.
         lost: why the cell has no output, and gets no record: a worker was lost.
 
-    If `recording` is set, the tokens are replayed from it (`engine.sequence.Recording`). If
+    If `recording` is set, the tokens are replayed from it (`engine.sequence.RecordedOutput`). If
     `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
     `pictured` is True, the drafts are kept. Each measurement starts with the same `memory` and
     fails after `limit_s` seconds. `load` describes how the requests of its pass arrive. `energy`
@@ -123,7 +123,7 @@ class Cell:
         self.method_run = method_run
         self.prompt = prompt
         self.request = request
-        self._workspace = workspace.alone(method_run.method.decodes)
+        self._workspace = workspace.decode_alone(method_run.method.decodes)
         self._sampling = sampling
         self.pass_ = pass_
         self._memory = memory
@@ -133,7 +133,7 @@ class Cell:
         self.limit_s = limit_s
         self._load = load
         self.energy = energy
-        self._memory_before: Saved | None = None
+        self._memory_before: MemorySnapshot | None = None
         self._delayed_by = Delay() if delayed_by is None else delayed_by
         self.delay = Delay()
         self.measured: Measured | None = None
@@ -172,7 +172,7 @@ class Cell:
         )
         harness, text = session.harness, session.harness.text
         steps, extra = self.counters(), dict[str, float]()
-        told: list[Told] = []
+        told: list[ReportedStep] = []
         error = None
         gc.disable()
         try:
@@ -182,7 +182,7 @@ class Cell:
                 made = self.method_run.method.generate(session)
                 for step in steps_of(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
-                    told.append(Told.of(step))
+                    told.append(ReportedStep.of(step))
                 watch.end()
         except WorkerLost as lost:
             self.lost = lost
@@ -194,7 +194,7 @@ class Cell:
             gc.enable()
         joules = self.energy.end()
         harness.meter.resolve()
-        error = error or watch.fault(harness.meter) or self.fault_of(session, told)
+        error = error or watch.find_fault(harness.meter) or self.fault_of(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.measured = Measured(
@@ -241,7 +241,7 @@ class Cell:
             requests,
             self._sampling,
             size=size,
-            held=self.method_run.method.held(size),
+            slots=self.method_run.method.held(size),
             pass_=self.pass_,
             memory=self._memory,
             **rest,
@@ -267,7 +267,7 @@ class Cell:
             other.drafts,
         )
 
-    def fault_of(self, session: Session, told: Sequence[Told]) -> str | None:
+    def fault_of(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
         """What is wrong with an output that came without an error, or with what is told of the
         steps that it came in; None if nothing is."""
         if session.finish is None:
@@ -278,7 +278,11 @@ class Cell:
         if self.replays and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
         method = self.method_run.method
-        return None if method.peer else misreported(session.harness.seen, told, bonus=method.bonus)
+        return (
+            None
+            if method.peer
+            else find_misreported_step(session.harness.step_records, told, bonus=method.bonus)
+        )
 
     def watch(self) -> Watch:
         """What sees a decoding of this cell from outside of the method."""
@@ -401,7 +405,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def drafted(told: Told) -> Drafted:
+def drafted(told: ReportedStep) -> Drafted:
     """Return the draft of a step, as a record keeps it."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:

@@ -26,7 +26,7 @@ from specbench_cli.engine.models.fused import fits
 from specbench_cli.engine.models.layers import HEAD_COPY_UP_TO
 from specbench_cli.engine.models.linear import form_for
 from specbench_cli.engine.models.plan import MAX_SCRATCH
-from specbench_cli.engine.simulation import Script, Scripted
+from specbench_cli.engine.simulation import Script, ScriptedDecoder
 from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
@@ -330,7 +330,8 @@ def footprint(
     prompts = max(groups, key=len)
     scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
     decoders = {
-        name: Scripted(name, scripts, sure=True, row_bytes=each.row) for name, each in sizes.items()
+        name: ScriptedDecoder(name, scripts, perfect=True, row_bytes=each.row)
+        for name, each in sizes.items()
     }
     longest = max(map(max, groups))
     workspace = Workspace(decoders, longest + budget, costs=lambda model, rows, *step: 1.0)
@@ -340,7 +341,9 @@ def footprint(
             raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
         for n in {1, *map(len, groups)}:  # a row is warmed up alone
             held = method.held(batch)
-            for session in Batch(workspace, requests[:n], Sampling(), size=batch, held=held).join():
+            for session in Batch(
+                workspace, requests[:n], Sampling(), size=batch, slots=held
+            ).join():
                 type(method)(method.params).start(session)
     target = sizes["target"]
     most = max(nodes for _, nodes in methods)

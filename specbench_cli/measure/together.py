@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench_cli.engine.types import Forward
 from specbench_cli.engine.verify.hooks import steps_of
-from specbench_cli.engine.watch import Told
+from specbench_cli.engine.watch import ReportedStep
 from specbench_cli.measure.cell import Cell, Measured, count_step, drafted
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import limited, one_line
@@ -43,7 +43,7 @@ class Together:
         watch = first.watch()
         reset_peak(device, None)
         batch = first.batch([cell.request for cell in cells], self._size, self._known())
-        counted = [(cell.counters(), dict[str, float](), list[Told]()) for cell in cells]
+        counted = [(cell.counters(), dict[str, float](), list[ReportedStep]()) for cell in cells]
         error = None
         gc.disable()
         try:
@@ -54,7 +54,7 @@ class Together:
                 for step in steps_of(first.method_run.method, "generate_batch", made, len(counted)):
                     steps, extra, told = counted[step.seq]
                     count_step(steps, extra, step)
-                    told.append(Told.of(step))
+                    told.append(ReportedStep.of(step))
                 watch.end()
         except BaseException as failure:  # a method's fault fails its cells, not the run
             watch.end()
@@ -63,7 +63,7 @@ class Together:
             gc.enable()
         joules = first.energy.end()
         batch.meter.resolve()
-        error = error or watch.fault(batch.meter)
+        error = error or watch.find_fault(batch.meter)
         peak = peak_bytes(device, None)
         texts = [session.harness.text for session in batch.sessions]
         started = watch.began_ns

@@ -74,7 +74,7 @@ def warm_up(
     """
     kind = PeerSession if method_run.method.peer else Session
     own = memory if method_run.method.learns else None
-    workspace = workspace.alone(method_run.method.decodes)
+    workspace = workspace.decode_alone(method_run.method.decodes)
     session = kind(workspace, request, sampling, memory=own)
     with staffed(session, workspace.transport, method_run.method.workers > 1):
         for _ in method_run.method.generate(session):
@@ -83,6 +83,6 @@ def warm_up(
         learn(method_run.method, session)
     if together and method_run.method.batches:
         held = method_run.method.held(size)
-        batch = Batch(workspace, together, sampling, size=size, held=held, memory=own)
+        batch = Batch(workspace, together, sampling, size=size, slots=held, memory=own)
         for _ in method_run.method.generate_batch(batch):
             pass

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from specbench_cli.engine import host
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.chains import draft_chains
-from specbench_cli.engine.drafting.lengths import Fixed
+from specbench_cli.engine.drafting.lengths import FixedLength
 from specbench_cli.engine.loop import draft_and_verify_batch
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -79,7 +79,7 @@ class Stepper:
         began = clock.now()
         if self._drafts and any(lengths):
             sequences = [(session, method._state) for method, session in members]
-            drafts = draft_chains(self._model, sequences, [*map(Fixed, lengths)])
+            drafts = draft_chains(self._model, sequences, [*map(FixedLength, lengths)])
             host.numbers(drafts[-1].tokens)  # they are there
         else:
             texts = (session.tokens() for _, session in members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.engine.forward_cost import ForwardWork, SequenceRows
 from specbench_cli.measure.costs import Costs
 
 
@@ -77,7 +77,7 @@ class BatchCosts:
         return ns + batch.draft * len(decoding)
 
 
-def _totals(rows: Sequence[Rows]) -> tuple[int, float]:
+def _totals(rows: Sequence[SequenceRows]) -> tuple[int, float]:
     """Return how many rows are new, and the mean of the rows before each of them."""
     if len(rows) == 1:
         return rows[0].new, rows[0].before

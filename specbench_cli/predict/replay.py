@@ -18,7 +18,7 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.engine.forward_cost import ForwardWork, SequenceRows
 from specbench_cli.store.schema import Steps, Trace
 
 
@@ -211,7 +211,7 @@ def _forwards(
             tree = used and trees[step : step + 1] == [True]
         yield RecordedForward(
             model=model,
-            rows=(Rows(new, before, not before),),
+            rows=(SequenceRows(new, before, not before),),
             tree=tree,
             warm=warm,
             share=share,

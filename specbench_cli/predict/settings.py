@@ -88,14 +88,14 @@ def break_even(mat: float, length: int) -> float | None:
 
     The acceptance rate is the same at every position (`by_load.emitted`).
     """
-    from specbench_cli.engine.drafting.by_load import emitted
+    from specbench_cli.engine.drafting.load_aware import expected_tokens
 
     if mat > length + 1:
         return None
     low, high = 0.0, 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if emitted(middle, length) < mat else (low, middle)
+        low, high = (middle, high) if expected_tokens(middle, length) < mat else (low, middle)
     return (low + high) / 2
 
 

@@ -1,10 +1,10 @@
 """Equality of short mathematical answers written in LaTeX (MATH-500, AIME).
 
-The answer is what the last `\\boxed{}` holds, else what follows the last "answer is", else the
-whole text. Two answers are equal if they are after normalisation in the manner of MATH's own
-evaluation (Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`,
-text wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a
-power of ten, with thousands separators, or followed by words. A comma between digits is not a
+The answer is the content of the last `\\boxed{}`, else the text after the last "answer is", else
+the whole text. Two answers are equal if they are equal after normalisation as in MATH's evaluation
+(Hendrycks et al., 2021: spacing, `\\left`, `\\dfrac`, units, degrees, dollars, `x =`, text
+wrappers), or if both are the same number, as `number` reads it: a fraction, a mixed number, a power
+of ten, with thousands separators, or followed by words. A comma between digits is not a
 decimal point here: `3,5` is a list. No algebra: `2x` is not `x + x`, and `6^2` is not 36.
 """
 
@@ -48,7 +48,7 @@ _MARKED = re.compile(
 
 
 def same_expression(reference: str, answer: str) -> bool:
-    """Whether two answers are the same expression after normalisation, or the same number."""
+    """Return True if two answers are equal after normalisation, or the same number."""
     ours, theirs = normalised(final_answer(reference)), normalised(final_answer(answer))
     if ours == theirs:
         return ours != ""
@@ -59,7 +59,7 @@ def same_expression(reference: str, answer: str) -> bool:
 
 
 def final_answer(text: str) -> str:
-    """What a text gives as its answer."""
+    """Return the final answer of a text."""
     inside = boxed(text)
     if inside is not None:
         return inside
@@ -75,11 +75,11 @@ def final_answer(text: str) -> str:
 
 
 def normalised(answer: str) -> str:
-    """The answer in one spelling, without white space."""
+    """Return an answer in a uniform spelling, without white space."""
     answer = _respelled(answer.strip())
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
     answer = re.sub(r"(?<!\d)\.(?=\d)", "0.", _UNIT.sub("", answer))
-    if _THOUSANDS.fullmatch(answer):  # elsewhere a comma separates: the pair (12,102)
+    if _THOUSANDS.fullmatch(answer):  # otherwise a comma separates, as in the pair (12,102)
         answer = re.sub(r"[{,}'\u2019]", "", answer)
     return re.sub(r"^\(([^(),]*)\)$", r"\1", answer)
 

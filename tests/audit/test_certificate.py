@@ -8,10 +8,15 @@ import pytest
 
 from methods.sps import Sps, SpsParams
 from specbench_cli.audit import certificate as module
-from specbench_cli.audit.certificate import VERDICTS, Certificate, certify, reusable_certificate
+from specbench_cli.audit.certificate import (
+    VERDICTS,
+    Certificate,
+    certify,
+    load_reusable_certificate,
+)
 from specbench_cli.audit.finding import COMPARISONS, Finding, Problem, format_distinct
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from tests.audit.faults.planted import FAULTS
 from tests.audit.faults.selftest import GIVEN_BY
 
@@ -19,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def written():
-    subject = Subject("sps", Sps, (SpsParams(length=2),))
+    subject = AuditSubject("sps", Sps, (SpsParams(length=2),))
     wrong = Finding(
         "distribution", False, {"cases": 1}, Problem("what", "where", "look"), left_out="1 case"
     )
@@ -27,9 +32,9 @@ def written():
 
 
 def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
-    facts = json.loads(json.dumps(written().facts()))
+    facts = json.loads(json.dumps(written().to_dict()))
     assert facts["date"].endswith("+00:00")
-    assert facts["commit"] == module.commit()
+    assert facts["commit"] == module.read_commit()
     assert facts["versions"]["specbench-cli"]
     distribution, tokens = facts["checks"]
     assert (distribution["compares"], distribution["bound"]) == COMPARISONS["distribution"]
@@ -38,12 +43,12 @@ def test_a_certificate_says_date_commit_version_and_what_each_check_compares():
 
 def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
     file = tmp_path / "sps.json"
-    file.write_text(json.dumps(written().facts()))
-    read = reusable_certificate(file, Sps)
-    assert json.dumps(read.facts()) == json.dumps(json.loads(file.read_text()))
+    file.write_text(json.dumps(written().to_dict()))
+    read = load_reusable_certificate(file, Sps)
+    assert json.dumps(read.to_dict()) == json.dumps(json.loads(file.read_text()))
     assert read.findings[0].problem == Problem("what", "where", "look")
     monkeypatch.setattr(module, "code_sha256", lambda: "other code")
-    assert reusable_certificate(file, Sps) is None
+    assert load_reusable_certificate(file, Sps) is None
 
 
 @pytest.mark.parametrize(
@@ -52,13 +57,13 @@ def test_a_certificate_is_read_as_it_was_written(tmp_path, monkeypatch):
 def test_a_file_that_is_not_a_certificate_is_not_reused(text, tmp_path):
     file = tmp_path / "sps.json"
     file.write_text(text)
-    assert reusable_certificate(file, Sps) is None
-    assert reusable_certificate(tmp_path / "none.json", Sps) is None
+    assert load_reusable_certificate(file, Sps) is None
+    assert load_reusable_certificate(tmp_path / "none.json", Sps) is None
 
 
 def test_the_certificates_page_names_every_field_check_and_verdict():
     page = (DOCS / "certificate.md").read_text()
-    fields = {*written().facts(), *written().facts()["checks"][0]}
+    fields = {*written().to_dict(), *written().to_dict()["checks"][0]}
     assert [field for field in fields if f"`{field}`" not in page] == []
     rows = [f"| `{name}` | {what} | {bound} |" for name, (what, bound) in COMPARISONS.items()]
     rows += [f"| {name} | {what} |" for name, what in VERDICTS.items()]
@@ -91,7 +96,7 @@ class Unreadable(Sps):
 
 
 def test_an_error_in_the_audits_own_code_is_reported_as_one():
-    subject = Subject("sps", Unreadable, (SpsParams(length=2),))
+    subject = AuditSubject("sps", Unreadable, (SpsParams(length=2),))
     (found,) = run_checks(subject, {"order": CHECKS["order"]})
     assert found.crashed
     assert found.problem.what.startswith("the audit's own code raises AttributeError")
@@ -107,11 +112,11 @@ class Misuses(Sps):
 
 
 def test_an_error_that_a_method_causes_names_the_methods_line():
-    subject = Subject("sps", Misuses, (SpsParams(length=2),))
+    subject = AuditSubject("sps", Misuses, (SpsParams(length=2),))
     (found,) = run_checks(subject, {"tokens": CHECKS["tokens"]})
     line = inspect.getsourcelines(Misuses.propose)[1] + 1
     assert found.problem.where == f"test_certificate.py:{line}, while checking: tokens"
 
 
 def test_certificates_have_all_fields_of_their_facts():
-    assert set(Certificate.__slots__) - {"findings"} < set(written().facts())
+    assert set(Certificate.__slots__) - {"findings"} < set(written().to_dict())

@@ -14,24 +14,24 @@ from specbench_cli.api import AcceptParams, Field, LengthParams, Method, MethodP
 from specbench_cli.audit.cases import (
     Case,
     deep_cases,
+    enumerated_cases,
+    late_level_cases,
     long_case,
-    tied_cases,
-    tied_tokens,
-    walked_cases,
+    tied_logits_case,
     wide_case,
 )
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.checks import tokens as checks_tokens
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
-from specbench_cli.audit.choice import outcomes
+from specbench_cli.audit.enumeration import enumerate_outcomes
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.models.table import Row, TableState, rows_out_of_place
+from specbench_cli.audit.models.table import CachedRow, TableState, find_wrong_rows
 from specbench_cli.audit.reference import Reference
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
-from specbench_cli.audit.subject import Subject, longest, passed
+from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_levels
 from specbench_cli.engine.types import Rule
 from specbench_cli.engine.verify.accept import Threshold
 from specbench_cli.engine.verify.sampling import warp
@@ -75,18 +75,20 @@ def test_every_registered_method_passes_on_tables(name, monkeypatch):
     """In short: a case of the distribution for each variant, and deep ones; of block verification,
     which judges what the same drafts are drawn from, for few.
     tests/engine/verify/test_distribution.py walks three tokens of each method more."""
-    whole, turn = Subject.of(name, registry.load(name)), OURS.index(name)
+    whole, turn = AuditSubject.from_method(name, registry.load(name)), OURS.index(name)
     first, rest = whole.variants[:3], dealt(whole.variants[3:], turn, 2)
-    short, choosing = replace(whole, varied=()), tuple(filter(chooses, rest))
+    short, choosing = replace(whole, single_changes=()), tuple(filter(chooses, rest))
     few = replace(short, variants=first[:1] + choosing)
     found = run_checks(few, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c in OF_FEW_VARIANTS})
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"block": 40})
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"block": 40})
     found += run_checks(
         replace(short, variants=first + choosing),
         {"distribution": checks_distribution.check_distribution},
     )
-    subject = replace(whole, variants=first + rest, varied=dealt(whole.varied, turn, 3))
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 40})
+    subject = replace(
+        whole, variants=first + rest, single_changes=dealt(whole.single_changes, turn, 3)
+    )
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 40})
     found += run_checks(
         subject, {c: TABLE_CHECKS[c] for c in TABLE_CHECKS if c not in OF_FEW_VARIANTS}
     )
@@ -117,11 +119,11 @@ def places_of_eos(case):
         stood, origin = len(last.outcome.path), last.outcome.origin[-1]
         return origin if origin != "accepted" else f"draft token {stood} of {last.draft.levels}"
 
-    return {place for place, _ in outcomes(run)}
+    return {place for place, _ in enumerate_outcomes(run)}
 
 
 def test_eos_is_walked_at_every_place_of_a_step():
-    cases = [case for case in walked_cases("rejection", deep=False) if case.eos]
+    cases = [case for case in enumerated_cases("rejection", include_costly=False) if case.eos]
     assert set().union(*map(places_of_eos, cases)) >= {
         "draft token 1 of 2",
         "draft token 2 of 2",
@@ -135,7 +137,7 @@ def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
     monkeypatch.setattr(
         checks_distribution, "_walk", lambda subject, params, case: tried.append(case)
     )
-    checks_distribution.check_distribution(Subject.of("sps", Sps))
+    checks_distribution.check_distribution(AuditSubject.from_method("sps", Sps))
     assert {"near", "disjoint"} <= {case.name for case in tried if case.sampling.top_k == 0}
     narrowed = {case.name for case in tried if case.sampling.top_k == 2}
     assert "near" in narrowed
@@ -143,23 +145,26 @@ def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
 
 
 def test_budgets_about_the_length_of_a_draft_are_walked():
-    budgets = {case.budget for case in walked_cases("rejection", deep=False)}
+    budgets = {case.budget for case in enumerated_cases("rejection", include_costly=False)}
     assert budgets >= {1, 2, 3, 4}  # 1, 2, g, g + 1 and g + 2 for drafts of one and two tokens
 
 
 def test_a_subject_has_short_variants_and_every_choice_of_a_parameter():
-    subject = Subject.of("pld", registry.load("pld"))
+    subject = AuditSubject.from_method("pld", registry.load("pld"))
     assert subject.variants[0] == PldParams()
-    words = [passed(params) for params in subject.variants]
+    words = [format_params(params) for params in subject.variants]
     assert "ngram=2 length=2" in words
     assert "ngram=1 length=1" in words
     assert "ngram=2 length=2 rule=transformers" in words
     assert len(set(words)) == len(words)
-    assert {longest(params) for params in subject.promising("rejection", walkable=True)} == {1, 2}
+    assert {
+        max_draft_levels(params)
+        for params in subject.lossless_params("rejection", few_outcomes=True)
+    } == {1, 2}
 
 
 def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
-    words = [passed(params) for params in Subject.of("sps", Sps).variants]
+    words = [format_params(params) for params in AuditSubject.from_method("sps", Sps).variants]
     assert words[:3] == ["default parameters", "length=2 max=2", "length=1 max=1"]
     rules = ("heuristic", "confidence", "entropy", "acceptance-head", "oracle")
     by_load = ("synergy", "smartspec")
@@ -169,10 +174,10 @@ def test_of_a_draft_length_every_rule_is_a_variant_and_no_two_are_one():
 
 
 def test_a_variant_that_is_lossy_is_audited_for_what_it_claims_and_for_conduct():
-    subject = Subject.of("sps", Sps)
+    subject = AuditSubject.from_method("sps", Sps)
     for rule in get_args(Rule):
-        assert {params.accept for params in subject.promising(rule)} == {"exact"}
-    lossy = Subject("sps", Sps, subject.variants[-3:])
+        assert {params.accept for params in subject.lossless_params(rule)} == {"exact"}
+    lossy = AuditSubject("sps", Sps, subject.variants[-3:])
     found = {finding.check: finding for finding in run_checks(lossy, TABLE_CHECKS)}
     conduct = {"declarations", "states", "counters", "clock"}
     assert found.keys() == conduct | {"twin draft", "useless draft"}
@@ -191,27 +196,34 @@ def test_a_tree_with_an_accept_rule_leaves_true_states_and_counts(accept):
         TreeParams(widths=(2, 2), draw_mode=distribution, accept=accept, epsilon=0.2, rate=0.5)
         for distribution in ("deterministic", "independent", "without_replacement")
     )
-    found = run_checks(Subject("tree", tree, variants), {"states": TABLE_CHECKS["states"]})
+    found = run_checks(AuditSubject("tree", tree, variants), {"states": TABLE_CHECKS["states"]})
     assert [finding.passed for finding in found] == [True] * 3, found
 
 
 def test_numbers_are_varied_in_both_directions_and_switched_off():
-    varied = {name: words(name) for name in ("sps", "specdec++", "mirror", "staged", "sps-tree")}
-    assert {"length=2", "length=10", "length=1"} <= varied["sps"]
-    assert {"length=confidence threshold=0.0", "accept=typical delta=0.0"} <= varied["sps"]
-    assert {f"threshold={n}" for n in (0.15, 0.6, 1.0, 0.0)} <= varied["specdec++"]
-    assert {"candidates=0", "candidates=4", "layer=1", "layer=2"} <= varied["mirror"]
+    single_changes = {
+        name: words(name) for name in ("sps", "specdec++", "mirror", "staged", "sps-tree")
+    }
+    assert {"length=2", "length=10", "length=1"} <= single_changes["sps"]
+    assert {"length=confidence threshold=0.0", "accept=typical delta=0.0"} <= single_changes["sps"]
+    assert {f"threshold={n}" for n in (0.15, 0.6, 1.0, 0.0)} <= single_changes["specdec++"]
+    assert {"candidates=0", "candidates=4", "layer=1", "layer=2"} <= single_changes["mirror"]
     assert {
         "stages=('draft',)",
         "threshold=0.0",
         "depth=24",
         "draw_mode=without_replacement",
-    } <= varied["staged"]
-    assert {"widths=(2, 2, 1, 1, 1)", "draw_mode=independent", "depth=16"} <= varied["sps-tree"]
+    } <= single_changes["staged"]
+    assert {"widths=(2, 2, 1, 1, 1)", "draw_mode=independent", "depth=16"} <= single_changes[
+        "sps-tree"
+    ]
 
 
 def words(name):
-    return {passed(params) for params in Subject.of(name, registry.load(name)).varied}
+    return {
+        format_params(params)
+        for params in AuditSubject.from_method(name, registry.load(name)).single_changes
+    }
 
 
 class Thresholds(Sps):
@@ -227,11 +239,11 @@ FAR_OFF = 12
 
 
 def test_prompts_outputs_and_passes_go_beyond_the_numbers_in_a_methods_code():
-    subject = Subject("thresholds", Thresholds, (SpsParams(length=2),))
-    assert {FAR_OFF, 700} <= set(subject.thresholds)
-    longest_one, most = subject.beyond(300, 2_000), subject.beyond(9, 40)
+    subject = AuditSubject("thresholds", Thresholds, (SpsParams(length=2),))
+    assert {FAR_OFF, 700} <= set(subject.code_constants)
+    longest_one, most = subject.exceed_constants(300, 2_000), subject.exceed_constants(9, 40)
     assert 700 < longest_one <= 2_000 and FAR_OFF < most <= 40
-    assert len(checks_tokens.long_of(subject, "greedy").prompt) == longest_one
+    assert len(checks_tokens.long_case_for(subject, "greedy").prompt) == longest_one
 
 
 @pytest.mark.parametrize("case", [wide_case("rejection", 64), wide_case("rejection")], ids=str)
@@ -264,8 +276,8 @@ class DrawsFromMany(Sps):
 
 @pytest.mark.usefixtures("short_audit")
 def test_a_method_whose_late_levels_have_too_many_outcomes_is_not_shown(monkeypatch):
-    monkeypatch.setattr(checks_distribution, "LATE", {"rejection": 1_000})
-    subject = Subject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
+    monkeypatch.setattr(checks_distribution, "LATE_BUDGET", {"rejection": 1_000})
+    subject = AuditSubject("sps", DrawsFromMany, (SpsParams(length=5), SpsParams(length=2)))
     (distribution, _) = checks_distribution.check_distribution(subject)
     assert not distribution.passed and not distribution.shown
     assert "not shown under rejection, level 3 of a draft and " in distribution.problem.what
@@ -286,9 +298,11 @@ def test_a_long_output_has_accepted_and_rejected_drafts_to_its_end(rule):
 
 
 def test_a_track_leads_every_outcome_to_each_place_in_doubt():
-    for name, case in tied_cases("rejection", 5):
+    for name, case in late_level_cases("rejection", 5):
         late = case.length - 1
-        joint = Reference(case.tables[0], case.sampling).joint(case.prompt, (), case.length)
+        joint = Reference(case.tables[0], case.sampling).joint_distribution(
+            case.prompt, (), case.length
+        )
         assert len(joint) == 8, name
         assert len({output[late] for output in joint}) == 2
     tied = case_of_ties().tables[0].sort(-1, descending=True).values
@@ -296,7 +310,7 @@ def test_a_track_leads_every_outcome_to_each_place_in_doubt():
 
 
 def case_of_ties():
-    return tied_tokens("greedy")
+    return tied_logits_case("greedy")
 
 
 def decoded(case, seed):
@@ -306,15 +320,17 @@ def decoded(case, seed):
 
 
 def test_an_upper_bound_is_not_audited_where_there_is_no_vanilla_output():
-    subject = Subject.of("sps", Sps)
-    promising = {rule: [p.length for p in subject.promising(rule)] for rule in get_args(Rule)}
+    subject = AuditSubject.from_method("sps", Sps)
+    promising = {rule: [p.length for p in subject.lossless_params(rule)] for rule in get_args(Rule)}
     known = {rule for rule, lengths in promising.items() if "oracle" in lengths}
     assert known == {"greedy", "coupled"}
 
 
 def test_a_trees_size_makes_no_step_too_long_to_walk():
-    subject = Subject.of("eagle2", registry.load("eagle2"))
-    walked = [passed(params) for params in subject.promising("rejection", walkable=True)]
+    subject = AuditSubject.from_method("eagle2", registry.load("eagle2"))
+    walked = [
+        format_params(params) for params in subject.lossless_params("rejection", few_outcomes=True)
+    ]
     assert "nodes=4 depth=2 width=2" in walked
 
 
@@ -327,7 +343,7 @@ def test_bounds_of_a_parameter_are_kept_by_its_variants():
         name = "bounded"
 
     Bounded.Params = Params
-    variants = Subject.of("bounded", Bounded).variants
+    variants = AuditSubject.from_method("bounded", Bounded).variants
     assert {params.length for params in variants} == {8}
     assert {params.often for params in variants} == {True, False}
 
@@ -342,7 +358,7 @@ class Lossy(registry.load("sps")):
 
 
 def test_a_method_without_a_promise_is_checked_for_conduct_only():
-    subject = Subject("lossy", Lossy, (SpsParams(length=2),))
+    subject = AuditSubject("lossy", Lossy, (SpsParams(length=2),))
     found = run_checks(subject, TABLE_CHECKS)
     assert {finding.check for finding in found} == {
         "declarations",
@@ -371,8 +387,8 @@ class UpsideDown(registry.load("sps")):
 
 
 def test_a_stricter_threshold_that_lets_more_pass_is_found():
-    subject = Subject("upside", UpsideDown, (SpsParams(length=3),))
-    (found,) = (each for each in check_conduct(subject) if each.check == "counters")
+    subject = AuditSubject("upside", UpsideDown, (SpsParams(length=3),))
+    (found,) = (each for each in check_bookkeeping(subject) if each.check == "counters")
     assert not found.passed and "is to let pass all that it does, does not" in found.problem.what
 
 
@@ -380,7 +396,7 @@ def test_an_off_position_that_is_not_exact_is_misdeclared():
     class NotOff(registry.load("lenient")):
         off: ClassVar = {"factor": 0.9}
 
-    (found,) = check_declarations(Subject.of("lenient", NotOff))
+    (found,) = check_declarations(AuditSubject.from_method("lenient", NotOff))
     assert not found.passed and "the declaration `off`" in found.problem.what
     assert "it promises quality_only" in found.problem.what
 
@@ -395,7 +411,7 @@ def test_an_off_position_that_is_not_exact_is_misdeclared():
     ],
 )
 def test_the_verdict_is_broken_where_the_output_is_at_stake(check, verdict):
-    subject = Subject.of("sps", registry.load("sps"))
+    subject = AuditSubject.from_method("sps", registry.load("sps"))
     finding = Finding(check, False, {}, Problem("what", "where", "look"))
     certificate = certify(subject, [finding], 1.0)
     assert (certificate.verdict, certificate.passed) == (verdict, False)
@@ -406,7 +422,7 @@ def test_what_the_engine_refuses_is_told_in_its_words():
         def propose(self, session, limit):
             raise MethodFault("a draft of nonsense", hint="propose sense")
 
-    subject = Subject("sps", Malformed, (SpsParams(length=2),))
+    subject = AuditSubject("sps", Malformed, (SpsParams(length=2),))
     (found,) = run_checks(subject, {"tokens": TABLE_CHECKS["tokens"]})
     assert not found.crashed
     assert "a draft of nonsense" in found.problem.what
@@ -421,7 +437,7 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
             out = self.model.forward(session.since(self.state.length()), self.state)
             return session.chain([int(out.logits[0, -1].argmax())])
 
-    subject = Subject("sps", Alone, (SpsParams(length=2),))
+    subject = AuditSubject("sps", Alone, (SpsParams(length=2),))
     twin, mixed, useless = check_bounds(subject)
     assert twin.passed
     assert mixed.passed
@@ -439,12 +455,12 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
 )
 def test_rows_out_of_place_are_named(rows, says):
     state = TableState(8)
-    state.append([Row(*row) for row in rows])
-    assert rows_out_of_place(state, (1, 2, 3)) == says
+    state.append([CachedRow(*row) for row in rows])
+    assert find_wrong_rows(state, (1, 2, 3)) == says
 
 
 def test_a_case_says_what_it_is():
-    (case, *_) = walked_cases("rejection", deep=False)
+    (case, *_) = enumerated_cases("rejection", include_costly=False)
     assert isinstance(case, Case)
     text = "near tables of 3 tokens, rejection T=2 top-k 2, budget 6, after 1 0 2 1 0"
     assert str(case) == text

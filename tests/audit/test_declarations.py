@@ -17,12 +17,12 @@ from specbench_cli.api import (
     Tokens,
 )
 from specbench_cli.audit.certificate import certify
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.finding import Finding, Problem
 from specbench_cli.audit.runner import CHECKS
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 
 
 class RepeatParams(MethodParams):
@@ -151,7 +151,7 @@ def _short(short_audit):
 @pytest.mark.parametrize("method", WRONG, ids=lambda method: method.__name__)
 def test_a_wrong_declaration_is_named_with_what_was_seen_and_what_to_write(method):
     declared, seen, look = WRONG[method]
-    subject = Subject.of("copied", method)
+    subject = AuditSubject.from_method("copied", method)
     (found,) = check_declarations(subject)
     assert not found.passed
     assert f"`{declared}` of {method.__name__} contradicts what it does" in found.problem.what
@@ -163,22 +163,22 @@ def test_a_wrong_declaration_is_named_with_what_was_seen_and_what_to_write(metho
 @pytest.mark.parametrize("method", OF_OTHERS, ids=lambda method: method.__name__)
 def test_what_a_copied_method_declares_otherwise_is_named(method):
     params, declared, seen = OF_OTHERS[method]
-    (found,) = check_declarations(Subject("copied", method, (params,)))
+    (found,) = check_declarations(AuditSubject("copied", method, (params,)))
     assert f"`{declared}` of {method.__name__}" in found.problem.what
     assert seen in found.problem.what
 
 
 def test_a_right_method_with_a_copied_need_fails_nothing_else_and_misses_no_bound():
-    subject = Subject.of("copied", CopiedDraft)
+    subject = AuditSubject.from_method("copied", CopiedDraft)
     assert check_bounds(subject) == []
-    assert all(found.passed for found in check_conduct(subject))
+    assert all(found.passed for found in check_bookkeeping(subject))
 
 
 def test_what_is_declared_and_done_needs_no_word():
     for subject in (
-        Subject.of("fine", Repeat),
-        Subject("sps", Sps, (SpsParams(length=2),)),
-        Subject("pearl", Pearl, (PearlParams(),)),
+        AuditSubject.from_method("fine", Repeat),
+        AuditSubject("sps", Sps, (SpsParams(length=2),)),
+        AuditSubject("pearl", Pearl, (PearlParams(),)),
     ):
         (found,) = check_declarations(subject)
         assert found.passed
@@ -190,7 +190,7 @@ def test_a_method_that_raises_is_left_to_the_other_checks():
         def propose(self, session, limit):
             raise RuntimeError("no")
 
-    (found,) = check_declarations(Subject.of("raises", Raises))
+    (found,) = check_declarations(AuditSubject.from_method("raises", Raises))
     assert found.passed
 
 
@@ -199,7 +199,7 @@ def test_the_declaration_is_told_before_a_fault_and_after_a_wrong_output():
     declared, count, distribution = (
         Finding(name, False, {}, problem) for name in ("declarations", "counters", "distribution")
     )
-    subject = Subject.of("fine", Repeat)
+    subject = AuditSubject.from_method("fine", Repeat)
     assert certify(subject, [declared, count], 0.0).verdict == "MISDECLARED"
     assert certify(subject, [count], 0.0).verdict == "FAULTY"
     assert certify(subject, [declared, distribution], 0.0).verdict == "BROKEN"

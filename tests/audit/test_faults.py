@@ -10,7 +10,7 @@ from specbench_cli import registry
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.finding import Finding, Problem
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.testing import few_cases
 from tests.audit.faults.planted import FAULTS, Fault
 from tests.audit.faults.selftest import self_test
@@ -32,8 +32,8 @@ RARE = {
 @pytest.mark.full
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_distribution, "DEEP", {"rejection": 400})
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "DEEP_BUDGET", {"rejection": 400})
     with nullcontext() if fault.name in RARE else few_cases():
         (caught,) = self_test([fault])
     assert caught.caught, caught.finding
@@ -46,7 +46,9 @@ def test_a_planted_fault_is_caught_by_its_check(fault, monkeypatch):
 @pytest.mark.usefixtures("short_audit")
 def test_nothing_is_caught_where_nothing_is_planted():
     """Nor by any other check, under the same settings, of any method: test_checks.py."""
-    (caught,) = self_test([Fault("none", "tokens", Subject("sps", Sps, (SpsParams(length=2),)))])
+    (caught,) = self_test(
+        [Fault("none", "tokens", AuditSubject("sps", Sps, (SpsParams(length=2),)))]
+    )
     assert not caught.caught
     assert caught.facts()["caught by"] == "NOT CAUGHT"
 
@@ -60,7 +62,7 @@ def test_a_crash_counts_as_no_catch():
         def propose(self, session, limit):
             raise KeyError("lost")
 
-    subject = Subject.of("sps", Crashes)
+    subject = AuditSubject.from_method("sps", Crashes)
     (caught,) = self_test([Fault("crash", "tokens", subject)])
     assert not caught.caught
     assert caught.finding.crashed
@@ -78,9 +80,9 @@ def test_a_fault_that_leaves_nothing_to_walk_is_not_shown_and_counts_as_no_catch
                 session.random.categorical(torch.full((4,), 0.25))
             return super().propose(session, limit)
 
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 800})
-    monkeypatch.setattr(checks_distribution, "MOST", 60)
-    subject = Subject("sps", Gambles, (SpsParams(length=2),))
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 800})
+    monkeypatch.setattr(checks_distribution, "MAX_OUTCOMES", 60)
+    subject = AuditSubject("sps", Gambles, (SpsParams(length=2),))
     (caught,) = self_test([Fault("gambles", "distribution", subject)])
     assert not caught.caught
     assert not caught.finding.shown and not caught.finding.crashed

@@ -12,7 +12,7 @@ from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.cases import random_cases
 from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.types import Out, Tokens
 from tests.audit.faults.learning import Learning
@@ -224,7 +224,7 @@ HARMLESS = {
 @pytest.mark.usefixtures("short_audit")
 @pytest.mark.parametrize("method", HARMLESS, ids=lambda method: method.__name__)
 def test_a_harmless_method_is_not_called_faulty(method):
-    subject = Subject(method.name, method, HARMLESS[method])
+    subject = AuditSubject(method.name, method, HARMLESS[method])
     found = run_checks(subject, TABLE_CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     assert certify(subject, found, 0.0).verdict == "PASSED"
@@ -256,6 +256,6 @@ def test_a_harmless_method_drafts_or_stores_otherwise_than_the_method_that_it_al
 
 @pytest.mark.usefixtures("short_audit")
 def test_a_draft_worse_than_a_random_guess_is_faulty():
-    subject = Subject("sps-tree", WorstFirst, TREES)
+    subject = AuditSubject("sps-tree", WorstFirst, TREES)
     found = run_checks(subject, {"twin draft": TABLE_CHECKS["twin draft"]})
     assert "twin draft" in {finding.check for finding in found if not finding.passed}

@@ -5,10 +5,10 @@ import torch
 
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.checks import distribution as checks_distribution
-from specbench_cli.audit.checks.overlap import chances
-from specbench_cli.audit.choice import outcomes
+from specbench_cli.audit.checks.overlap import acceptance_probabilities
+from specbench_cli.audit.enumeration import enumerate_outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.verify.choosing import siblings
 from specbench_cli.engine.verify.siblings import multi_round
 from specbench_cli.engine.verify.tree import tree_of
@@ -25,10 +25,10 @@ from specbench_cli.engine.verify.tree import tree_of
 )
 @pytest.mark.usefixtures("short_audit")
 def test_a_complete_tree_passes(draw_mode, depth, monkeypatch):
-    monkeypatch.setattr(checks_distribution, "BUDGET", {"rejection": 300})
-    monkeypatch.setattr(checks_distribution, "MOST", 300)
+    monkeypatch.setattr(checks_distribution, "OUTCOME_BUDGET", {"rejection": 300})
+    monkeypatch.setattr(checks_distribution, "MAX_OUTCOMES", 300)
     params = SpsTreeParams(draw_mode=draw_mode, widths=(2,) * depth)
-    found = run_checks(Subject("sps-tree", SpsTree, (params,)), TABLE_CHECKS)
+    found = run_checks(AuditSubject("sps-tree", SpsTree, (params,)), TABLE_CHECKS)
     assert [finding.problem for finding in found if not finding.passed] == []
     assert "acceptance" in {finding.check for finding in found}
 
@@ -57,8 +57,8 @@ def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replace
         rows, tree = drafted.expand(len(ids), -1), tree_of((-1,) * len(ids))
         path, _ = multi_round(tree, ids, rows, distribution, random, replacement=replacement)
         tested = ids[: path[0] + 1] if path else ids
-        return len(path), sum(chances(p, q, tested, replacement=replacement))
+        return len(path), sum(acceptance_probabilities(p, q, tested, with_replacement=replacement))
 
-    walked = list(outcomes(stands))
+    walked = list(enumerate_outcomes(stands))
     stood, due = (sum(weight * found[i] for found, weight in walked) for i in (0, 1))
     assert due == pytest.approx(stood)

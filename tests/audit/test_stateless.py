@@ -8,12 +8,12 @@ import torch
 from specbench_cli import registry
 from specbench_cli.api import FeatureHead, Trained, fill_from
 from specbench_cli.audit.cases import Case
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
 from specbench_cli.audit.models.table import pair, random_table
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.verify.sampling import Sampling
 
 FILE = Path(__file__).parents[1] / "capabilities" / "plugins" / "stateless_head.py"
@@ -24,7 +24,7 @@ NAMES = ["twin draft", "mixed draft", "useless draft"]
 
 
 def bounds(method, *params):
-    return check_bounds(Subject("linear", method, params or (Linear.Params(),)))
+    return check_bounds(AuditSubject("linear", method, params or (Linear.Params(),)))
 
 
 def test_a_table_foresees_what_follows_the_targets_own_choice():
@@ -42,7 +42,7 @@ def test_a_table_foresees_what_follows_the_targets_own_choice():
     assert said.shape == (3, 1, 5)
     assert torch.equal(said[0, 0], draft[2, root])
     assert torch.equal(said[1, 0], draft[root, first])
-    assert session.stateless == (head,)
+    assert session.stateless_heads == (head,)
     assert session.drafted_by_tables
 
 
@@ -106,7 +106,7 @@ class Sequential(Linear):
 
 def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     assert bounds(Sequential) == []
-    found = check_conduct(Subject("linear", Sequential, (Linear.Params(),)))
+    found = check_bookkeeping(AuditSubject("linear", Sequential, (Linear.Params(),)))
     assert [(each.check, each.passed) for each in found] == [
         ("states", True),
         ("counters", True),
@@ -115,14 +115,14 @@ def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
 
 
 def test_a_head_that_is_declared_and_drafts_needs_no_word():
-    (found,) = check_declarations(Subject.of("fine", Linear))
+    (found,) = check_declarations(AuditSubject.from_method("fine", Linear))
     assert found.passed
 
 
 def test_a_row_that_is_none_of_the_targets_reads_as_another():
     target, draft = random_table(4, 1), random_table(4, 2)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
-    head = case.workspace().artifact(Trained(HEAD))
+    head = case.create_workspace().artifact(Trained(HEAD))
     right, wrong = head(target[2, 1][None]), head(target[2, 1][None] + 1)
     assert torch.equal(right[0, 0], draft[1, int(target[2, 1].argmax())])
     assert not torch.equal(right, wrong)

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -23,7 +23,11 @@ def batched():
 
 
 def test_it_passes_the_audit(batched):
-    wrong = [each for each in run_checks(Subject.of("batched", batched), CHECKS) if not each.passed]
+    wrong = [
+        each
+        for each in run_checks(AuditSubject.from_method("batched", batched), CHECKS)
+        if not each.passed
+    ]
     assert not wrong
 
 

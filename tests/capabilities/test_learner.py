@@ -10,7 +10,7 @@ import pytest
 from specbench_cli import registry
 from specbench_cli.audit.checks import distribution as checks_distribution
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config.run import RunConfig
 from specbench_cli.measure import repeat
 from specbench_cli.measure import run as execute
@@ -91,9 +91,9 @@ def test_the_method_imports_the_api_alone():
 
 
 def test_it_passes_the_audit(monkeypatch):
-    monkeypatch.setattr(checks_distribution, "MOST", 1_000)  # its steps have many outcomes
+    monkeypatch.setattr(checks_distribution, "MAX_OUTCOMES", 1_000)  # its steps have many outcomes
     registry.load_plugin(str(LEARNER))
-    found = run_checks(Subject.of("learner", registry.load("learner")), CHECKS)
+    found = run_checks(AuditSubject.from_method("learner", registry.load("learner")), CHECKS)
     assert [finding for finding in found if not finding.passed] == []
     assert {"distribution", "tokens", "order", "states", "model", "caches"} <= {
         f.check for f in found

@@ -11,14 +11,14 @@ import torch
 from methods.vanilla import Vanilla
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.model import check_model
 from specbench_cli.audit.checks.tokens import check_tokens
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.audit.models.table import pair
 from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
@@ -69,7 +69,7 @@ def some_ids(n, vocab):
 
 
 def test_it_passes_the_whole_audit(self_draft):
-    subject = Subject.of("self-draft", self_draft)
+    subject = AuditSubject.from_method("self-draft", self_draft)
     assert {params.keep for params in subject.variants} == {False, True}
     findings = run_checks(subject, CHECKS)
     assert {each.check for each in findings} >= {
@@ -118,15 +118,19 @@ def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
         scoring._lent = scoring._begun = None
         return scoring.state.length()
 
-    monkeypatch.setattr(Scoring, "ready", forgets)
-    findings = run_checks(Subject.of("self-draft", self_draft), {"states": check_conduct})
+    monkeypatch.setattr(Scoring, "discard_partial_rows", forgets)
+    findings = run_checks(
+        AuditSubject.from_method("self-draft", self_draft), {"states": check_bookkeeping}
+    )
     assert not all(each.passed for each in findings)
 
 
 def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, monkeypatch):
     from specbench_cli.engine import scoring
 
-    monkeypatch.setattr(scoring.Begun, "of", lambda begun, x: begun.n <= x.ids.shape[1])
+    monkeypatch.setattr(
+        scoring.PendingScore, "matches", lambda pending, x: pending.num_rows <= x.ids.shape[1]
+    )
 
     class Other(self_draft):
         """Drafts other tokens than it has fed."""
@@ -135,7 +139,7 @@ def test_rows_of_other_tokens_that_are_gone_on_from_fail_the_audit(self_draft, m
             draft = super().propose(session, limit)
             return session.chain([(token + 1) % 3 for token in draft.tokens.tolist()])
 
-    subject = Subject("self-draft", Other, (Other.Params(keep=True, length=2),))
+    subject = AuditSubject("self-draft", Other, (Other.Params(keep=True, length=2),))
     assert not all(each.passed for each in check_tokens(subject))
     monkeypatch.undo()
     assert all(each.passed for each in check_tokens(subject))
@@ -179,8 +183,8 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
 
     for kind, length in ((Skipping, 3), (Apart, 2)):
         variants = (kind.Params(length=length),)
-        subject = Subject("self-draft", kind, variants)
-        for check in (check_tokens, check_conduct, check_model):
+        subject = AuditSubject("self-draft", kind, variants)
+        for check in (check_tokens, check_bookkeeping, check_model):
             assert not [each for each in check(subject) if not each.passed]
 
 
@@ -379,5 +383,5 @@ def test_a_part_costs_its_share_of_what_the_target_does(self_draft):
     part = session.partial(layers=(0, 1))
     assert 0 < part.portion < 1
     assert session.draft_cost(part, 3) == pytest.approx(part.portion * session.verify_cost(3))
-    assert session.draft_cost(session.draft()) == nominal_costs("draft", 1)
-    assert session.verify_cost(1) == nominal_costs("target", 1) != nominal_costs("draft", 1)
+    assert session.draft_cost(session.draft()) == nominal_cost("draft", 1)
+    assert session.verify_cost(1) == nominal_cost("target", 1) != nominal_cost("draft", 1)

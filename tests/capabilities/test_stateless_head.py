@@ -9,7 +9,7 @@ import torch
 
 from specbench_cli import app, registry
 from specbench_cli.audit.runner import CHECKS, run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.models.head import NORMED, features
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
@@ -71,7 +71,7 @@ def test_it_imports_the_api_and_torch_alone():
 
 
 def test_it_passes_the_audit_and_the_bound_of_a_twin_is_one_of_the_checks(linear):
-    found = run_checks(Subject.of("linear", linear), CHECKS)
+    found = run_checks(AuditSubject.from_method("linear", linear), CHECKS)
     assert not [each for each in found if not each.passed]
     twin = next(each for each in found if each.check == "twin draft")
     assert twin.figure["steps"] > 0

@@ -33,8 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from specbench_cli import registry
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.audit.models.watched import nominal_costs
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting import levels
 from specbench_cli.engine.learning import Memory
@@ -367,8 +367,8 @@ class Far:
             self._made[key] = Workspace(
                 decoders,
                 CAPACITY,
-                make=lambda wanted: record(wanted.kind.random(decoders)),
-                costs=nominal_costs,
+                load_artifact=lambda wanted: record(wanted.kind.random(decoders)),
+                costs=nominal_cost,
             )
         return self._made[key]
 

@@ -125,7 +125,7 @@ def test_memory_goes_with_the_rows_of_those_that_are_there_and_is_given_back():
     batch = Batch(workspace, requests, Sampling(), size=2)
     buffer, held = None, []
     for _ in registry.load("vanilla")().generate_batch(batch):
-        seated = [each.state for each in batch.sessions if batch.seated(each)]
+        seated = [each.state for each in batch.sessions if batch.has_slot(each)]
         buffer = seated[0].pool.buffers[0]
         layers, _, strips, _, dim = buffer.shape
         rows = mmap.PAGESIZE // (dim * buffer.itemsize)  # of a page
@@ -169,7 +169,7 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
             list(method.generate_batch(batch))
             found += [(list(each.output()), each.finish) for each in batch.sessions]
         assert found == due
-    batch = Batch(models.workspace, requests, sampling, size=3, held=method.held(3), chunk=5)
+    batch = Batch(models.workspace, requests, sampling, size=3, slots=method.held(3), chunk=5)
     list(method.generate_batch(batch))
     assert [(list(each.output()), each.finish) for each in batch.sessions] == due
 
@@ -268,7 +268,7 @@ def test_waiting_sequences_hold_no_state():
 def test_a_schedule_that_cannot_be_kept_is_named(chosen):
     models = tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
-    batch = Batch(models.workspace, [request] * 3, Sampling(), size=2, held=3)
+    batch = Batch(models.workspace, [request] * 3, Sampling(), size=2, slots=3)
     stranger = Session(models.workspace, request, Sampling())
 
     class Chooses(registry.load("vanilla")):

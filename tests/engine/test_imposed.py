@@ -5,7 +5,7 @@ import torch
 
 from specbench_cli import registry
 from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.engine.imposed import SLOTS, impose
+from specbench_cli.engine.imposed import NUM_CHOICES, impose
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.load import FusedCopy
 from specbench_cli.engine.request import Request
@@ -87,9 +87,13 @@ def test_rows_say_the_same_alone_in_a_block_and_in_a_batch():
     state = decoder.new_state(8)
     for at in range(4):
         row = decoder.forward(Tokens(ids[:, at : at + 1]), state).logits
-        assert torch.equal(row[0, 0].topk(SLOTS).indices, block[0, at].topk(SLOTS).indices)
+        assert torch.equal(
+            row[0, 0].topk(NUM_CHOICES).indices, block[0, at].topk(NUM_CHOICES).indices
+        )
     some = decoder.forward(Tokens(ids), decoder.new_state(8), logits_at=torch.tensor([1, 3])).logits
-    assert torch.equal(some[0].topk(SLOTS).indices, block[0, [1, 3]].topk(SLOTS).indices)
+    assert torch.equal(
+        some[0].topk(NUM_CHOICES).indices, block[0, [1, 3]].topk(NUM_CHOICES).indices
+    )
 
 
 def test_what_goes_on_from_rows_without_tokens_is_refused():
@@ -97,4 +101,4 @@ def test_what_goes_on_from_rows_without_tokens_is_refused():
     with pytest.raises(MethodFault, match="acceptance is imposed by the tokens"):
         decoder.exits(torch.zeros(1, decoder.hidden_size))
     with pytest.raises(ValueError, match="too few to impose"):
-        impose(decoder, 0.5, SLOTS)
+        impose(decoder, 0.5, NUM_CHOICES)

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from methods.eagle.head import EagleHead
 from specbench_cli.api import Method, Trained
-from specbench_cli.audit.models.head import make_on_tables
+from specbench_cli.audit.models.head import make_table_artifact
 from specbench_cli.audit.models.table import TableDecoder, random_table
 from specbench_cli.audit.models.tiny import tiny_models
-from specbench_cli.engine.learning import Memory, Topics, learn, trainable
+from specbench_cli.engine.learning import Memory, Topics, learn, make_trainable
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import module_of
 from specbench_cli.engine.models.meter import Metered
@@ -48,7 +48,7 @@ def fused():
 
 def hosted():
     with torch.inference_mode():  # as the audit makes its models
-        return HostedDecoder(trainable(fused(), ()).module, name="draft")
+        return HostedDecoder(make_trainable(fused(), ()).module, name="draft")
 
 
 def table():
@@ -64,11 +64,11 @@ def test_a_copy_says_what_its_source_says_and_learns_without_it(make):
     source = make()
     before = said(source)
     with torch.inference_mode():  # where `start` asks for it
-        made = trainable(source, [source])
+        made = make_trainable(source, [source])
     assert (made.name, type(made.module(IDS).logits)) == ("draft", torch.Tensor)
     torch.testing.assert_close(said(made), before, rtol=1e-4, atol=1e-4)
     memory = Memory()
-    memory.copy_of("draft", lambda: made)
+    memory.get_copy("draft", lambda: made)
     taught(made.module)
     memory.publish()
     assert (said(made) - before).abs().max() > 1e-3
@@ -79,7 +79,7 @@ def test_a_copy_says_what_its_source_says_and_learns_without_it(make):
 
 @pytest.mark.parametrize("make", [fused, table])
 def test_a_request_goes_on_with_the_version_that_it_began_with(make):
-    made = trainable(make(), ())
+    made = make_trainable(make(), ())
     before = said(made)
     taught(made.module)
     assert said(made).equal(before)
@@ -92,7 +92,7 @@ def test_a_decoder_without_a_module_is_refused():
         name = "medusa"
 
     with pytest.raises(MethodFault, match="medusa cannot be trained: it has no torch module"):
-        trainable(Bare(), ())
+        make_trainable(Bare(), ())
 
 
 def test_what_a_module_reads_of_the_runs_models_is_not_copied_along():
@@ -103,7 +103,7 @@ def test_what_a_module_reads_of_the_runs_models_is_not_copied_along():
             self.target, self.module = target, torch.nn.Linear(3, 3)
 
     source = Head()
-    made = trainable(source, [target])
+    made = make_trainable(source, [target])
     assert made.target is target
     assert made.module.weight is not source.module.weight
 
@@ -119,7 +119,7 @@ def test_a_copy_of_the_target_is_told_from_it(workspace):
 def test_a_head_of_the_run_can_be_trained_too():
     decoders = {name: TableDecoder(name, random_table(6, seed)) for name, seed in
                 (("target", 1), ("draft", 2))}  # fmt: skip
-    space = Workspace(decoders, 32, make=partial(make_on_tables, decoders))
+    space = Workspace(decoders, 32, load_artifact=partial(make_table_artifact, decoders))
     memory, wanted = Memory(), Trained(EagleHead)
     session = opened(space, memory)
     made, source = session.trainable(wanted), session.artifact(wanted)
@@ -137,7 +137,7 @@ def test_a_head_of_the_run_can_be_trained_too():
 @KINDS
 def test_a_memory_returns_to_what_was_saved_with_its_optimizer(make):
     memory, source = Memory(), make()
-    made = memory.copy_of("draft", partial(trainable, source, ()))
+    made = memory.get_copy("draft", partial(make_trainable, source, ()))
     memory["adam"] = adam = torch.optim.Adam(made.module.parameters(), 0.01)
     memory["seen"] = [1]
 
@@ -154,14 +154,14 @@ def test_a_memory_returns_to_what_was_saved_with_its_optimizer(make):
         memory.restore(saved)
         assert memory["seen"] == [1]
         assert memory["adam"] is not adam
-        assert memory.copy_of("draft", None) is made
+        assert memory.get_copy("draft", None) is made
         assert step().equal(first)
 
 
 @KINDS
 def test_a_copy_that_was_made_since_is_as_it_was_at_first(make):
     memory, saved, source = Memory(), Memory().save(), make()
-    made = memory.copy_of("draft", partial(trainable, source, ()))
+    made = memory.get_copy("draft", partial(make_trainable, source, ()))
     before = said(made)
     taught(made.module)
     memory.version = 3
@@ -318,7 +318,7 @@ def test_the_states_of_a_copy_go_with_it(workspace):
 
 def test_a_copy_of_a_loaded_draft_is_fused_as_its_source_is():
     source = fused()
-    made = trainable(source, ())
+    made = make_trainable(source, ())
     assert type(made).__mro__[1] is type(source)
     assert made.weight_bytes > source.weight_bytes
     assert module_of(source) is not made.module

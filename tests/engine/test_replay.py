@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.sequence import END, Recording
+from specbench_cli.engine.sequence import PAST_END, RecordedOutput
 from specbench_cli.engine.types import Draft
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -38,9 +38,9 @@ def step(session, draft):
 
 
 def test_choices_are_what_was_recorded_and_end_beyond_it():
-    recording = Recording([3, 1, 2], CPU)
+    recording = RecordedOutput([3, 1, 2], CPU)
     assert recording.choices(0, range(3)).tolist() == [3, 1, 2]
-    assert recording.choices(2, range(3)).tolist() == [2, END, END]
+    assert recording.choices(2, range(3)).tolist() == [2, PAST_END, PAST_END]
     assert recording.choices(0, (0, 1, 1, 2)).tolist() == [3, 1, 1, 2]
 
 

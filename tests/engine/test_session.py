@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench_cli.engine import draft_checks, host
-from specbench_cli.engine.drafting.chains import drawn_at_once
+from specbench_cli.engine import draft_validator, host
+from specbench_cli.engine.drafting.chains import draw_chain
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -483,7 +483,7 @@ def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
     session = opened()
     tokens = session.tree((2, 3), (-1, 0)).tokens
     asked = []
-    monkeypatch.setattr(draft_checks, "inspect", lambda draft, *_: asked.append(draft))
+    monkeypatch.setattr(draft_validator, "inspect_values", lambda draft, *_: asked.append(draft))
     session.score(Draft(tokens))
     assert not asked
     session.state.rollback(0, len(session.tokens()) - 1)
@@ -604,7 +604,7 @@ def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, 
     for sampling in (Sampling(), COUPLED, REJECTION):
         one, other = (open_session(random_table(5, seed=6), sampling=sampling) for _ in range(2))
         due = one.drawn([one.pick(after(row[None]), k) for k, row in enumerate(rows)])
-        draft = drawn_at_once(other, rows)
+        draft = draw_chain(other, rows)
         assert (draft.tokens.tolist(), draft.draw_mode) == (due.tokens.tolist(), due.draw_mode)
         assert draft.q is due.q is None or torch.equal(draft.q, due.q)
 

@@ -9,11 +9,17 @@ from functools import cache
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.audit.models.tiny import nominal_costs, tiny_models
+from specbench_cli.audit.models.tiny import nominal_cost, tiny_models
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.simulation import Clock, Priced, Script, driven, simulate
+from specbench_cli.engine.simulation import (
+    PricedDecoder,
+    Script,
+    SimulatedClock,
+    run_batch,
+    simulate,
+)
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
@@ -50,10 +56,12 @@ def requests():
 
 def measured(method, size, chunk):
     """The real driver over real models, on a clock that the table moves."""
-    tiny, clock = tiny_models().workspace, Clock()
-    decoders = {name: Priced(model, clock, price) for name, model in tiny.decoders.items()}
-    workspace = Workspace(decoders, tiny.capacity, costs=nominal_costs)
-    return driven(method, workspace, requests(), clock, size=size, chunk=chunk, arrivals=ARRIVALS)
+    tiny, clock = tiny_models().workspace, SimulatedClock()
+    decoders = {name: PricedDecoder(model, clock, price) for name, model in tiny.decoders.items()}
+    workspace = Workspace(decoders, tiny.capacity, costs=nominal_cost)
+    return run_batch(
+        method, workspace, requests(), clock, size=size, chunk=chunk, arrivals=ARRIVALS
+    )
 
 
 def script(session):
@@ -99,7 +107,7 @@ def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, pa
     real = measured(method, size, chunk)
     scripts = [script(session) for session in real.sessions]
     how = {"size": size, "chunk": chunk, "arrivals": ARRIVALS}
-    found = simulate(method, scripts, price, **how, costs=nominal_costs)
+    found = simulate(method, scripts, price, **how, costs=nominal_cost)
     for ours, theirs in zip(events(found), events(real), strict=True):
         assert ours == theirs
     assert real.idle_ns > 0.1e9 and {session.finish for session in real.sessions} == {
@@ -109,7 +117,7 @@ def test_simulator_and_driver_agree_token_for_token_and_event_for_event(name, pa
 
 
 def test_the_clock_moves_by_what_is_spent_and_by_nothing_else():
-    clock = Clock()
+    clock = SimulatedClock()
     clock.sleep(70)
     assert (clock.now(), clock.mark()) == (70, 70)
     clock.restart()

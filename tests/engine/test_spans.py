@@ -41,9 +41,9 @@ def test_a_split_loses_nothing_and_each_span_but_the_last_ends_with_its_delimite
     delimiter = Delimiter("\n\n", WORDS)
     spans = delimiter.split(ids)
     assert [token for span in spans for token in span] == ids
-    texts = [WORDS.spelt(span) for span in spans]
+    texts = [WORDS.decode(span) for span in spans]
     for span, text in zip(spans, texts, strict=True):
-        assert b"\n\n" not in WORDS.spelt(span[:-1])
+        assert b"\n\n" not in WORDS.decode(span[:-1])
         assert b"\n\n" in text or span is spans[-1]
 
 

@@ -44,7 +44,7 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
         for n in (1, len(requests)):  # warmed up alone
             for method_run in plan.method_runs:
                 held = method_run.method.held(batch)
-                deal = Batch(bench.workspace, requests[:n], sampling, size=batch, held=held)
+                deal = Batch(bench.workspace, requests[:n], sampling, size=batch, slots=held)
                 for _ in method_run.method.generate_batch(deal):
                     pass
     assert found.weights + found.draft == bench.workspace.weight_bytes

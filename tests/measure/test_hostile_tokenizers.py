@@ -293,7 +293,7 @@ def test_tokenizer_that_can_be_read_makes_ids_of_the_model(loaded, damage):
 def test_id_that_no_vocabulary_has_is_refused_before_a_list_of_all_is_made(loaded):
     made = loaded(vocabulary(vocab={**TOKENIZER["model"]["vocab"], "zz9": 2**32 - 1}))
     with pytest.raises(ValueError, match="it has the token id 4294967295"):
-        Vocabulary.of(made)
+        Vocabulary.from_tokenizer(made)
 
 
 GENERATION = {

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.load import cut, load_decoder
@@ -228,12 +228,12 @@ def open_session(family: Family) -> Callable[..., Watched]:
             workspaces[draft] = Workspace(
                 decoders,
                 CAPACITY,
-                make=lambda wanted: wanted.kind.random(decoders),
-                costs=nominal_costs,
+                load_artifact=lambda wanted: wanted.kind.random(decoders),
+                costs=nominal_cost,
             )
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
-        workspace = replace(workspaces[draft].alone(alone))
+        workspace = replace(workspaces[draft].decode_alone(alone))
         return Watched(workspace, request, sampling or Sampling(), **rest)
 
     return make
@@ -244,7 +244,9 @@ def drafting(family: Family) -> Callable[..., Session]:
     """A method with a head, on a session on prompt i, before its first `propose`."""
 
     def make(method: Method, head: object, prompt: int = 0) -> Session:
-        space = Workspace({"target": family.decoders["target"]}, CAPACITY, make=lambda _: head)
+        space = Workspace(
+            {"target": family.decoders["target"]}, CAPACITY, load_artifact=lambda _: head
+        )
         request = Request("tiny", 0, family.prompts[prompt], StopRule(frozenset(), 20))
         session = Session(space, request, Sampling())
         method.start(session)

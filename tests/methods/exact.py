@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import Distribution, distance, walk
+from specbench_cli.audit.enumeration import Distribution, compute_distribution, total_variation
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.types import Step
@@ -15,7 +15,9 @@ from specbench_cli.engine.verify.random import Random
 
 def target_distribution(case: Case) -> Distribution:
     """Return the distribution of the target's own first `case.length` tokens."""
-    return Reference(case.tables[0], case.sampling).joint(case.prompt, case.eos, case.length)
+    return Reference(case.tables[0], case.sampling).joint_distribution(
+        case.prompt, case.eos, case.length
+    )
 
 
 def distance_from_target(
@@ -41,4 +43,4 @@ def distance_from_target(
                 break
         return tuple(opened.output()[: case.length])
 
-    return distance(walk(decode), target_distribution(case))
+    return total_variation(compute_distribution(decode), target_distribution(case))

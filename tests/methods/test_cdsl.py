@@ -28,7 +28,7 @@ def opened(family):
         decoders = {"target": family.decoders["target"], "draft": family.decoders[draft]}
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
-        return Session(Workspace(decoders, 128, words=WORDS), request, sampling)
+        return Session(Workspace(decoders, 128, token_vocabulary=WORDS), request, sampling)
 
     return make
 

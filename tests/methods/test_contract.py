@@ -8,7 +8,7 @@ import torch
 from methods.mtp.method import MtpParams
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.subject import longest
+from specbench_cli.audit.subject import max_draft_levels
 from specbench_cli.engine.models.head import NORMED, Head, features
 from specbench_cli.engine.types import Features, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
@@ -164,7 +164,7 @@ def test_a_strange_draft_model_changes_nothing_in_the_output(
 def test_eos_and_budget_cut_the_output_and_change_nothing_before(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    g = longest(make().params, 5)
+    g = max_draft_levels(make().params, 5)
     turns = list(enumerate(clear_prompts(sampling, 6)))
     for turn, prompt in in_turn(request, turns, 3):
         ids = plain(prompt, sampling).ids

@@ -58,7 +58,7 @@ def open_heads(family):
     def make(prompt, sampling=GREEDY, *, heads=at_random, budget=LONGEST, eos=()):
         if heads not in spaces:
             costs = {"costs": lambda model, rows: 0.1}
-            spaces[heads] = Workspace(decoders, CAPACITY, make=heads, **costs)
+            spaces[heads] = Workspace(decoders, CAPACITY, load_artifact=heads, **costs)
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, family.prompts[prompt], stop)
         return Session(spaces[heads], request, sampling)
@@ -181,7 +181,7 @@ def test_the_children_of_a_wide_tree_stop_at_the_vocabulary(family):
     table = TableDecoder("target", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)))
     decoders = {"target": table}
     for kind in (Eagle, Eagle2, Eagle3, Mtp):
-        space = Workspace(decoders, 64, make=lambda wanted: wanted.kind.random(decoders))
+        space = Workspace(decoders, 64, load_artifact=lambda wanted: wanted.kind.random(decoders))
         session = Session(space, Request("t", 0, (1, 0), StopRule(frozenset(), 12)), GREEDY)
         decode(method(kind), session)
 

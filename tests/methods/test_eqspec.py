@@ -32,7 +32,7 @@ def decode(family):
         ]
         size = size or len(asked)
         batch = Batch(
-            Workspace(decoders, 96), requests, sampling, size=size, held=method.held(size)
+            Workspace(decoders, 96), requests, sampling, size=size, slots=method.held(size)
         )
         steps = [[] for _ in asked]
         for step in method.generate_batch(batch):

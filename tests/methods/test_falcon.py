@@ -12,7 +12,7 @@ from methods.falcon.head import BLOCK, Falcon, FalconHead
 from methods.falcon.method import KMASK2_8LAYER_TREE
 from methods.falcon.method import Falcon as Method
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.head import features
 from specbench_cli.engine.types import Tokens
@@ -136,7 +136,7 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
             for third, p in enumerate((target[first, second] / heat).softmax(-1).tolist()):
                 theirs[first, second, third] = p_first * p_second * p
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, target_distribution(case)) > 0.02
+    assert total_variation(theirs, target_distribution(case)) > 0.02
 
 
 def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():

@@ -148,7 +148,7 @@ def run(target, draft):
             decoders={name: Recomputing(name, module) for name, module in modules.items()},
             capacity=64,
             modules=modules.__getitem__,
-            make=lambda wanted: wanted.kind.random({"target": Sized(modules["target"])}),
+            load_artifact=lambda wanted: wanted.kind.random({"target": Sized(modules["target"])}),
         )
         ids = torch.randint(2, VOCAB, (12,), generator=torch.Generator().manual_seed(prompt))
         request = Request(f"test/{prompt}", 0, tuple(ids.tolist()), stop)

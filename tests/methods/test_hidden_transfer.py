@@ -10,7 +10,7 @@ from methods.hidden_transfer.method import HiddenTransfer
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
@@ -39,7 +39,7 @@ def head(family):
 
 @pytest.fixture
 def session(family, head):
-    space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
+    space = Workspace({"target": family.decoders["target"]}, 96, load_artifact=lambda _: head)
     return Session(
         space, Request("tiny", 0, family.prompts[7], StopRule(frozenset(), 20)), Sampling()
     )
@@ -74,7 +74,7 @@ def test_a_step_of_the_target_is_the_plain_one_and_every_node_foresees_what_its_
         text = list(session.tokens())
         draft = method.propose(session, 3)
         rows = session.score(draft)
-        said = method.ahead._written
+        said = method.ahead._logits
         assert said.shape == (7, 3, 96)
         for node in range(-1, draft.nodes):
             path = []
@@ -124,7 +124,7 @@ def test_maps_are_k_square_matrices_that_begin_as_the_identity(family):
 
 @pytest.mark.parametrize("fault", ["sight", "place"])
 def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
-    right = look_ahead.branches
+    right = look_ahead.append_branches
 
     def wrong(mask, positions, k):
         sight, places = right(mask, positions, k)
@@ -134,14 +134,14 @@ def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
             sight[len(mask) :, 0] = False
         return sight, places
 
-    monkeypatch.setattr(look_ahead, "branches", wrong)
-    subject = Subject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
+    monkeypatch.setattr(look_ahead, "append_branches", wrong)
+    subject = AuditSubject("hidden-transfer", HiddenTransfer, (HiddenTransfer.Params(),))
     twin, *_ = check_bounds(subject)
     assert not twin.passed
 
 
 def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
-    space = Workspace({"target": family.decoders["target"]}, 96, make=lambda _: head)
+    space = Workspace({"target": family.decoders["target"]}, 96, load_artifact=lambda _: head)
     requests = [
         Request(f"tiny/{at}", 0, family.prompts[at], StopRule(frozenset(), 4)) for at in (0, 1)
     ]

@@ -20,7 +20,7 @@ from methods.hydra_plus.method import HydraPlus
 from methods.medusa.head import MedusaHeads
 from methods.medusa.method import Medusa
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -283,7 +283,9 @@ def test_a_published_folder_is_decoded_with_step_by_step_as_its_authors_program_
     chosen = method(method.Params(head=str(tmp_path), tree="mc_sim_7b_63"))
     (wanted,) = chosen.artifacts()
     space = Workspace(
-        {"target": target}, 160, make=lambda _: wanted.kind.load(tmp_path, {"target": target})
+        {"target": target},
+        160,
+        load_artifact=lambda _: wanted.kind.load(tmp_path, {"target": target}),
     )
     choices = [node for node in MC_SIM_7B_63 if len(node) <= heads]
     accepted = 0
@@ -386,7 +388,7 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
     kind, params
 ):
     assert distance_from_target(kind(kind.Params(**params)), NEAR) < 1e-9
-    assert distance(typical_as_published(), target_distribution(NEAR)) > 0.4
+    assert total_variation(typical_as_published(), target_distribution(NEAR)) > 0.4
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])

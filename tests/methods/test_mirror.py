@@ -11,7 +11,7 @@ import torch
 
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.cases import random_cases, sampling_of
+from specbench_cli.audit.cases import make_sampling, random_cases
 from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
@@ -58,7 +58,7 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
     monkeypatch: pytest.MonkeyPatch, open_session: Any, rule: str
 ) -> None:
     def steps() -> list[tuple[Any, ...]]:
-        sessions = (open_session(at, sampling_of(rule, 0), budget=24) for at in (2, 9, 13, 20))
+        sessions = (open_session(at, make_sampling(rule, 0), budget=24) for at in (2, 9, 13, 20))
         taken = (step for session in sessions for step in mirror().generate(session))
         return [(step.draft.tokens.tolist(), step.outcome, step.extra["reused"]) for step in taken]
 
@@ -92,7 +92,7 @@ def agree(target: Decoder, draft: Decoder, vocab: int, rule: str, n: int = 32) -
     outputs = []
     for method in (Vanilla(), mirror(candidates=3)):
         request = Request("some/0", 0, ids, StopRule(frozenset(), n))
-        session = Session(workspace, request, sampling_of(rule, 0))
+        session = Session(workspace, request, make_sampling(rule, 0))
         reused += sum(step.extra.get("reused", 0) for step in method.generate(session))
         outputs.append(list(session.output()))
     assert outputs[0] == outputs[1]

@@ -14,8 +14,8 @@ from torch import Tensor
 from methods.pearl import Pearl, PearlParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.models.table import pair, rows_out_of_place
-from specbench_cli.audit.models.watched import Watched
+from specbench_cli.audit.models.observed_session import ObservedSession
+from specbench_cli.audit.models.table import find_wrong_rows, pair
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
 
@@ -29,7 +29,7 @@ def _inference() -> Iterator[None]:
         yield
 
 
-def steps_of(session: Watched, window: int | str) -> list[Step]:
+def steps_of(session: ObservedSession, window: int | str) -> list[Step]:
     return list(Pearl(PearlParams(window=window)).generate(session))
 
 
@@ -173,8 +173,8 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
             before = text[: len(text) - len(step.outcome.committed)]
             assert desk.text[: len(before)] == before
             ((_, drafts),) = desk.held
-            assert rows_out_of_place(drafts, desk.text) is None
-            assert rows_out_of_place(session.state, text[:-1]) is None
+            assert find_wrong_rows(drafts, desk.text) is None
+            assert find_wrong_rows(session.state, text[:-1]) is None
             assert session.state.length() == len(text) - 1
 
 
@@ -189,7 +189,7 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
 )
 def test_the_window_auto_takes_the_draft_as_long_as_the_target(verify, draft, window):
     case = Case("equal", pair("equal", 5), Sampling(), budget=200)
-    workspace = case.workspace()
+    workspace = case.create_workspace()
     workspace.costs = lambda model, rows: verify(rows) if model == "target" else draft
     method = Pearl(PearlParams(window="auto"))
     steps = list(method.generate(case.open(workspace)))

@@ -14,12 +14,12 @@ import torch
 from methods.mirror import Mirror, MirrorParams
 from methods.sps import Sps, SpsParams
 from methods.ssd import Ssd, SsdParams
-from specbench_cli.audit.cases import Case, random_cases, sampling_of
+from specbench_cli.audit.cases import Case, make_sampling, random_cases
 from specbench_cli.audit.models.table import (
     TableDecoder,
-    exits_of,
+    fix_token,
+    make_exit_table,
     pair,
-    settled,
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import Out, Step, Tokens
@@ -50,7 +50,7 @@ def counts(step: Step) -> tuple[Any, ...]:
 @BOTH
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_without_guesses_it_is_sps_step_by_step(open_session: Any, name: str, rule: str) -> None:
-    sampling = sampling_of(rule, 1)
+    sampling = make_sampling(rule, 1)
     for prompt in (0, 7, 13):
         found = [
             list(map(counts, decoder.generate(open_session(prompt, sampling, budget=20))))
@@ -64,7 +64,7 @@ def test_without_guesses_it_is_sps_step_by_step(open_session: Any, name: str, ru
 def test_with_attention_the_drafters_rows_equal_recomputation(
     open_session: Any, name: str, rule: str
 ) -> None:
-    session, reused = open_session(13, sampling_of(rule, 0), budget=24), 0
+    session, reused = open_session(13, make_sampling(rule, 0), budget=24), 0
     for step in method(name, width=4).generate(session):
         reused += step.extra["reused"]
         (worker,) = session.harness.workers
@@ -107,7 +107,7 @@ def test_reused_missed_and_prepared_are_counted(name: str) -> None:
 def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name: str) -> None:
     """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
     doubt behind token 0 alone, so that all outcomes of chance can be walked."""
-    target, draft = settled(pair("near"), (1, 0), 0)
+    target, draft = fix_token(pair("near"), (1, 0), 0)
     draft[:, 1:] = draft[:, 1:] * 60
     distribution = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", (target, draft), distribution, prompt=(2, 1, 0), budget=6, length=4)
@@ -131,8 +131,8 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
     if request.param == "process":  # which could not find `Sleepy`
         transport, recipe = Processes(timeout=20.0), partial(TableDecoder, "draft", draft)
-    decoders = {"target": Sleepy("target", target, exits_of(target)), "draft": recipe()}
-    workspace = Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
+    decoders = {"target": Sleepy("target", target, make_exit_table(target)), "draft": recipe()}
+    workspace = Workspace(decoders, 64, decoder_factories={"draft": recipe}, transport=transport)
     yield workspace
     workspace.close()
 
@@ -140,7 +140,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 @BOTH
 def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str) -> None:
     for rule, turn in [(rule, turn) for rule in RULES for turn in (0, 1)]:
-        case = Case("near", pair("near", 5), sampling_of(rule, turn), budget=17)
+        case = Case("near", pair("near", 5), make_sampling(rule, turn), budget=17)
         due = [(s.outcome, s.extra) for s in method(name).generate(case.open())]
         for _ in range(4):
             session = case.open(elsewhere)

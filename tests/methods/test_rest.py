@@ -109,7 +109,7 @@ def test_a_folder_is_read_back_and_refused_where_the_target_is_another(family, t
     decoders = family.decoders
     write([[5, 6, 7], [6, 7]], 96, tmp_path / "store", {})
     store = Datastore.load(tmp_path / "store", decoders)
-    assert store.behind(store.find([6]), 1, 2, 9).tolist() == [[7, 96], [7, 96]]
+    assert store.continuations(store.find([6]), 1, 2, 9).tolist() == [[7, 96], [7, 96]]
     assert store.weight_bytes == 7 * (2 + 4)
     assert not list(tmp_path.glob("*.part"))
     write([[5]], 97, tmp_path / "store", {})

@@ -11,7 +11,12 @@ from methods.rsd_s import RsdS, RsdSParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, distribution_of, outcomes, walk
+from specbench_cli.audit.enumeration import (
+    compute_distribution,
+    enumerate_outcomes,
+    sum_weights,
+    total_variation,
+)
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from specbench_cli.engine.verify.tree import tree_of
@@ -66,18 +71,21 @@ def path_distribution(draft, text, length):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
     """Each level, with its order, against enumeration of all orders of all paths of its length."""
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
 
     def newest(random):
         nodes = nodes_drawn(RsdS(RsdSParams(width=3, depth=depth)), tables, random)
         return tuple(node for node in nodes if len(node) == depth)
 
     weights = path_distribution(tables[1], (*PROMPT, 2), depth)
-    assert distance(walk(newest), distribution_of(without_replacement(weights, 3))) < 1e-6
+    assert (
+        total_variation(compute_distribution(newest), sum_weights(without_replacement(weights, 3)))
+        < 1e-6
+    )
 
 
 def test_constant_branching_draws_the_children_of_every_node_without_replacement():
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
     text, due = (*PROMPT, 2), []
     for first, chance in without_replacement(path_distribution(tables[1], text, 1), 2):
         below = (
@@ -88,8 +96,8 @@ def test_constant_branching_draws_the_children_of_every_node_without_replacement
             nodes = (*first, *(first[0] + x for x in left), *(first[1] + x for x in right))
             due.append((nodes, chance * p * q))
     method = RsdC(RsdCParams(width=2, depth=2))
-    drawn = walk(lambda random: nodes_drawn(method, tables, random))
-    assert distance(drawn, distribution_of(due)) < 1e-6
+    drawn = compute_distribution(lambda random: nodes_drawn(method, tables, random))
+    assert total_variation(drawn, sum_weights(due)) < 1e-6
 
 
 @pytest.mark.parametrize(("vocab", "top_k", "sizes"), [(3, 0, [3, 4, 4]), (5, 2, [2, 4, 4])])
@@ -145,14 +153,14 @@ def tokens_a_step(make, tables):
         step = next(make().generate(on_tables(tables, random=random)))
         return len(step.outcome.committed), step.draft.nodes
 
-    found = list(outcomes(first))
+    found = list(enumerate_outcomes(first))
     assert len({nodes for (_, nodes), _ in found}) == 1
     return sum(n * weight for (n, _), weight in found), found[0][0][1]
 
 
 def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_independent_ones():
     """RSD's comparison at a fixed budget: four nodes each, the mean over all outcomes."""
-    tables = table_model.settled(table_model.pair("flat", 3, seed=33), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("flat", 3, seed=33), PROMPT, 2)
     trees = [
         tokens_a_step(make, tables)
         for make in (
@@ -180,7 +188,7 @@ def test_if_draft_and_target_are_equal_the_first_child_stands():
 
 def test_gumbel_keys_of_the_paper_keep_the_same_nodes():
     """Stochastic beam search as printed (Kool et al.), by its keys, in the mean."""
-    tables = table_model.settled(table_model.pair("near", 3), PROMPT, 2)
+    tables = table_model.fix_token(table_model.pair("near", 3), PROMPT, 2)
     generator = torch.Generator().manual_seed(1)
     n, text = 20_000, (*PROMPT, 2)
     log_q = [warp(tables[1][text[-2], text[-1]], REJECTION).log()]
@@ -215,7 +223,7 @@ def test_gumbel_keys_of_the_paper_keep_the_same_nodes():
         nodes = nodes_drawn(RsdS(RsdSParams(width=2, depth=2)), tables, random)
         return tuple(x for node in nodes if len(node) == 2 for x in node)
 
-    ours = walk(newest)
+    ours = compute_distribution(newest)
     for beam, chance in ours.items():
         error = math.sqrt(chance * (1 - chance) / n)
         assert abs(counts.get(beam, 0.0) - chance) < 5 * error + 1e-12

@@ -106,7 +106,7 @@ def test_the_tree_is_the_best_for_what_the_first_steps_measured(rule):
     assert (memory["stood"], memory["tree"]) == (stood, due)
     assert later
     for step in later[:-1]:
-        assert step.draft.parents == due.within(step.draft.levels, 6).parents
+        assert step.draft.parents == due.truncate(step.draft.levels, 6).parents
 
 
 def test_what_was_measured_serves_the_next_prompts():

@@ -11,12 +11,12 @@ from methods.space.head import PUBLISHED_MASK, MaskToken
 from methods.space.method import Space
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models import table
 from specbench_cli.audit.models.table import pair
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import look_ahead
-from specbench_cli.engine.look_ahead import branches
+from specbench_cli.engine.look_ahead import append_branches
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import EnvironmentFault
 from tests.methods.exact import distance_from_target, target_distribution
@@ -51,7 +51,7 @@ def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_on
         for n in range(4):
             due = by_transformers(module, head, text + best[:n])
             torch.testing.assert_close(rows[n], due[0], rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(method.masks._written[n], due[1:], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(method.masks._logits[n], due[1:], rtol=1e-4, atol=1e-4)
         session.commit(session.verify(draft, rows))
         assert session.state.length() == len(session.tokens()) - 1  # no row of a mask is kept
     assert len(method.propose(session, 1).tokens) == 1
@@ -59,7 +59,9 @@ def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_on
 
 
 def test_two_masks_behind_each_of_three_tokens_stand_and_see_as_in_the_paper():
-    sight, places = branches(torch.ones(3, 3, dtype=torch.bool).tril(), torch.tensor([7, 8, 9]), 2)
+    sight, places = append_branches(
+        torch.ones(3, 3, dtype=torch.bool).tril(), torch.tensor([7, 8, 9]), 2
+    )
     assert places.tolist() == [7, 8, 9, 8, 9, 9, 10, 10, 11]
     assert sight.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0, 0],  # x
@@ -77,7 +79,7 @@ def test_two_masks_behind_each_of_three_tokens_stand_and_see_as_in_the_paper():
 
 @pytest.mark.parametrize("fault", ["place", "seen"])
 def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
-    right = look_ahead.branches
+    right = look_ahead.append_branches
 
     def wrong(mask, positions, k):
         sight, places = right(mask, positions, k)
@@ -88,8 +90,8 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
             sight[1:n, n] = True  # draft tokens see the first mask
         return sight, places
 
-    monkeypatch.setattr(look_ahead, "branches", wrong)
-    twin, *_ = check_bounds(Subject("space", Space, (Space.Params(),)))
+    monkeypatch.setattr(look_ahead, "append_branches", wrong)
+    twin, *_ = check_bounds(AuditSubject("space", Space, (Space.Params(),)))
     assert not twin.passed
 
 
@@ -102,7 +104,7 @@ def test_on_tables_the_masks_say_what_a_twin_of_the_target_would():
     for token in session.output():
         assert token == int(expected[text[-2], text[-1]].argmax())
         text.append(token)
-    ways = table.way_of(expected, expected, (text[-2], text[-1]), 2)
+    ways = table.continue_greedily(expected, expected, (text[-2], text[-1]), 2)
     assert ways.shape == (2, 5)
 
 
@@ -134,4 +136,4 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
         distribution = stands + (1 - stands.sum()) * p
         theirs |= {(first, x): p_first * float(each) for x, each in enumerate(distribution)}
     assert sum(theirs.values()) == pytest.approx(1)
-    assert distance(theirs, target_distribution(case)) > 0.02
+    assert total_variation(theirs, target_distribution(case)) > 0.02

@@ -148,8 +148,8 @@ METHODS = [
 def test_the_distribution_is_the_targets_whatever_a_rule_stops_at(method):
     sampling = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", pair("near"), sampling, budget=5, length=3)
-    workspace, lengths = case.workspace(), set()
-    workspace.make = lambda wanted: wanted.kind.random(workspace.decoders)
+    workspace, lengths = case.create_workspace(), set()
+    workspace.load_artifact = lambda wanted: wanted.kind.random(workspace.decoders)
 
     def seen(step):
         lengths.add(step.draft.levels)

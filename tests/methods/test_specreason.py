@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from methods.specreason import Grade, SpecReason, SpecReasonParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.runner import run_checks
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -50,7 +50,7 @@ def opened(family, words):
         decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
         key = target, draft
         if key not in spaces:
-            spaces[key] = Workspace(decoders, 96, words=words)
+            spaces[key] = Workspace(decoders, 96, token_vocabulary=words)
         ids = tuple(prompt) or (*family.prompts[number % 40][number // 40 :], number)
         request = Request(f"tiny/{number}", 0, ids, StopRule(frozenset(), budget))
         return Session(spaces[key], request, sampling)
@@ -232,8 +232,8 @@ class Lax(SpecReason):
 
 
 def faults_of(method):
-    subject = Subject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
-    found = run_checks(subject, {"states": check_conduct})
+    subject = AuditSubject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
+    found = run_checks(subject, {"states": check_bookkeeping})
     return {finding.check: finding.problem.what for finding in found if not finding.passed}
 
 

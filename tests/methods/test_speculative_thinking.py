@@ -29,7 +29,7 @@ def opened(family):
 
     def make(number, sampling=GREEDY, target="target", draft="near", prompt=(), budget=BUDGET):
         decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
-        space = spaces.setdefault((target, draft), Workspace(decoders, 96, words=said))
+        space = spaces.setdefault((target, draft), Workspace(decoders, 96, token_vocabulary=said))
         ids = tuple(prompt) or (*family.prompts[number % 40][number // 40 :], number)
         return Session(
             space, Request(f"tiny/{number}", 0, ids, StopRule(frozenset(), budget)), sampling

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from methods.ssd import Ssd, SsdParams
-from specbench_cli.audit.cases import Case, random_cases, sampling_of
+from specbench_cli.audit.cases import Case, make_sampling, random_cases
 from specbench_cli.audit.models.table import random_table
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.sampling import Sampling
@@ -27,7 +27,7 @@ def total(steps: Sequence[Step], what: str) -> int:
 def test_a_draft_equal_to_the_target_guesses_every_outcome(rule: str, guesses: int) -> None:
     for turn in range(4):
         table = random_table(5, turn, 1.5)
-        case = Case("equal", (table, table), sampling_of(rule, turn), budget=26)
+        case = Case("equal", (table, table), make_sampling(rule, turn), budget=26)
         steps = list(ssd(guesses=guesses).generate(case.open()))
         assert (total(steps, "reused"), total(steps, "missed")) == (4, 0)
 

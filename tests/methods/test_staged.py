@@ -9,8 +9,8 @@ from methods.staged.method import Counts, Guess, Staged, StagedParams
 from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
-from specbench_cli.audit.choice import distance, distribution_of, outcomes
-from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
+from specbench_cli.audit.enumeration import enumerate_outcomes, sum_weights, total_variation
+from specbench_cli.audit.models.table import TableDecoder, find_wrong_rows, pair, random_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
@@ -75,7 +75,7 @@ def forwards(steps, model="draft"):
 
 
 def vanilla(tables, sampling, prompt, budget):
-    return Reference(tables["target"], sampling).tokens(f"table/{prompt}", prompt, budget)
+    return Reference(tables["target"], sampling).decode(f"table/{prompt}", prompt, budget)
 
 
 # ---- parameters ---------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stage
         session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
         for _ in Staged(params).generate(session):
             for state in session.held:
-                assert rows_out_of_place(state, session.tokens()[:-1]) is None
+                assert find_wrong_rows(state, session.tokens()[:-1]) is None
 
 
 # ---- the tree -----------------------------------------------------------------------------------
@@ -308,14 +308,16 @@ def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_gues
         step = next(iter(Staged(params).generate(session)))
         return session.output()[0], tuple(step.draft.tokens.tolist())
 
-    distribution = distribution_of((drafted, weight) for drafted, weight in outcomes(first_draft))
+    distribution = sum_weights(
+        (drafted, weight) for drafted, weight in enumerate_outcomes(first_draft)
+    )
     truth = {}
     own = Reference(draft, REJECTION)
     for first, p in enumerate(Reference(target, REJECTION).distribution(0, 1)):
         for a, pa in enumerate(own.distribution(1, first)):
             for b, pb in enumerate(own.distribution(first, a)):
                 truth[first, (a, b)] = p * pa * pb
-    assert distance(distribution, truth) < 1e-9
+    assert total_variation(distribution, truth) < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_node_holds_what_the_matrix_says_after_its_parent(open_session, sampli
         if not number:
             continue  # the matrix was empty then
         ids, parents = step.draft.tokens.tolist(), step.draft.parents
-        shape = method.shape.within(step.draft.levels, method.width)
+        shape = method.shape.truncate(step.draft.levels, method.width)
         for at, parent in enumerate(parents):
             above = root if parent < 0 else ids[parent]
             assert ids[at] == before[above, shape.nodes[at][-1]]

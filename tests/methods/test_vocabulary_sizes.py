@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench_cli.audit.models.watched import nominal_costs
+from specbench_cli.audit.models.observed_session import nominal_cost
 from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary
 from specbench_cli.engine.learning import learn
 from specbench_cli.engine.models.decoder import Decoder
@@ -113,7 +113,7 @@ def test_padding_of_one_tokenizer_may_differ(
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
     workspace = Workspace(
-        pair, CAPACITY, costs=nominal_costs, make=lambda wanted: wanted.kind.random(pair)
+        pair, CAPACITY, costs=nominal_cost, load_artifact=lambda wanted: wanted.kind.random(pair)
     )
     prompt = (3, target - 1, 5, 40, target - 2, 3, 5)  # ids that a smaller draft does not have
     found = decoded(workspace, method, RULES[rule], prompt)
@@ -140,7 +140,7 @@ def test_a_draft_that_decodes_alone_only_emits_ids_of_the_target(
     decoder: Made, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
-    workspace = Workspace(pair, CAPACITY).alone("draft")
+    workspace = Workspace(pair, CAPACITY).decode_alone("draft")
     found = decoded(workspace, "draft-alone", RULES[rule], (3, target - 1, 5, 40))
     assert len(found) == BUDGET
     assert max(found) < min(target, draft)
@@ -177,7 +177,10 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
     decoder: Made, method: str, target: int, draft: int, rule: str
 ) -> None:
     pair = {"target": decoder("target", target), "draft": decoder("draft", draft)}
-    words = (Vocabulary.of(tokenizer(side)).with_size(n) for side, n in ((0, target), (1, draft)))
+    words = (
+        Vocabulary.from_tokenizer(tokenizer(side)).with_size(n)
+        for side, n in ((0, target), (1, draft))
+    )
     pair["draft"].translation = Translation(*words, CPU)
     workspace = Workspace(pair, CAPACITY, tokenizer=tokenizer(False))
     prompt = (*tokenizer(False).encode("a <b> c")[:7], target - 1, 40)
@@ -190,9 +193,9 @@ def test_tokenizers_may_have_more_or_fewer_tokens_than_models_have_rows(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_resized_vocabulary_has_only_ids_of_the_model(size: int) -> None:
-    words = Vocabulary.of(tokenizer(False)).with_size(size)
+    words = Vocabulary.from_tokenizer(tokenizer(False)).with_size(size)
     assert len(words.pieces) == size
     text = b"x <m0><m3> y"
     ids = words.encode(text)
     assert max(ids) < size
-    assert words.spelt(ids) == text
+    assert words.decode(ids) == text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.forward_cost import Rows
+from specbench_cli.engine.forward_cost import SequenceRows
 from specbench_cli.predict.parallel import COLUMNS, MedianCosts, median_gaps, modelled_rows
 from specbench_cli.predict.replay import (
     HostGaps,
@@ -27,7 +27,7 @@ def forward(worker, start, end, n_tokens=1, used=True):
     model, role = ("target", "verify") if worker == TARGET else ("draft", "draft")
     return RecordedForward(
         model=model,
-        rows=(Rows(n_tokens, 1, False),),
+        rows=(SequenceRows(n_tokens, 1, False),),
         worker=worker,
         role=role,
         batch=1,

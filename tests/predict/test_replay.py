@@ -3,7 +3,7 @@
 import pytest
 
 from specbench_cli import registry
-from specbench_cli.engine.forward_cost import ForwardWork, Rows
+from specbench_cli.engine.forward_cost import ForwardWork, SequenceRows
 from specbench_cli.engine.simulation import Script
 from specbench_cli.measure.costs import BatchCost
 from specbench_cli.predict.costs import BatchCosts, TableCosts
@@ -39,7 +39,7 @@ PARALLEL = made(
 
 def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
     recording = Recording.of(PARALLEL, TWO_STEPS)
-    assert [each.rows for each in recording.prefill] == [(Rows(20, 0, True),)]
+    assert [each.rows for each in recording.prefill] == [(SequenceRows(20, 0, True),)]
     before = [(each.model, each.rows[0].new, each.rows[0].before) for each in recording.decoding]
     assert before == [("draft", 20, 0), ("target", 3, 20), ("draft", 3, 20), ("target", 2, 22)]
     assert [message.sent for message in recording.messages] == [31, 71, 91]
@@ -77,12 +77,15 @@ def test_nothing_to_replay_takes_no_time():
 
 
 def test_a_batch_costs_one_forward_over_all_rows_and_the_hosts_work():
-    two = [Rows(3, 20, False), Rows(1, 28, False)]
+    two = [SequenceRows(3, 20, False), SequenceRows(1, 28, False)]
     context = (3 * 20 + 28) / 4
     costs = BatchCosts(make_costs())
     assert costs(ForwardWork("target", two)) == pytest.approx(4000 + context + 2 * 100 + 2)
     assert costs(ForwardWork("draft", two)) == pytest.approx(200 + context + 2 * 10)
-    assert costs(ForwardWork("target", [Rows(20, 0, True), Rows(30, 0, True)])) == 200 + 300
+    assert (
+        costs(ForwardWork("target", [SequenceRows(20, 0, True), SequenceRows(30, 0, True)]))
+        == 200 + 300
+    )
     assert (costs.forwards, costs.extrapolated) == (2, 0)
     assert not costs.batches_probed
 
@@ -90,7 +93,7 @@ def test_a_batch_costs_one_forward_over_all_rows_and_the_hosts_work():
 def test_probed_batches_say_what_further_sequences_and_steps_cost():
     batch = BatchCost(most=8, beside={"target": 40.0}, step=500, sequence=60, draft=7, node=3)
     costs = BatchCosts(make_costs().model_copy(update={"batch": batch}))
-    rows = [Rows(3, 20, False), Rows(1, 20, False), Rows(4, 20, True)]
+    rows = [SequenceRows(3, 20, False), SequenceRows(1, 20, False), SequenceRows(4, 20, True)]
     host = 2 * 40 + 500 + 2 * 60 + 2 * 3
     assert costs(ForwardWork("target", rows)) == pytest.approx(8000 + 20 + host)
     assert costs(ForwardWork("draft", rows)) == pytest.approx(400 + 20 + 2 * 7)
@@ -99,7 +102,7 @@ def test_probed_batches_say_what_further_sequences_and_steps_cost():
 
 def test_forwards_beyond_the_tables_points_are_counted():
     costs = BatchCosts(make_costs())
-    costs(ForwardWork("target", [Rows(9, 20, False)]))
+    costs(ForwardWork("target", [SequenceRows(9, 20, False)]))
     assert (costs.forwards, costs.extrapolated) == (1, 1)
 
 

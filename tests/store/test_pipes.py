@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from recipes.studies.points import _drafts
-from specbench_cli.audit.certificate import reusable_certificate
+from specbench_cli.audit.certificate import load_reusable_certificate
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import certificates
 from specbench_cli.measure.run_checks import ordered_config
@@ -52,7 +52,11 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
     [
         (".elsewhere", runs, []),
         ("sps.json", lambda folder: certificates("sps", folder), []),
-        ("sps.json", lambda folder: reusable_certificate(folder / "sps.json", load("sps")), None),
+        (
+            "sps.json",
+            lambda folder: load_reusable_certificate(folder / "sps.json", load("sps")),
+            None,
+        ),
         ("run/summary.csv", lambda folder: _seen("a", folder), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

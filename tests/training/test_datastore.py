@@ -46,7 +46,7 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
     assert store.tokens.tolist() == [token for text in ids for token in (*text, store.end)]
     shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
     found = store.find(ids[0][:shared])
-    ways = store.behind(found, shared, 1, most=9)[:, 0].tolist()
+    ways = store.continuations(found, shared, 1, most=9)[:, 0].tolist()
     assert sorted(ways) == sorted([ids[0][shared], ids[1][shared]])
     card = json.loads((folder / "config.json").read_text())
     assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]

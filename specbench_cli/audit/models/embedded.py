@@ -1,5 +1,4 @@
-"""The shipped pair and its heads, for audits: distributions of 4,096 tokens as training left
-them."""
+"""The embedded pair and its heads for audits: trained distributions over 4,096 tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specbench_cli.audit.models.watched import Watched, nominal_costs
+from specbench_cli.audit.models.observed_session import ObservedSession, nominal_cost
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import Decoder
@@ -35,12 +34,12 @@ TEXTS = (
 )
 
 SPARE = 96
-"""Rows beyond prompt and output, for the nodes of a tree."""
+"""Spare rows of the state, for the nodes of a tree."""
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedPair:
-    """The pair, behind which stands transformers' own module of each.
+    """The embedded pair, also available as modules of transformers.
 
     Attributes:
         prompts: ids of `TEXTS`.
@@ -49,25 +48,25 @@ class EmbeddedPair:
     workspace: Workspace
     prompts: Sequence[tuple[int, ...]]
 
-    def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> Watched:
-        """A session on a prompt, without an end but the budget."""
+    def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> ObservedSession:
+        """Return a session on a prompt. The output ends at the budget only."""
         stop = StopRule(frozenset(), budget)
         request = Request(f"embedded/{prompt}", 0, self.prompts[prompt], stop)
         self.workspace.reserve(len(request.ids) + budget + SPARE)
-        return Watched(self.workspace, request, sampling, memory=memory)
+        return ObservedSession(self.workspace, request, sampling, memory=memory)
 
     def module(self, role: str) -> Any:
-        """transformers' own."""
+        """Return the transformers module of a role."""
         return module_of(self.workspace.decoders[role])
 
 
 @cache
-@torch.inference_mode(False)  # a learner's copy of weights made in that mode takes no gradient
+@torch.inference_mode(False)  # weights made in inference mode have no gradients
 def embedded_pair() -> EmbeddedPair:
-    """The pair, loaded at first use.
+    """Load the pair at the first call.
 
     Raises:
-        EnvironmentFault: this installation is without it.
+        EnvironmentFault: the installation does not include it.
     """
     from tokenizers import Tokenizer
 
@@ -83,11 +82,11 @@ def embedded_pair() -> EmbeddedPair:
     def make(wanted: Trained) -> Any:
         return _head(wanted, target, decoders)
 
-    return EmbeddedPair(Workspace(decoders, 256, make=make, costs=nominal_costs), prompts)
+    return EmbeddedPair(Workspace(decoders, 256, load_artifact=make, costs=nominal_cost), prompts)
 
 
 def _head(wanted: Trained, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
-    """The target's own, as shipped; of a kind that is not, one with random weights."""
+    """Return the shipped head of the target, or one with random weights if none is shipped."""
     kind = wanted.kind
     try:
         files = resolve_head(wanted.source, kind.kind, target, inside=False)

@@ -38,13 +38,13 @@ def draft_chains(
         going = []
         for at, out in zip(due, model.forward_batch(parts), strict=True):
             picks[at].append(sequences[at][0].pick(out, len(picks[at])))
-            if lengths[at].more(out, picks[at][-1]) and len(picks[at]) < rooms[at]:
+            if lengths[at].should_continue(out, picks[at][-1]) and len(picks[at]) < rooms[at]:
                 x[at] = Tokens(picks[at][-1][0][None])
                 going.append(at)
         due = going
     return [session.drawn(own) for (session, _), own in zip(sequences, picks, strict=True)]
 
 
-def drawn_at_once(session: Session, rows: Tensor) -> Draft:
+def draw_chain(session: Session, rows: Tensor) -> Draft:
     """Draw a chain from logits [m, V] that one forward gave, a token from each row."""
     return session.drawn([session.pick(Out(row[None, None], row), k) for k, row in enumerate(rows)])

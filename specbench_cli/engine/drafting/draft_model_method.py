@@ -44,9 +44,9 @@ class DraftModelMethod(Method):
     def propose(self, session: Session, limit: int) -> Draft:
         """Draft a chain of `params.length` tokens."""
         from specbench_cli.engine.drafting.chains import draft_chains
-        from specbench_cli.engine.drafting.lengths import Fixed
+        from specbench_cli.engine.drafting.lengths import FixedLength
 
-        length = Fixed(self.params.length)
+        length = FixedLength(self.params.length)
         return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:

@@ -29,12 +29,12 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Out
 from specbench_cli.engine.verify.tree import ROOT
 
-Size = Callable[[Sequence[float]], int]
+SizeRule = Callable[[Sequence[float]], int]
 """From the values of the best candidates, best first, to how many of them are worth a forward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class GrownTree:
     """A draft tree, and what its growth leaves to know.
 
     Attributes:
@@ -50,7 +50,7 @@ class Grown:
         return [self.fed[node] for node in path]
 
 
-class Candidates(NamedTuple):
+class CandidateNodes(NamedTuple):
     """All nodes that a growth has seen, level by level: a tree whose parents come first.
 
     Attributes:
@@ -66,8 +66,8 @@ class Candidates(NamedTuple):
     fed: list[int]
 
 
-class Chosen(NamedTuple):
-    """A tree of candidates: ids and parents as in `Draft`, fed as in `Grown`."""
+class SelectedNodes(NamedTuple):
+    """A tree of candidates: ids and parents as in `Draft`, fed as in `GrownTree`."""
 
     ids: list[int]
     parents: tuple[int, ...]
@@ -82,8 +82,8 @@ def grow(
     k: int,
     depth: int,
     nodes: int,
-    size: Size | None = None,
-) -> Grown:
+    size: SizeRule | None = None,
+) -> GrownTree:
     """A dynamic tree after the last committed token.
 
     The model is called `depth` times for a tree of `depth` levels, `levels.begin` included. (The
@@ -98,12 +98,12 @@ def grow(
         size: chooses a smaller one from the values.
     """
     chosen = select(expand(levels, first, session, k=k, depth=depth), nodes, size)
-    return Grown(session.tree(chosen.ids, chosen.parents), chosen.fed)
+    return GrownTree(session.tree(chosen.ids, chosen.parents), chosen.fed)
 
 
-def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> Candidates:
+def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> CandidateNodes:
     """Feed the best `k` nodes of each level but the last; see `grow`."""
-    growth = Growth.of(session, k)
+    growth = Growth.create(session, k)
     growth.add(first)
     for _ in range(1, depth):
         growth.add(levels.feed(*growth.best()))
@@ -128,7 +128,7 @@ class Growth:
         self._newest, self._fed = [ROOT], list[int]()  # nodes fed last, and all that were fed
 
     @classmethod
-    def of(cls, session: Session, k: int) -> Growth:
+    def create(cls, session: Session, k: int) -> Growth:
         """Return a growth that does not wait for the session's device at each level."""
         return cls(session, k) if host.near(session.device) else _DeviceGrowth(session, k)
 
@@ -154,9 +154,9 @@ class Growth:
         self._fed += self._newest
         return [self._tokens[node] for node in self._newest], [at // self._width for at in best]
 
-    def candidates(self) -> Candidates:
+    def candidates(self) -> CandidateNodes:
         """Return all candidates."""
-        return Candidates(self._tokens, self._parents, self._values, self._fed)
+        return CandidateNodes(self._tokens, self._parents, self._values, self._fed)
 
 
 class _DeviceGrowth(Growth):
@@ -191,30 +191,30 @@ class _DeviceGrowth(Growth):
         self._chosen.append(self._start + self._best)
         return tokens[self._best], self._best // self._width
 
-    def candidates(self) -> Candidates:
+    def candidates(self) -> CandidateNodes:
         """See `Growth`."""
         parts = [torch.cat(part) for part in zip(*self._levels, strict=True)]
         fed = torch.cat([self._levels[0][0][:0], *self._chosen])
-        return Candidates(*host.lists(*parts, fed))
+        return CandidateNodes(*host.lists(*parts, fed))
 
 
-def select(found: Candidates, nodes: int, size: Size | None = None) -> Chosen:
+def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None) -> SelectedNodes:
     """The best candidates as a tree.
 
     Of equal values the shallower comes first, so that a parent comes before its children. What the
     draft rules out is left out.
     """
-    values = found.values
+    values = candidates.values
     possible = [at for at, value in enumerate(values) if value > -math.inf]
     best = sorted(possible, key=values.__getitem__, reverse=True)[:nodes]
     if size is not None:
         del best[size([values[at] for at in best]) :]
     best.sort()
     place = {at: node for node, at in enumerate(best)} | {ROOT: ROOT}
-    fed = {at: row for row, at in enumerate(found.fed)}
-    return Chosen(
-        [found.tokens[at] for at in best],
-        tuple([place[found.parents[at]] for at in best]),
+    fed = {at: row for row, at in enumerate(candidates.fed)}
+    return SelectedNodes(
+        [candidates.tokens[at] for at in best],
+        tuple([place[candidates.parents[at]] for at in best]),
         tuple([fed.get(at, -1) for at in best]),
     )
 
@@ -245,9 +245,9 @@ def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: floa
 # ---- its size -----------------------------------------------------------------------------------
 
 
-def size_of(
+def create_size_rule(
     session: Session, model: Metered, nodes: Nodes, *, width: int, depth: int
-) -> Size | None:
+) -> SizeRule | None:
     """What chooses a tree's size from its candidates' values; None where the size is a number.
 
     The time of a step is that of drafting, a forward over one row and `depth` - 1 over `width`,

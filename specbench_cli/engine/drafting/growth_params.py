@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specbench_cli.engine.params import AUTO, MethodParams, NumberOrAuto
 
-MOST = 63
+MAX_AUTO_NODES = 63
 """Nodes of a tree under "auto", at most: with its root it makes the largest forward measured."""
 
 
@@ -32,6 +32,6 @@ class GrowthParams(MethodParams):
     )
 
 
-def most(nodes: Nodes) -> int:
+def max_nodes(nodes: Nodes) -> int:
     """The largest tree that the parameter allows."""
-    return MOST if nodes == AUTO else nodes
+    return MAX_AUTO_NODES if nodes == AUTO else nodes

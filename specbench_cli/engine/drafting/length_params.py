@@ -15,7 +15,7 @@ LengthRule = Literal[
     "heuristic", "confidence", "entropy", "acceptance-head", "oracle", "synergy", "smartspec"
 ]
 RULES: tuple[LengthRule, ...] = get_args(LengthRule)
-BY_LOAD = ("synergy", "smartspec")
+LOAD_RULES = ("synergy", "smartspec")
 """Rules that decide for all sequences of a step at once, by what forwards cost."""
 
 
@@ -60,7 +60,7 @@ class LengthParams(MethodParams):
     @property
     def by_load(self) -> bool:
         """Whether a length depends on what is decoded in the same step, and on what that costs."""
-        return self.length in BY_LOAD
+        return self.length in LOAD_RULES
 
     @property
     def levels(self) -> int:

@@ -6,23 +6,23 @@ from functools import partial
 
 from specbench_cli.engine.drafting.length_params import LengthParams
 from specbench_cli.engine.drafting.lengths import (
-    AcceptanceHead,
-    Confidence,
-    Entropy,
-    Fixed,
-    Heuristic,
+    AcceptanceHeadLength,
+    ConfidenceLength,
+    EntropyLength,
+    FixedLength,
+    HeuristicLength,
     Length,
-    Oracle,
+    OracleLength,
     Predictor,
 )
-from specbench_cli.engine.drafting.smartspec import SmartSpec
-from specbench_cli.engine.drafting.synergy import Synergy
+from specbench_cli.engine.drafting.smartspec import SmartSpecLength
+from specbench_cli.engine.drafting.synergy import SynergyLength
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
 from specbench_cli.errors import MethodFault
 
 
-def rule_of(
+def create_length_rule(
     params: LengthParams,
     session: Session,
     predict: Predictor | None = None,
@@ -38,22 +38,22 @@ def rule_of(
     most, threshold = params.max, params.threshold
     match params.length:
         case "heuristic":
-            return Heuristic(most)
+            return HeuristicLength(most)
         case "confidence":
-            return Confidence(session, most, threshold)
+            return ConfidenceLength(session, most, threshold)
         case "entropy":
-            return Entropy(session, most, threshold)
+            return EntropyLength(session, most, threshold)
         case "oracle":
-            return Oracle(session, most)
+            return OracleLength(session, most)
         case "acceptance-head":
             if predict is None:
                 raise MethodFault("length 'acceptance-head' needs a trained head")
-            return AcceptanceHead(session, most, threshold, predict)
+            return AcceptanceHeadLength(session, most, threshold, predict)
         case "synergy" | "smartspec":
             if model is None:
                 raise MethodFault(f"length {params.length!r} needs to know which model drafts")
-            rule = Synergy if params.length == "synergy" else SmartSpec
+            rule = SynergyLength if params.length == "synergy" else SmartSpecLength
             draft = partial(session.harness.drafting_cost, model)
             return rule(session, most, params.acceptance, session.harness.step_cost, draft)
         case length:
-            return Fixed(length)
+            return FixedLength(length)

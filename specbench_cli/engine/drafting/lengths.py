@@ -20,7 +20,7 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 
-START = 5
+INITIAL_LENGTH = 5
 """Where the heuristic starts: transformers' number of assistant tokens while it was the default."""
 
 
@@ -39,7 +39,7 @@ class Length(ABC):
         """A new chain."""
         self.drafted = 0
 
-    def more(self, out: Out, pick: Pick) -> bool:
+    def should_continue(self, out: Out, pick: Pick) -> bool:
         """Whether to draft another token.
 
         Args:
@@ -47,28 +47,28 @@ class Length(ABC):
             pick: that token, which stays in the chain whatever the answer.
         """
         self.drafted += 1
-        return self.goes_on(out, pick)
+        return self.continues_after(out, pick)
 
     @abstractmethod
-    def goes_on(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: Out, pick: Pick) -> bool:
         """See `more`; the newest token is counted."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what was committed of the last chain."""
 
 
-class Fixed(Length):
+class FixedLength(Length):
     """The same number of tokens in every step."""
 
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def goes_on(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         return self.drafted < self._length
 
 
-class Heuristic(Length):
+class HeuristicLength(Length):
     """Two tokens more after a chain that stood as a whole, one less after any other.
 
     transformers' schedule "heuristic_transient": it starts anew with each prompt.
@@ -76,9 +76,9 @@ class Heuristic(Length):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.length = min(START, most)
+        self.length = min(INITIAL_LENGTH, most)
 
-    def goes_on(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         return self.drafted < self.length
 
@@ -90,19 +90,19 @@ class Heuristic(Length):
 
 # ---- rules that stop by what is known of a token ------------------------------------------------
 
-CONFIDENCE = 0.4
+DEFAULT_CONFIDENCE = 0.4
 """transformers' threshold before it has learnt one."""
-SAMPLES = 5
+MAX_UNUSABLE_SAMPLES = 5
 """So many tested tokens, or fewer, teach no threshold."""
-ENTROPY = 1.5
-REJECTION = 0.3
+DEFAULT_ENTROPY = 1.5
+DEFAULT_REJECTION = 0.3
 
 Predictor = Callable[[Tensor], Tensor]
 """From the rows [n, hidden] that leave a draft model's last layer at n tokens to the chances [n]
 that these are accepted."""
 
 
-class Stopping(Length):
+class SignalLength(Length):
     """Stops by a signal of the newest token; behind an EOS, and at the most tokens, in any case."""
 
     def __init__(self, session: Session, most: int) -> None:
@@ -110,11 +110,11 @@ class Stopping(Length):
         self._most = most
         self._eos = session.requests[0].stop.eos
 
-    def goes_on(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: Out, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # on its way before the wait for the token
         token, *said = host.each(pick[0], *(() if signal is None else (signal,)))
-        wanted = all(map(self.accepts, said))
+        wanted = all(map(self.continues_at, said))
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Stopping(Length):
         """What the decision needs to know, one number on the device; None: it is to go on."""
 
     @abstractmethod
-    def accepts(self, signal: float) -> bool:
+    def continues_at(self, signal: float) -> bool:
         """Whether the signal says to go on."""
 
     def distribution(self, out: Out, pick: Pick) -> Tensor:
@@ -136,7 +136,7 @@ class Stopping(Length):
         return row.float().softmax(-1) if greedy else self._session.warp(row)
 
 
-class Confidence(Stopping):
+class ConfidenceLength(SignalLength):
     """Stops after a token that the draft gave a probability below a threshold.
 
     transformers' dynamic assisted generation. Without a threshold given it learns one from the
@@ -146,7 +146,7 @@ class Confidence(Stopping):
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)
         self._learns = threshold is None
-        self.threshold = CONFIDENCE if threshold is None else threshold
+        self.threshold = DEFAULT_CONFIDENCE if threshold is None else threshold
         self._drafted: list[float] = []
         self._tested: list[tuple[float, bool]] = []  # ascending
 
@@ -159,8 +159,8 @@ class Confidence(Stopping):
         """The draft's probability of the token."""
         return self.distribution(out, pick)[pick[0]]
 
-    def accepts(self, signal: float) -> bool:
-        """See `Stopping`."""
+    def continues_at(self, signal: float) -> bool:
+        """See `SignalLength`."""
         self._drafted.append(signal)
         return signal >= self.threshold
 
@@ -171,10 +171,10 @@ class Confidence(Stopping):
         stood = len(outcome.path)
         for at, chance in enumerate(self._drafted[: outcome.tested]):
             insort(self._tested, (chance, at < stood))
-        self.threshold = learnt(self._tested) or self.threshold
+        self.threshold = learn_threshold(self._tested) or self.threshold
 
 
-def learnt(tested: Sequence[tuple[float, bool]]) -> float | None:
+def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
     """The threshold that would have erred least: fpr + 3 (1 - tpr), of all on the ROC curve.
 
     Args:
@@ -184,7 +184,7 @@ def learnt(tested: Sequence[tuple[float, bool]]) -> float | None:
     """
     stood = sum(right for _, right in tested)
     fell = len(tested) - stood
-    if len(tested) <= SAMPLES or not stood or not fell:
+    if len(tested) <= MAX_UNUSABLE_SAMPLES or not stood or not fell:
         return None
     best, least, kept, passed = tested[-1][0], 4.0, 0, 0
     for at in range(len(tested) - 1, -1, -1):
@@ -198,24 +198,24 @@ def learnt(tested: Sequence[tuple[float, bool]]) -> float | None:
     return best
 
 
-class Entropy(Stopping):
+class EntropyLength(SignalLength):
     """Stops after a token whose distribution had an entropy above a threshold, in nats."""
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)
-        self._threshold = ENTROPY if threshold is None else threshold
+        self._threshold = DEFAULT_ENTROPY if threshold is None else threshold
 
     def signal(self, out: Out, pick: Pick) -> Tensor:
         """The entropy of the distribution that the token stands for."""
         entropy: Tensor = torch.special.entr(self.distribution(out, pick)).sum()
         return entropy
 
-    def accepts(self, signal: float) -> bool:
-        """See `Stopping`."""
+    def continues_at(self, signal: float) -> bool:
+        """See `SignalLength`."""
         return signal <= self._threshold
 
 
-class AcceptanceHead(Stopping):
+class AcceptanceHeadLength(SignalLength):
     """Stops once a rejection among the tokens drafted is likelier than a threshold (SpecDec++).
 
     A token's chance to stand is read off the row that the draft makes of it, which it does with the
@@ -234,29 +234,29 @@ class AcceptanceHead(Stopping):
         threshold: float | None,
         predict: Predictor,
         *,
-        least: int = 1,
+        min_length: int = 1,
     ) -> None:
         super().__init__(session, most)
-        self._threshold = REJECTION if threshold is None else threshold
+        self._threshold = DEFAULT_REJECTION if threshold is None else threshold
         self._predict = predict
-        self._least = least
+        self._min_length = min_length
 
     def begin(self) -> None:
         """See `Length`."""
         super().begin()
-        self._all_stand = 1.0
+        self._all_accepted = 1.0
 
     def signal(self, out: Out, pick: Pick) -> Tensor | None:
         """The chance of the token before the newest one; nothing for the committed one."""
         return self._predict(out.hidden[0, -1:]) if self.drafted > 1 else None
 
-    def accepts(self, signal: float) -> bool:
-        """See `Stopping`."""
-        self._all_stand *= signal
-        return self.drafted < self._least or 1 - self._all_stand <= self._threshold
+    def continues_at(self, signal: float) -> bool:
+        """See `SignalLength`."""
+        self._all_accepted *= signal
+        return self.drafted < self._min_length or 1 - self._all_accepted <= self._threshold
 
 
-class Oracle(Stopping):
+class OracleLength(SignalLength):
     """Stops at the first token that will be rejected: it knows vanilla's output.
 
     No rule that decides after the newest token needs fewer target forwards. Without that output, it
@@ -272,7 +272,7 @@ class Oracle(Stopping):
         """The token itself."""
         return pick[0]
 
-    def accepts(self, signal: float) -> bool:
-        """See `Stopping`."""
+    def continues_at(self, signal: float) -> bool:
+        """See `SignalLength`."""
         reference, at = self._session.harness.reference, self._at + self.drafted - 1
         return reference is None or (at < len(reference) and signal == reference[at])

@@ -41,15 +41,19 @@ class Levels:
     def __init__(self, session: Session, model: Metered, state: State) -> None:
         self._session, self.model, self.state = session, model, state
         self.fed = self._depth = 0
-        self._text = self._root = 0  # length of the text, and its last token's position, at `begin`
+        self._text_length = self._root_position = (
+            0  # length of the text, and its last token's position, at `begin`
+        )
         # What each node of the last level sees of those fed: a byte a node, or [n, fed] bool.
-        self._seen: list[bytes] | Tensor = [b""]
-        self._left: Tensor | None = None  # what a head's last forward left: the root's, a level's
-        self._forget()
+        self._visible: list[bytes] | Tensor = [b""]
+        self._features: Tensor | None = (
+            None  # what a head's last forward left: the root's, a level's
+        )
+        self._reset()
 
     @classmethod
     def of_head(
-        cls, session: Session, wanted: Trained, *, nodes: int, fed: int | None = None
+        cls, session: Session, artifact: Trained, *, nodes: int, fed: int | None = None
     ) -> Self:
         """Return the levels of a head, in `start`. The target keeps what the head reads.
 
@@ -58,7 +62,7 @@ class Levels:
             fed: Maximum number of nodes that are fed in a step. None means all.
         """
         session.reserve(nodes)
-        head = session.artifact(wanted)
+        head = session.artifact(artifact)
         session.tap(head.taps)
         return cls(session, head, session.new_state(head, slack=nodes if fed is None else fed))
 
@@ -82,8 +86,8 @@ class Levels:
         """
         out = self.model.forward(x, self.state)
         self.state.commit(0, range(x.ids.shape[1]))
-        self._forget()
-        self._left = out.hidden[0, -1:] if isinstance(x, Features) else None
+        self._reset()
+        self._features = out.hidden[0, -1:] if isinstance(x, Features) else None
         return out
 
     def feed(
@@ -106,32 +110,32 @@ class Levels:
         """
         n, device = len(tokens), self._session.device
         ids = tokens[None] if isinstance(tokens, Tensor) else host.ids([tokens], device)
-        if rows is None and self._left is not None:
+        if rows is None and self._features is not None:
             if self.fed:
-                rows = self._left.index_select(0, _placed(parents, device))
+                rows = self._features.index_select(0, _parent_indices(parents, device))
             else:
-                rows = self._left.expand(n, -1)
+                rows = self._features.expand(n, -1)
         x = Tokens(ids) if rows is None else Features(ids, rows[None])
         self._depth, self.fed = self._depth + 1, self.fed + n
         if isinstance(parents, Tensor):
-            seen = self._sight().index_select(0, parents)
-            self._seen = torch.cat((seen, torch.eye(n, dtype=torch.bool, device=device)), 1)
+            seen = self._visibility_mask().index_select(0, parents)
+            self._visible = torch.cat((seen, torch.eye(n, dtype=torch.bool, device=device)), 1)
         else:
-            assert not isinstance(self._seen, Tensor), "their parents' places are on the device"
+            assert not isinstance(self._visible, Tensor), "their parents' places are on the device"
             blank = bytes(n)
-            self._seen = [
-                self._seen[parent] + blank[:at] + b"\1" + blank[at + 1 :]
+            self._visible = [
+                self._visible[parent] + blank[:at] + b"\1" + blank[at + 1 :]
                 for at, parent in enumerate(parents)
             ]
         if self.fed == self._depth:  # a chain so far, as any text
             out = self.model.forward(x, self.state, logits_at="all")
         else:
-            positions = _positions(n, self._root + self._depth, device)
+            positions = _positions(n, self._root_position + self._depth, device)
             out = self.model.forward(
-                x, self.state, positions=positions, mask=self._sight(), logits_at="all"
+                x, self.state, positions=positions, mask=self._visibility_mask(), logits_at="all"
             )
-        if self._left is not None:
-            self._left = out.hidden[0]
+        if self._features is not None:
+            self._features = out.hidden[0]
         return out
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> Out:
@@ -144,7 +148,7 @@ class Levels:
         Returns:
             logits [1, n, V] of the nodes' children.
         """
-        assert self._left is None, "heads are fed level by level"
+        assert self._features is None, "heads are fed level by level"
         assert not self._depth, "`feed` has gone level by level"
         n, device, start = len(tokens), self._session.device, self.fed
         depths = [1 + (self._paths[parent].count(1) if parent >= 0 else 0) for parent in parents]
@@ -155,7 +159,7 @@ class Levels:
         return self.model.forward(
             Tokens(host.ids([tokens], device)),
             self.state,
-            positions=host.ids([[self._root + depth for depth in depths]], device),
+            positions=host.ids([[self._root_position + depth for depth in depths]], device),
             mask=_mask(tuple(path.ljust(self.fed, b"\0") for path in self._paths[start:]), device),
             logits_at="all",
         )
@@ -168,31 +172,31 @@ class Levels:
                 node that was not fed ends it. Of the last committed token, which roots the next
                 tree, no row is kept.
         """
-        most = len(self._session.tokens()) - self._text - 1
+        most = len(self._session.tokens()) - self._text_length - 1
         rows: list[int] = []
         for node in path:
             if not 0 <= node < self.fed or len(rows) == most:
                 break
             rows.append(node)
         self.state.commit(0, rows)
-        self._forget()
+        self._reset()
 
     def drop(self) -> None:
         """Forget all nodes: a head's rows are made anew of the target's true features."""
         self.keep(())
 
-    def _sight(self) -> Tensor:
+    def _visibility_mask(self) -> Tensor:
         """[n, fed] bool: what each node of the last level sees of those fed."""
-        if isinstance(self._seen, Tensor):
-            return self._seen
-        return _mask(tuple(self._seen), self._session.device)
+        if isinstance(self._visible, Tensor):
+            return self._visible
+        return _mask(tuple(self._visible), self._session.device)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """No nodes: the last row that is kept is the root's, or comes before it."""
-        self._text = len(self._session.tokens())
-        self._root = self.state.position() - 1  # its position
+        self._text_length = len(self._session.tokens())
+        self._root_position = self.state.position() - 1  # its position
         self._depth = self.fed = 0
-        self._seen, self._left = [b""], None
+        self._visible, self._features = [b""], None
         self._paths: list[bytes] = []  # what each node that `extend` fed sees, itself included
 
 
@@ -206,27 +210,31 @@ class HeadLevels:
 
     def __init__(self, session: Session, head: MeteredHead) -> None:
         self._session, self._head = session, head
-        self._depth, self._left = 0, torch.empty(0)
+        self._depth, self._features = 0, torch.empty(0)
 
     def begin(self) -> Out:
         """Logits [1, 1, V] behind the last committed token, from the target's newest features."""
-        self._depth, self._left = 0, self._session.features()
+        self._depth, self._features = 0, self._session.features()
         return self.feed(self._session.tokens()[-1:], (0,))
 
     def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> Out:
         """One call over n nodes of the next level; arguments and logits as of `Levels.feed`."""
         device = self._session.device
         ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)
-        rows = self._left.index_select(0, _placed(parents, device)) if self._depth else self._left
+        rows = (
+            self._features.index_select(0, _parent_indices(parents, device))
+            if self._depth
+            else self._features
+        )
         said = self._head(rows, ids, self._depth)
-        self._depth, self._left = self._depth + 1, said.rows
+        self._depth, self._features = self._depth + 1, said.rows
         return Out(said.logits[None], said.rows[None])
 
 
 # What levels of a few nodes need comes again and again; nobody changes it.
 
 
-def _placed(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+def _parent_indices(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     """[n] int64."""
     return parents if isinstance(parents, Tensor) else host.places(tuple(parents), device)
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from specbench_cli.engine.drafting.by_load import TRUST, ByLoad, Drafting, Verifying, emitted
+from specbench_cli.engine.drafting.load_aware import (
+    PRIOR_WEIGHT,
+    DraftCost,
+    LoadAwareLength,
+    StepCost,
+    expected_tokens,
+)
 
 
 def best_lengths(
-    alphas: Sequence[float], rooms: Sequence[int], target: Verifying, draft: Drafting
+    alphas: Sequence[float], max_lengths: Sequence[int], target: StepCost, draft: DraftCost
 ) -> list[int]:
     """Return the lengths k_i of n sequences with the most goodput in a step.
 
@@ -32,23 +38,23 @@ def best_lengths(
     """
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
-    for shared in range(1, max(rooms, default=0) + 1):
-        lengths = [min(shared, room) for room in rooms]
+    for shared in range(1, max(max_lengths, default=0) + 1):
+        lengths = [min(shared, room) for room in max_lengths]
         drafting = sum(draft(sum(k >= level for k in lengths)) for level in range(1, shared + 1))
         step = target(n, n + sum(lengths), len({*lengths}) == 1) + drafting
-        goodput = sum(map(emitted, alphas, lengths)) / step
+        goodput = sum(map(expected_tokens, alphas, lengths)) / step
         if goodput > most:
             best, most = lengths, goodput
     units = sorted(
         (
             (alpha**level, level, at)
             for at, alpha in enumerate(alphas)
-            for level in range(1, rooms[at] + 1)
+            for level in range(1, max_lengths[at] + 1)
         ),
         key=lambda unit: (-unit[0], unit[1]),
     )
     before = 0.0
-    for longest in range(1, max(rooms, default=0) + 1):
+    for longest in range(1, max(max_lengths, default=0) + 1):
         lengths, crowds = [0] * n, [0] * (longest + 1)
         tokens, rows, drafting, goodput, found = float(n), n, 0.0, 0.0, 0.0
         for gain, level, at in units:
@@ -71,7 +77,7 @@ def best_lengths(
     return best
 
 
-class SmartSpec(ByLoad):
+class SmartSpecLength(LoadAwareLength):
     """Draft lengths with the most goodput, from each sequence's acceptance so far.
 
     A sequence's acceptance is shrunk towards that of all sequences in the step. The latter is
@@ -80,10 +86,12 @@ class SmartSpec(ByLoad):
 
     learns = True
 
-    def lengths(self, beside: Sequence[Self]) -> list[int]:
-        """See `ByLoad`."""
-        stood, tested = (sum(getattr(each, of) for each in beside) for of in ("_stood", "_tested"))
-        shared = (stood + TRUST * self._known) / (tested + TRUST)
-        alphas = [each.alpha(shared) for each in beside]
-        rooms = [each.room for each in beside]
+    def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
+        """See `LoadAwareLength`."""
+        stood, tested = (
+            sum(getattr(each, of) for each in batch) for of in ("_accepted", "_tested")
+        )
+        shared = (stood + PRIOR_WEIGHT * self._prior_acceptance) / (tested + PRIOR_WEIGHT)
+        alphas = [each.acceptance_rate(shared) for each in batch]
+        rooms = [each.max_draft_tokens for each in batch]
         return best_lengths(alphas, rooms, self._target, self._draft)

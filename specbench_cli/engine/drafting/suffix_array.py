@@ -63,7 +63,7 @@ class SuffixArray:
         first = bisect_left(order, wanted, key=there)
         return range(first, bisect_right(order, wanted, first, key=there))
 
-    def behind(self, found: range, n: int, length: int, most: int) -> Ints:
+    def continuations(self, found: range, n: int, length: int, most: int) -> Ints:
         """What comes behind the occurrences of a string of n tokens: [at most `most`, length], its
         rows in order, filled with `end` from the end of a text on.
 

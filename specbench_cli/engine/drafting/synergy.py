@@ -9,41 +9,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from specbench_cli.engine.drafting.by_load import ByLoad, Drafting, Verifying, emitted
+from specbench_cli.engine.drafting.load_aware import (
+    DraftCost,
+    LoadAwareLength,
+    StepCost,
+    expected_tokens,
+)
 from specbench_cli.engine.session import Session
 
-CROWDS = (1, 2, 4, 8, 16, 32, 64)
-"""Sequences in a step that `Synergy` looks lengths up for."""
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""Sequences in a step that `SynergyLength` looks lengths up for."""
 
 
-def best_length(alpha: float, crowd: int, most: int, target: Verifying, draft: Drafting) -> int:
+def best_length(
+    alpha: float, batch_size: int, max_length: int, target: StepCost, draft: DraftCost
+) -> int:
     """Return the length s with the least time per token in a step of b = `crowd` sequences.
 
     The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Ties go to the
     shortest length.
     """
     return min(
-        range(most + 1),
-        key=lambda s: (target(crowd, crowd * (s + 1), True) + s * draft(crowd)) / emitted(alpha, s),
+        range(max_length + 1),
+        key=lambda s: (
+            (target(batch_size, batch_size * (s + 1), True) + s * draft(batch_size))
+            / expected_tokens(alpha, s)
+        ),
     )
 
 
-class Synergy(ByLoad):
+class SynergyLength(LoadAwareLength):
     """Draft lengths from a table of `best_length`, by the number of sequences in a step.
 
     A number between two sizes of the table uses the length of the larger size.
     """
 
     def __init__(
-        self, session: Session, most: int, acceptance: float, target: Verifying, draft: Drafting
+        self, session: Session, most: int, acceptance: float, target: StepCost, draft: DraftCost
     ) -> None:
         super().__init__(session, most, acceptance, target, draft)
         self._table: dict[int, int] = {}
 
-    def lengths(self, beside: Sequence[Self]) -> list[int]:
-        """See `ByLoad`."""
-        crowd = next((size for size in CROWDS if size >= len(beside)), CROWDS[-1])
+    def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
+        """See `LoadAwareLength`."""
+        crowd = next((size for size in BATCH_SIZES if size >= len(batch)), BATCH_SIZES[-1])
         if crowd not in self._table:
-            known, bound = self._known, self._bound
+            known, bound = self._prior_acceptance, self._bound
             self._table[crowd] = best_length(known, crowd, bound, self._target, self._draft)
-        return [min(self._table[crowd], each.room) for each in beside]
+        return [min(self._table[crowd], each.max_draft_tokens) for each in batch]

@@ -18,7 +18,7 @@ from itertools import groupby, product
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.drafting.growth import Grown
+from specbench_cli.engine.drafting.growth import GrownTree
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
@@ -33,7 +33,7 @@ RATES = (0.6, 0.15, 0.07, 0.04, 0.025, 0.015, 0.01, 0.008, 0.006, 0.005)
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TemplateLevel:
     """One level of a template of n nodes, f of which have children and so are fed.
 
     Attributes:
@@ -43,13 +43,13 @@ class Level:
         fed: the places of the f to feed; above: their parents as in `rows`.
     """
 
-    rows: tuple[int, ...]
+    parents: tuple[int, ...]
     width: int
     picks: tuple[tuple[int, int], ...]
     fed: tuple[int, ...]
-    above: tuple[int, ...]
+    fed_parents: tuple[int, ...]
 
-    def take(self, children: Tensor) -> Ids:
+    def select_tokens(self, children: Tensor) -> Ids:
         """The level's tokens, of its parents' children [f, width]."""
         if host.near(children.device):
             said = children.tolist()
@@ -57,7 +57,7 @@ class Level:
         flat = tuple([row * children.shape[1] + rank for row, rank in self.picks])
         return children.flatten().index_select(0, host.places(flat, children.device))
 
-    def inner(self, tokens: Ids) -> Ids:
+    def select_fed(self, tokens: Ids) -> Ids:
         """Of the level's tokens those to feed."""
         if isinstance(tokens, Tensor):
             return tokens.index_select(0, host.places(self.fed, tokens.device))
@@ -65,7 +65,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class TreeTemplate:
     """The shape of a tree; made by `tree_of_choices`, `tree_of_widths` or `best_tree`.
 
     Attributes:
@@ -83,16 +83,16 @@ class Template:
         """Number of levels."""
         return len(self.nodes[-1]) if self.nodes else 0
 
-    def within(self, depth: int, width: int) -> Template:
+    def truncate(self, depth: int, width: int) -> TreeTemplate:
         """What of it lies in the first `depth` levels and needs no more than `width` children."""
-        return _within(self, depth, width)
+        return _truncate(self, depth, width)
 
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[TemplateLevel, ...]:
         """All levels."""
         return _levels(self)
 
 
-def tree_of_choices(choices: Iterable[Sequence[int]]) -> Template:
+def tree_of_choices(choices: Iterable[Sequence[int]]) -> TreeTemplate:
     """The tree of these nodes.
 
     Raises:
@@ -105,7 +105,7 @@ def tree_of_choices(choices: Iterable[Sequence[int]]) -> Template:
         raise ValueError(f"node {orphan} of a tree has no parent in it")
     inner = {node[:-1] for node in nodes}
     order = {node: at for at, node in enumerate(node for node in nodes if node in inner)}
-    return Template(
+    return TreeTemplate(
         nodes,
         tuple(place[node[:-1]] for node in nodes),
         tuple(order.get(node, -1) for node in nodes),
@@ -113,7 +113,7 @@ def tree_of_choices(choices: Iterable[Sequence[int]]) -> Template:
 
 
 @lru_cache
-def tree_of_widths(widths: tuple[int, ...]) -> Template:
+def tree_of_widths(widths: tuple[int, ...]) -> TreeTemplate:
     """The complete tree whose nodes have so many children, from the root down."""
     ends = range(1, len(widths) + 1)
     return tree_of_choices(node for end in ends for node in product(*map(range, widths[:end])))
@@ -125,7 +125,7 @@ def best_tree(
     rates: tuple[float, ...] = RATES,
     depth: int | None = None,
     width: int | None = None,
-) -> Template:
+) -> TreeTemplate:
     """The tree of n nodes with the most tokens to expect, if ranks are right independently.
 
     Medusa's construction (Cai et al.): best first, by the product of the rates on a node's path.
@@ -150,20 +150,20 @@ def best_tree(
 
 
 def fill(
-    template: Template,
+    template: TreeTemplate,
     levels: Levels | HeadLevels,
     first: Out,
     session: Session,
     *,
     how: DrawMode = "deterministic",
-) -> Grown:
+) -> GrownTree:
     """A draft of a template's shape after the last committed token.
 
     The model is called once for each level, `levels.begin` included. Which children are wanted is
     known beforehand: where reading them is a wait, nobody does.
 
     Args:
-        template: no deeper than the `limit` that `propose` was given (`Template.within`).
+        template: no deeper than the `limit` that `propose` was given (`TreeTemplate.truncate`).
         levels: a draft model's or head's, after `begin`.
         first: what `begin` gave.
         how: how children are chosen where tokens are drawn, see `Session.branch`.
@@ -173,17 +173,17 @@ def fill(
     distributions: list[Tensor] = []
     for ahead, level in enumerate(template.levels()):
         children, q = session.branch(out.rows, level.width, how=how, ahead=ahead)
-        tokens.append(level.take(children))
+        tokens.append(level.select_tokens(children))
         if q is not None:
-            distributions.append(q.index_select(0, host.ids(level.rows, q.device)))
+            distributions.append(q.index_select(0, host.ids(level.parents, q.device)))
         if level.fed:
-            out = levels.feed(level.inner(tokens[-1]), level.above)
-    return Grown(
+            out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
+    return GrownTree(
         session.tree(host.joined(tokens), template.parents, distributions, how), template.fed
     )
 
 
-def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
+def fill_from(template: TreeTemplate, logits: Tensor, session: Session) -> Draft:
     """A draft of a template's shape from logits that are there for all levels (Medusa's).
 
     The children of all nodes of a level are the same tokens, the best of its row. Levels that have
@@ -193,7 +193,7 @@ def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
     Args:
         logits: [levels, V] over the target's ids.
     """
-    tree = template.within(min(len(logits), session.room()), logits.shape[-1])
+    tree = template.truncate(min(len(logits), session.room()), logits.shape[-1])
     if not tree.nodes:
         return session.chain(())
     width = 1 + max(max(node) for node in tree.nodes)
@@ -209,13 +209,13 @@ def fill_from(template: Template, logits: Tensor, session: Session) -> Draft:
 
 
 @lru_cache
-def _within(template: Template, depth: int, width: int) -> Template:
+def _truncate(template: TreeTemplate, depth: int, width: int) -> TreeTemplate:
     kept = [node for node in template.nodes if len(node) <= depth and max(node) < width]
     return tree_of_choices(kept)
 
 
 @lru_cache
-def _levels(template: Template) -> tuple[Level, ...]:
+def _levels(template: TreeTemplate) -> tuple[TemplateLevel, ...]:
     found = []
     last: list[Ranks] = [()]  # what was fed last
     inner = {node[:-1] for node in template.nodes}
@@ -226,12 +226,12 @@ def _levels(template: Template) -> tuple[Level, ...]:
         fed = [at for at, node in enumerate(nodes) if node in inner]
         last = [nodes[at] for at in fed]
         found.append(
-            Level(
-                rows=tuple(rows),
+            TemplateLevel(
+                parents=tuple(rows),
                 width=width,
                 picks=tuple((row, node[-1]) for row, node in zip(rows, nodes, strict=True)),
                 fed=tuple(fed),
-                above=tuple(rows[at] for at in fed),
+                fed_parents=tuple(rows[at] for at in fed),
             )
         )
     return tuple(found)

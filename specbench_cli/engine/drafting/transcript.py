@@ -13,7 +13,7 @@ from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Tokens
 
-SPARE = 512
+EXTRA_ROWS = 512
 """Rows that a draft's state has beyond the longest sequence of the run: it may need more tokens for
 a text than the target does. Where they run out it drafts no more."""
 
@@ -32,25 +32,25 @@ class Transcript:
         words, prompt = model.decoder.translation, session.tokens()
         if words is None:
             sizes = session.target.vocab_size, model.decoder.vocab_size
-            ours, own = map(Vocabulary.of_ids, sizes)
+            ours, own = map(Vocabulary.from_size, sizes)
             words = Translation(ours, own, session.device)
         self.translation = words
-        self.ids = words.draft.encode(words.target.spelt(prompt))
-        begins = words.draft.begins
+        self.ids = words.draft.encode(words.target.decode(prompt))
+        begins = words.draft.bos
         if begins is not None and self.ids[:1] != [begins]:
             self.ids.insert(0, begins)
         self._followed = len(prompt)
         longer = max(0, len(self.ids) - len(prompt))
-        self.state = session.new_state(model, -(-(longer + SPARE) // SPARE) * SPARE)
+        self.state = session.new_state(model, -(-(longer + EXTRA_ROWS) // EXTRA_ROWS) * EXTRA_ROWS)
         self._most: int = min(model.max_positions, self.state.capacity)
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """How many tokens the draft can read and say behind the text; below 1 it has no place for
         them and drafts nothing."""
         return self._most - len(self.ids)
 
-    def unread(self) -> Tokens:
+    def pending_tokens(self) -> Tokens:
         """The draft's tokens that its state has no rows of."""
         device = self.translation.device
         return Tokens(host.ids(self.ids[self.state.length() :], device)[None])
@@ -69,7 +69,7 @@ class Transcript:
         """
         target, draft = self.translation.target, self.translation.draft
         committed, self._followed = tokens[self._followed :], len(tokens)
-        data, at, stood = target.spelt(committed), 0, 0
+        data, at, stood = target.decode(committed), 0, 0
         for token in drafted:
             piece = draft.pieces[token]
             if not piece or not data.startswith(piece, at):
@@ -82,7 +82,7 @@ class Transcript:
         for token in committed:
             piece = target.pieces[token]
             begin, passed = passed, passed + len(piece)
-            shared = self.translation.draft_of.get(token)
+            shared = self.translation.target_to_draft.get(token)
             if shared is None or begin < at:
                 loose += piece[max(0, at - begin) :]
                 continue

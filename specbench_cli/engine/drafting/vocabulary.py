@@ -18,7 +18,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.types import Out
 
-MARK = b"\xff"
+SPECIAL_MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
 
 _LARGEST = 1 << 24
@@ -27,9 +27,9 @@ _LARGEST = 1 << 24
 _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
-def special(name: str) -> bytes:
+def special_piece(name: str) -> bytes:
     """What a special token stands for: its name, which no text can be mistaken for."""
-    return MARK + name.encode() + MARK
+    return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Vocabulary:
     """
 
     pieces: Sequence[bytes]
-    cut: Callable[[str], Sequence[int]] = lambda _: ()
-    begins: int | None = None
+    tokenize: Callable[[str], Sequence[int]] = lambda _: ()
+    bos: int | None = None
 
     @classmethod
-    def of_ids(cls, n: int) -> Vocabulary:
+    def from_size(cls, n: int) -> Vocabulary:
         """One of n ids that stand for nothing but themselves."""
-        return cls([special(str(token)) for token in range(n)])
+        return cls([special_piece(str(token)) for token in range(n)])
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Vocabulary:
+    def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
         """That of one of transformers' fast tokenizers.
 
         Beginning and end of a text are the same tokens in all vocabularies, whatever their names.
@@ -62,8 +62,11 @@ class Vocabulary:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ValueError("it is no fast tokenizer (tokenizer.json)")
-        spell = _spelling(json.loads(backend.to_str()))
-        named = {tokenizer.eos_token_id: special("eos"), tokenizer.bos_token_id: special("bos")}
+        spell = _piece_decoder(json.loads(backend.to_str()))
+        named = {
+            tokenizer.eos_token_id: special_piece("eos"),
+            tokenizer.bos_token_id: special_piece("bos"),
+        }
         added = tokenizer.added_tokens_decoder
         tokens = tokenizer.get_vocab()
         largest = max(tokens.values(), default=0)
@@ -74,7 +77,7 @@ class Vocabulary:
             if at in named:
                 pieces[at] = named[at]
             elif at in added:
-                pieces[at] = special(token) if added[at].special else token.encode()
+                pieces[at] = special_piece(token) if added[at].special else token.encode()
             else:
                 pieces[at] = spell(token)
         first = tokenizer.encode("")[:1]
@@ -93,15 +96,15 @@ class Vocabulary:
         (tokens that were added only to the tokenizer).
         """
         pieces = [*self.pieces[:n], *[b""] * (n - len(self.pieces))]
-        begins = None if self.begins is None or self.begins >= n else self.begins
-        return Vocabulary(pieces, self.cut, begins)
+        begins = None if self.bos is None or self.bos >= n else self.bos
+        return Vocabulary(pieces, self.tokenize, begins)
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
         """The id of each piece; the first, where several are spelt alike."""
         return {piece: at for at, piece in reversed([*enumerate(self.pieces)]) if piece}
 
-    def spelt(self, ids: Sequence[int]) -> bytes:
+    def decode(self, ids: Sequence[int]) -> bytes:
         """The bytes of some tokens; none of one that pads the vocabulary."""
         return b"".join(self.pieces[token] for token in ids if token < len(self.pieces))
 
@@ -112,28 +115,28 @@ class Vocabulary:
         """
         ids: list[int] = []
         for part in _PARTS.split(data):
-            if part.startswith(MARK):
+            if part.startswith(SPECIAL_MARK):
                 ids += [self.ids[part]] if part in self.ids else []
             else:
-                ids += self._text(part)
+                ids += self._encode_text(part)
         return ids
 
-    def _text(self, data: bytes) -> Sequence[int]:
+    def _encode_text(self, data: bytes) -> Sequence[int]:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
             whole = data[: error.start]
             if whole:
-                return [*self._text(whole), *self._text(data[error.start :])]
+                return [*self._encode_text(whole), *self._encode_text(data[error.start :])]
             first = self.ids.get(_byte(data[0]))
-            return [*([] if first is None else [first]), *self._text(data[1:])]
-        ids = self.cut(text) if text else ()
-        if self.spelt(ids) == data:
+            return [*([] if first is None else [first]), *self._encode_text(data[1:])]
+        ids = self.tokenize(text) if text else ()
+        if self.decode(ids) == data:
             return ids
         # Some tokenizers put a space before whatever they are given, but not behind a line's end.
-        behind = self.cut("\n" + text)
+        behind = self.tokenize("\n" + text)
         for n in range(1, len(behind)):
-            if self.spelt(behind[n:]) == data:
+            if self.decode(behind[n:]) == data:
                 return behind[n:]
         return [
             self.ids[data[at : at + 1]] for at in range(len(data)) if data[at : at + 1] in self.ids
@@ -144,7 +147,7 @@ def _byte(value: int) -> bytes:
     return bytes((value,))
 
 
-def _spelling(said: Mapping[str, Any]) -> Callable[[str], bytes]:
+def _piece_decoder(said: Mapping[str, Any]) -> Callable[[str], bytes]:
     """The bytes of a token, by what a tokenizer.json says of how tokens are put together."""
     kinds = re.findall(r'"type": "(\w+)"', json.dumps([said["decoder"], said["pre_tokenizer"]]))
     if "ByteLevel" in kinds:
@@ -175,35 +178,37 @@ class Translation:
     def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
         self.target, self.draft, self.device = target, draft, device
         both = [(at, draft.ids[piece]) for piece, at in target.ids.items() if piece in draft.ids]
-        self.draft_of = dict(both)
-        self.target_of = {theirs: ours for ours, theirs in both}
+        self.target_to_draft = dict(both)
+        self.draft_to_target = {theirs: ours for ours, theirs in both}
         self._rows = host.ids([theirs for _, theirs in both], device)
         self._at = host.ids([ours for ours, _ in both], device)
-        self._ids = host.ids([self.draft_of.get(at, 0) for at in range(len(target.pieces))], device)
+        self._ids = host.ids(
+            [self.target_to_draft.get(at, 0) for at in range(len(target.pieces))], device
+        )
 
-    def in_target(self, out: Out) -> Out:
+    def to_target_logits(self, out: Out) -> Out:
         """A draft's logits as the target's: of the tokens that both have; -inf for all others."""
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
         ours[..., self._at] = rows[..., self._rows]
         return Out(ours[None], out.hidden)
 
-    def in_draft(self, tokens: Tensor) -> Tensor:
+    def to_draft_ids(self, tokens: Tensor) -> Tensor:
         """The draft's ids of target tokens [n] that both have."""
         return self._ids[tokens]
 
-    def spelling(self, token: int) -> list[int]:
+    def spell_in_draft(self, token: int) -> list[int]:
         """The draft's ids that spell a target token: one, where both have it. None where there are
         none, or another id of the target's is spelt alike."""
         piece = self.target.pieces[token]
         if self.target.ids.get(piece) != token:
             return []
-        if token in self.draft_of:
-            return [self.draft_of[token]]
+        if token in self.target_to_draft:
+            return [self.target_to_draft[token]]
         ids = self.draft.encode(piece)
-        return ids if self.draft.spelt(ids) == piece else []
+        return ids if self.draft.decode(ids) == piece else []
 
-    def respelt(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
+    def to_target_ids(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
         """The target's tokens of what a draft says behind a text.
 
         A token may reach over their border, so the text's last tokens are cut anew along with it;
@@ -213,14 +218,14 @@ class Translation:
             before: the last tokens of the text, the target's.
             ids: the draft's. A character that they do not end is left out.
         """
-        said = _whole(self.draft.spelt(ids))
-        both = self.target.encode(self.target.spelt(before) + said)
+        said = _drop_partial_character(self.draft.decode(ids))
+        both = self.target.encode(self.target.decode(before) + said)
         if both[: len(before)] == [*before]:
             return both[len(before) :]
         return self.target.encode(said)
 
 
-def _whole(data: bytes) -> bytes:
+def _drop_partial_character(data: bytes) -> bytes:
     """Without the beginning of a character at the end."""
     for n in range(1, min(3, len(data)) + 1):
         lead = data[-n]

@@ -90,9 +90,9 @@ class AcceptRule:
         passes = self.lets_pass(places.p, places.tokens)
         if self.chance == 1:
             return passes
-        from specbench_cli.engine.verify.random import tosses
+        from specbench_cli.engine.verify.random import toss_per_parent
 
-        return passes & tosses(self.chance, places.parents, places.p, random)
+        return passes & toss_per_parent(self.chance, places.parents, places.p, random)
 
     @property
     def chance(self) -> float:

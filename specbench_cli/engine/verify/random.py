@@ -47,9 +47,11 @@ class SeededRandom:
         *,
         worker: int = 0,
     ) -> None:
-        own = (f"worker {worker}",) if worker else ()
+        worker_key = (f"worker {worker}",) if worker else ()
         self._generator = torch.Generator(device)
-        self._generator.manual_seed(key_of("random", seed, prompt_id, turn, pass_, *own) >> 1)
+        self._generator.manual_seed(
+            key_of("random", seed, prompt_id, turn, pass_, *worker_key) >> 1
+        )
 
     def categorical(self, p: Tensor) -> Tensor:
         """See `Random`; the exponential race: argmax p / E, without a wait for the device."""
@@ -62,7 +64,7 @@ class SeededRandom:
         return (u < a).cumprod(0).bool()
 
 
-def tosses(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
+def toss_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
     """Toss a coin for each parent. Return the result for each of its children, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
     distribution = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.draft_checks import DraftChecks, check_rows
+from specbench_cli.engine.draft_validator import DraftValidator, check_rows
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.scoring import Scoring
-from specbench_cli.engine.seen import SeenSteps
-from specbench_cli.engine.sequence import Recording, Text
+from specbench_cli.engine.sequence import RecordedOutput, Text
+from specbench_cli.engine.step_log import StepLog
 from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify import decide, ranking
 from specbench_cli.engine.verify.accept import AcceptRule
@@ -50,27 +50,32 @@ class Verifier:
         prompt_id: str,
         text: Text,
         chooser: Chooser,
-        checks: DraftChecks,
+        validator: DraftValidator,
         *,
         processing: Processing | None,
         meter: Meter,
         place: int | None,
-        seen: SeenSteps,
-        recording: Recording | None,
+        step_log: StepLog,
+        recording: RecordedOutput | None,
     ) -> None:
-        self._prompt_id, self._text, self._chooser, self._checks = prompt_id, text, chooser, checks
+        self._prompt_id, self._text, self._chooser, self._validator = (
+            prompt_id,
+            text,
+            chooser,
+            validator,
+        )
         self._sampling: Sampling = chooser.sampling
         self._processing, self._meter, self._place = processing, meter, place
-        self._seen, self._recording = seen, recording
+        self._step_log, self._recording = step_log, recording
         self.weakened: Weakened | None = None
         self.rows: Tensor | None = None
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits; see `Session.verify`."""
         if rows.shape[0] != draft.nodes + 1:
-            self._checks.run(check_rows, draft, rows.shape[0])
+            self._validator.run(check_rows, draft, rows.shape[0])
         self.rows = rows
-        self._seen.verified(draft)
+        self._step_log.record_verified(draft)
         if accept is None or accept.off:
             return self.decide(draft, rows)
         self._check_rule(accept)
@@ -81,21 +86,23 @@ class Verifier:
         tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
         random, drafters = self._chooser.random, self._meter.greatest(self._place)
         rows = self._chooser.align(rows)
-        rows = self._processed(draft, rows)  # where tokens are replayed too: it takes its time
+        rows = self._process(draft, rows)  # where tokens are replayed too: it takes its time
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
             outcome, last = decide.chosen(draft, tree, choices, drafters=drafters)
         elif self._sampling.draws:
             p = self._chooser.warp(rows)
-            passes = passing(accept, p, draft, tree, random, features=self.scoring.read_last)
+            passes = passing(
+                accept, p, draft, tree, random, features=self.scoring.last_forward_features
+            )
             try:
                 outcome, last = decide.drawn(
                     draft, tree, p, random, self._sampling.rule, passes, drafters
                 )
             except ArithmeticError as fault:
-                self._checks.inspect(draft)
-                raise self._at_step(fault) from None
+                self._validator.inspect(draft)
+                raise self._with_step(fault) from None
         else:
             depths = None if tree is None else (0, *tree.depths)
             scores = self._chooser.scores(rows, self._text.position, depths)
@@ -108,17 +115,17 @@ class Verifier:
                     tree,
                     random,
                     scores=scores,
-                    features=self.scoring.read_last,
+                    features=self.scoring.last_forward_features,
                 )
             try:
                 choices = ranking.argmax(scores)
                 outcome, last = decide.chosen(draft, tree, choices, passes, scores, drafters)
             except ArithmeticError as fault:
-                raise self._at_step(fault) from None
-        self._text.decided = outcome.committed[-1], last
+                raise self._with_step(fault) from None
+        self._text.last_choice = outcome.committed[-1], last
         return outcome
 
-    def _processed(self, draft: Draft, rows: Tensor) -> Tensor:
+    def _process(self, draft: Draft, rows: Tensor) -> Tensor:
         """Rows as the run's contrast and its processor make them of the text that leads to each."""
         if self.weakened is not None:
             rows = self.weakened.contrasted(draft, rows)
@@ -129,9 +136,9 @@ class Verifier:
                 rows, self._text.output, host.numbers(draft.tokens), draft.parents
             )
         except ArithmeticError as fault:
-            raise self._at_step(fault) from None
+            raise self._with_step(fault) from None
 
-    def _at_step(self, fault: ArithmeticError) -> ArithmeticError:
+    def _with_step(self, fault: ArithmeticError) -> ArithmeticError:
         """A fault in the target's numbers with its place: prefill is step 0."""
         at = f"{self._prompt_id}, step {self._text.steps}"
         return ArithmeticError(f"{at}: {fault}")

@@ -72,11 +72,13 @@ class Weakened:
             scoring.state.rollback(0, self._kept)
         self._open = True
         if not text.position:
-            return scoring.forward(text.since(0), None, "last")
-        unread = text.since(scoring.ready()).ids
+            return scoring.forward(text.pending_tokens(0), None, "last")
+        unread = text.pending_tokens(scoring.discard_partial_rows()).ids
         if unread.shape[1] > 1 and scoring.state.by_row:  # what was committed without a draft
             read = Tokens(unread[:, :-1])
-            scoring.read(scoring.target.execute(ModelInput(read, scoring.state, logits_at=None)))
+            scoring.store_prompt_chunk(
+                scoring.target.execute(ModelInput(read, scoring.state, logits_at=None))
+            )
             unread, self._kept = unread[:, -1:], scoring.state.position()
         if draft.nodes >= n:
             draft = Draft(draft.tokens[: n - 1])

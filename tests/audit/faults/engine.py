@@ -30,7 +30,7 @@ def residual_from_p(p, q):
 
 _warp = Chooser.warp
 _rejection = verify.rejection
-_apart = Scoring._apart
+_apart = Scoring._input_after_root
 
 
 def unwarped_bonus(self, rows):
@@ -106,7 +106,7 @@ def noise_of_the_first(self):
     _prefill(self)
 
 
-_seat = Harness.seat
+_seat = Harness.set_states
 
 
 def chance_of_who_left(self, lend):

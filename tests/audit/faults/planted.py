@@ -21,7 +21,7 @@ from methods.pld import PldParams
 from methods.sps import Sps, SpsParams
 from methods.sps_tree import SpsTree, SpsTreeParams
 from methods.stand import StandParams
-from specbench_cli.audit.subject import Subject
+from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine import scoring
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
@@ -64,38 +64,38 @@ class Fault:
 
     name: str
     by: str
-    subject: Subject
+    subject: AuditSubject
     planted: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def _sps(method: type[Method] = Sps, length: int = 2) -> Subject:
-    return Subject("sps", method, (SpsParams(length=length),))
+def _sps(method: type[Method] = Sps, length: int = 2) -> AuditSubject:
+    return AuditSubject("sps", method, (SpsParams(length=length),))
 
 
-def _lossy(method: type[Method] = Sps) -> Subject:
-    return Subject("sps", method, (SpsParams(length=3, accept="threshold", epsilon=0.2),))
+def _lossy(method: type[Method] = Sps) -> AuditSubject:
+    return AuditSubject("sps", method, (SpsParams(length=3, accept="threshold", epsilon=0.2),))
 
 
-def _pld(method: type[Method], **params: Any) -> Subject:
-    return Subject("pld", method, (PldParams(ngram=2, length=2, **params),))
+def _pld(method: type[Method], **params: Any) -> AuditSubject:
+    return AuditSubject("pld", method, (PldParams(ngram=2, length=2, **params),))
 
 
-def _tree(method: type[Method] = SpsTree, depth: int = 2, **params: Any) -> Subject:
+def _tree(method: type[Method] = SpsTree, depth: int = 2, **params: Any) -> AuditSubject:
     """Trees of two children for each node."""
     shape = {"widths": (2,) * depth, "width": 2, "depth": depth}
-    return Subject("sps-tree", method, (SpsTreeParams(**shape, **params),))
+    return AuditSubject("sps-tree", method, (SpsTreeParams(**shape, **params),))
 
 
-def _mtp(method: type[Method] = Mtp) -> Subject:
-    return Subject("mtp", method, (MtpParams(length=3),))
+def _mtp(method: type[Method] = Mtp) -> AuditSubject:
+    return AuditSubject("mtp", method, (MtpParams(length=3),))
 
 
-def _pearl(method: type[Method], window: int = 2) -> Subject:
-    return Subject("pearl", method, (PearlParams(window=window),))
+def _pearl(method: type[Method], window: int = 2) -> AuditSubject:
+    return AuditSubject("pearl", method, (PearlParams(window=window),))
 
 
-def _mirror(length: int) -> Subject:
-    return Subject("mirror", Mirror, (MirrorParams(length=length, candidates=1),))
+def _mirror(length: int) -> AuditSubject:
+    return AuditSubject("mirror", Mirror, (MirrorParams(length=length, candidates=1),))
 
 
 def _instead(owner: object, name: str, wrong: object) -> Callable[[], Any]:
@@ -108,7 +108,7 @@ def _engine_fault(
     owner: object,
     function: str,
     wrong: object,
-    subject: Subject | None = None,
+    subject: AuditSubject | None = None,
 ) -> Fault:
     """Return a fault that replaces a function of the engine, by default for `sps`."""
     return Fault(name, check, subject or _sps(), _instead(owner, function, wrong))
@@ -235,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft tree at positions one too high",
         "twin draft",
         Levels,
-        "_forget",
+        "_reset",
         trees.one_too_high,
         _tree(),
     ),
@@ -248,7 +248,7 @@ FAULTS: tuple[Fault, ...] = (
         Tape,
         "keep",
         trees.first_features,
-        Subject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
+        AuditSubject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),
     ),
     Fault("pending drafts returned at the end", "tokens", _pearl(parallel.ReturnsPending, 4)),
     Fault(
@@ -372,7 +372,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "q of a tree's last level mixed up",
         "distribution",
-        Subject(
+        AuditSubject(
             "sps-tree",
             distributions.MixesUpTheLast,
             (SpsTreeParams(width=2, depth=5, draw_mode="independent"),),
@@ -388,7 +388,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "no tail in the draws where the threshold is off",
         "distribution",
-        Subject(
+        AuditSubject(
             "sps", distributions.SureIfUnlimited, (SpsParams(length="confidence", threshold=0.0),)
         ),
     ),
@@ -422,7 +422,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "q of another node of the level, from n-grams",
         "distribution",
-        Subject("stand", late.StandReportsAnotherNodesQ, (StandParams(),)),
+        AuditSubject("stand", late.StandReportsAnotherNodesQ, (StandParams(),)),
     ),
     Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
@@ -430,7 +430,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "features of the step before after a rejection",
         "mixed draft",
-        Subject("medusa", late.KeepsFeatures, (MedusaParams(nodes=4),)),
+        AuditSubject("medusa", late.KeepsFeatures, (MedusaParams(nodes=4),)),
     ),
     Fault("a rejected token drafted again", "mixed draft", _sps(late.DraftsTheSameAgain)),
 )

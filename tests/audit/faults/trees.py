@@ -95,10 +95,10 @@ class KeepsPredicted(KeepsItsDraft):
         self.levels.keep(outcome.path)
 
 
-# ---- in place of `Tape.read` and of `Levels._forget` --------------------------------------------
+# ---- in place of `Tape.read` and of `Levels._reset` --------------------------------------------
 
 _read = Tape.read
-_forget = Levels._forget
+_reset = Levels._reset
 
 
 def one_late(self):
@@ -111,8 +111,8 @@ def one_late(self):
 
 def one_too_high(self):
     """The nodes of a draft at positions that are one too high."""
-    _forget(self)
-    self._root += 1
+    _reset(self)
+    self._root_position += 1
 
 
 # ---- in place of the engine's verification of trees ---------------------------------------------

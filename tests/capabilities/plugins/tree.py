@@ -3,7 +3,7 @@
 from specbench_cli.api import (
     Draft,
     Field,
-    Grown,
+    GrownTree,
     Levels,
     Method,
     MethodParams,
@@ -32,7 +32,7 @@ class Tree(Method):
 
     def start(self, session: Session) -> None:
         widths = (self.params.width, *[1] * (self.params.depth - 1))
-        self.shape = tree_of_widths(widths).within(len(widths), session.target.vocab_size)
+        self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
         session.reserve(len(self.shape.nodes))  # room in the target's state
         model = session.draft()
         state = session.new_state(model, slack=1 + max(self.shape.fed))
@@ -40,10 +40,10 @@ class Tree(Method):
         self.levels.begin(session.since(0))  # prefill
 
     def propose(self, session: Session, limit: int) -> Draft:
-        self.grown = Grown(session.chain(()), ())
+        self.grown = GrownTree(session.chain(()), ())
         if limit:
             root = self.levels.begin(session.since(self.levels.state.length()))
-            shape = self.shape.within(limit, session.target.vocab_size)
+            shape = self.shape.truncate(limit, session.target.vocab_size)
             self.grown = fill(shape, self.levels, root, session, how="without_replacement")
         return self.grown.draft
 

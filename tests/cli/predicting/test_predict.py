@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from methods.eagle.head import EagleHead
 from specbench_cli import app, registry
 from specbench_cli.commands.predict import EXAMPLES
-from specbench_cli.engine.drafting.by_load import emitted
+from specbench_cli.engine.drafting.load_aware import expected_tokens
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import method_costs as probing
 from specbench_cli.measure import probe
@@ -479,7 +479,7 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
         assert row["acceptance"] == stood / (stood + fell)
         needed = row["mat"] / row["speedup"]
         if needed <= length + 1:
-            assert emitted(row["break_even"], length) == pytest.approx(needed, rel=1e-4)
+            assert expected_tokens(row["break_even"], length) == pytest.approx(needed, rel=1e-4)
         else:
             assert row["break_even"] is None
     code, out, err = run("predict", str(made), "--sweep", "sps.length=1,9")

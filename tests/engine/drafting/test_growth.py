@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine import host
-from specbench_cli.engine.drafting.growth import Candidates, best_size, expand, grow, select
+from specbench_cli.engine.drafting.growth import CandidateNodes, best_size, expand, grow, select
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, tree_of
@@ -143,7 +143,7 @@ def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sa
             patch.setattr(host, "near", lambda device, near=near: near)
             found.append(expand(levels, first, session, k=k, depth=depth))
         fed.append((levels.fed, levels.state.ids, levels.state.positions))
-        fed[-1] += ([row.follows for row in levels.state.rows],)
+        fed[-1] += ([row.parent for row in levels.state.rows],)
     assert found[0] == found[1]
     assert fed[0] == fed[1]
     kinds = [{type(number) for number in part} for part in found[1]]
@@ -177,7 +177,7 @@ def test_one_node_a_level_is_the_chain_of_likeliest_tokens(growth, sampling):
 
 
 def test_of_equal_values_the_shallower_is_chosen():
-    found = Candidates(
+    found = CandidateNodes(
         [*range(6)], [-1, -1, 0, 0, 2, 2], [0.0, -1.0, 0.0, -1.0, 0.0, -1.0], [0, 1, 2]
     )
     assert [select(found, n).parents for n in range(4)] == [
@@ -192,7 +192,7 @@ def test_of_equal_values_the_shallower_is_chosen():
 
 @pytest.mark.parametrize("hole", [-math.inf, math.nan])
 def test_what_the_draft_rules_out_is_never_proposed(hole):
-    found = Candidates([*range(5)], [-1, -1, 0, 0, 1], [-0.5, hole, -0.7, hole, hole], [0, 1])
+    found = CandidateNodes([*range(5)], [-1, -1, 0, 0, 1], [-0.5, hole, -0.7, hole, hole], [0, 1])
     assert select(found, 5).ids == [0, 2]
     assert select(found, 5).fed == (0, -1)
 

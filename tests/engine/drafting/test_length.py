@@ -5,17 +5,17 @@ import torch
 from pydantic import ValidationError
 
 from methods.sps import Sps
-from specbench_cli.engine.drafting.length_params import BY_LOAD, RULES, LengthParams
-from specbench_cli.engine.drafting.length_rules import rule_of
+from specbench_cli.engine.drafting.length_params import LOAD_RULES, RULES, LengthParams
+from specbench_cli.engine.drafting.length_rules import create_length_rule
 from specbench_cli.engine.drafting.lengths import (
-    CONFIDENCE,
-    AcceptanceHead,
-    Confidence,
-    Entropy,
-    Fixed,
-    Heuristic,
-    Oracle,
-    learnt,
+    DEFAULT_CONFIDENCE,
+    AcceptanceHeadLength,
+    ConfidenceLength,
+    EntropyLength,
+    FixedLength,
+    HeuristicLength,
+    OracleLength,
+    learn_threshold,
 )
 from specbench_cli.engine.types import Out, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
@@ -56,7 +56,7 @@ def drafted(rule, *steps):
     """How many tokens a rule drafts of those given as (forward, token)."""
     rule.begin()
     for n, (out, token) in enumerate(steps, start=1):
-        if not rule.more(out, (torch.tensor([token]), None)):
+        if not rule.should_continue(out, (torch.tensor([token]), None)):
             return n
     return len(steps)
 
@@ -69,12 +69,12 @@ EVEN = (said([0.0] * 5), 0)
 
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_a_fixed_length_is_drafted_in_every_step(length):
-    rule = Fixed(length)
+    rule = FixedLength(length)
     assert [drafted(rule, *[EVEN] * 20) for _ in range(3)] == [length] * 3
 
 
 def test_the_heuristic_adds_two_after_full_acceptance_and_takes_one_after_a_miss():
-    rule, lengths = Heuristic(20), []
+    rule, lengths = HeuristicLength(20), []
     for stood in (True, True, False, False, True, False):
         lengths.append(drafted(rule, *[EVEN] * 20))
         rule.observe(outcome(lengths[-1] if stood else lengths[-1] - 1, lengths[-1]))
@@ -82,7 +82,7 @@ def test_the_heuristic_adds_two_after_full_acceptance_and_takes_one_after_a_miss
 
 
 def test_the_heuristic_stays_between_one_and_its_most():
-    rule = Heuristic(8)
+    rule = HeuristicLength(8)
     for n in (5, 7, 8, 8):
         assert drafted(rule, *[EVEN] * 20) == n
         rule.observe(outcome(n, n))
@@ -92,7 +92,7 @@ def test_the_heuristic_stays_between_one_and_its_most():
 
 
 def test_a_draft_that_the_budget_cut_short_counts_as_it_was():
-    rule = Heuristic(20)
+    rule = HeuristicLength(20)
     assert drafted(rule, EVEN, EVEN) == 2
     rule.observe(outcome(2, 2))
     assert rule.length == 7
@@ -107,18 +107,18 @@ def sure(chance):
 
 
 def test_drafting_stops_behind_a_token_of_too_little_confidence(session):
-    rule = Confidence(session(), 20, 0.4)
+    rule = ConfidenceLength(session(), 20, 0.4)
     assert drafted(rule, sure(0.9), sure(0.41), sure(0.39), sure(0.9)) == 3
     assert drafted(rule, sure(0.1), sure(0.9)) == 1
 
 
 def test_confidence_is_in_the_token_and_not_in_the_likeliest(session):
-    rule = Confidence(session(), 20, 0.4)
+    rule = ConfidenceLength(session(), 20, 0.4)
     assert drafted(rule, (sure(0.9)[0], 1), sure(0.9)) == 1
 
 
 def test_a_threshold_of_zero_never_stops(session):
-    rule = Confidence(session(), 20, 0.0)
+    rule = ConfidenceLength(session(), 20, 0.0)
     for _ in range(4):
         assert drafted(rule, *[(sure(0.99)[0], 3)] * 30) == 20
         rule.observe(outcome(0, 1))
@@ -126,23 +126,23 @@ def test_a_threshold_of_zero_never_stops(session):
 
 
 def test_the_distribution_of_a_drawn_token_is_the_one_it_was_drawn_from(session):
-    rule = Confidence(session(DISTRIBUTIONS[2]), 20, 0.4)
+    rule = ConfidenceLength(session(DISTRIBUTIONS[2]), 20, 0.4)
     q = torch.tensor([[0.3, 0.7, 0.0, 0.0, 0.0]])
     rule.begin()
-    assert not rule.more(sure(0.9)[0], (torch.tensor([0]), q))
-    assert rule.more(sure(0.9)[0], (torch.tensor([1]), q))
+    assert not rule.should_continue(sure(0.9)[0], (torch.tensor([0]), q))
+    assert rule.should_continue(sure(0.9)[0], (torch.tensor([1]), q))
 
 
 def test_under_the_coupled_rule_the_distribution_is_warped(session):
     sampling = Sampling("coupled", 0.5, top_k=3, seed=1)
-    rule = Confidence(session(sampling), 20, 0.4)
+    rule = ConfidenceLength(session(sampling), 20, 0.4)
     out, _ = sure(0.5)
     expected = warp(out.logits[0, -1], sampling)
     torch.testing.assert_close(rule.distribution(out, (torch.tensor([0]), None)), expected)
 
 
 def test_padding_of_the_drafts_vocabulary_has_no_confidence(session):
-    rule = Confidence(session(), 20, 0.4)
+    rule = ConfidenceLength(session(), 20, 0.4)
     padded = said([*sure(0.9)[0].logits[0, 0].tolist(), 99.0])
     assert drafted(rule, (padded, 0), sure(0.1)) == 2
 
@@ -150,22 +150,22 @@ def test_padding_of_the_drafts_vocabulary_has_no_confidence(session):
 def test_the_threshold_learnt_errs_least_by_hand():
     # At 0.9: one of two stands, none of four passes: 0 + 3/2. At 0.6: both stand, one passes: 1/4.
     tested = [(0.1, False), (0.2, False), (0.3, False), (0.6, True), (0.7, False), (0.9, True)]
-    assert learnt(tested) == 0.6
+    assert learn_threshold(tested) == 0.6
     # To let one more stand is worth three times as much as to keep one more out.
     tested = [(0.1, True), (0.2, False), (0.3, False), (0.4, False), (0.6, True), (0.9, True)]
-    assert learnt(tested) == 0.6  # 0 + 3/3 as against 3/3 + 0: the higher one
+    assert learn_threshold(tested) == 0.6  # 0 + 3/3 as against 3/3 + 0: the higher one
     tested = [(0.1, True), (0.2, False), (0.3, False), (0.4, False), (0.5, False), (0.9, True)]
-    assert learnt(tested) == 0.1  # 4/4 + 0 as against 0 + 3/2
+    assert learn_threshold(tested) == 0.1  # 4/4 + 0 as against 0 + 3/2
     tested = [(0.1, False), (0.2, False), (0.3, False), (0.4, False), (0.5, False), (0.9, True)]
-    assert learnt(tested) == 0.9  # 0 + 0
+    assert learn_threshold(tested) == 0.9  # 0 + 0
 
 
 def test_equal_chances_lie_on_one_side_of_a_threshold():
     tested = [(0.2, False), (0.2, False), (0.5, False), (0.5, True), (0.5, True), (0.5, True)]
-    assert learnt(tested) == 0.5
+    assert learn_threshold(tested) == 0.5
     # To let the one at 0.5 stand lets two more pass: 2/2 + 0 as against 0 + 3/4.
     tested = [(0.5, False), (0.5, False), (0.5, True), (0.9, True), (0.9, True), (0.9, True)]
-    assert learnt(tested) == 0.9
+    assert learn_threshold(tested) == 0.9
 
 
 @pytest.mark.parametrize(
@@ -178,23 +178,23 @@ def test_equal_chances_lie_on_one_side_of_a_threshold():
     ],
 )
 def test_few_tokens_or_those_of_one_kind_teach_nothing(tested):
-    assert learnt(tested) is None
+    assert learn_threshold(tested) is None
 
 
 def test_the_threshold_is_learnt_from_tested_tokens_alone(session):
-    rule = Confidence(session(), 20, None)
-    assert rule.threshold == CONFIDENCE
+    rule = ConfidenceLength(session(), 20, None)
+    assert rule.threshold == DEFAULT_CONFIDENCE
     # Six drafted, the fifth rejected: the one behind it was not tested.
     assert drafted(rule, *map(sure, (0.9, 0.8, 0.7, 0.6, 0.5, 0.45))) == 6
     rule.observe(outcome(4, 5))
-    assert rule.threshold == CONFIDENCE  # five are too few
+    assert rule.threshold == DEFAULT_CONFIDENCE  # five are too few
     assert drafted(rule, *map(sure, (0.55, 0.52))) == 2
     rule.observe(outcome(2, 2))
     assert rule.threshold == pytest.approx(0.52)
 
 
 def test_a_threshold_that_is_given_stays(session):
-    rule = Confidence(session(), 20, 0.3)
+    rule = ConfidenceLength(session(), 20, 0.3)
     for _ in range(4):
         drafted(rule, sure(0.9), sure(0.8), sure(0.7))
         rule.observe(outcome(1, 2))
@@ -202,19 +202,19 @@ def test_a_threshold_that_is_given_stays(session):
 
 
 def test_drafting_stops_behind_a_token_of_too_much_entropy(session):
-    rule = Entropy(session(), 20, 1.0)
+    rule = EntropyLength(session(), 20, 1.0)
     certain = said([50.0, 0.0, 0.0, 0.0, 0.0]), 0
     assert drafted(rule, certain, certain, EVEN, certain) == 3  # log 5 = 1.6 nats
-    assert drafted(Entropy(session(), 20, 1.7), *[EVEN] * 30) == 20
+    assert drafted(EntropyLength(session(), 20, 1.7), *[EVEN] * 30) == 20
 
 
 def test_an_entropy_of_a_distribution_with_zeros_is_finite(session):
-    rule = Entropy(session(), 20, 1.0)
+    rule = EntropyLength(session(), 20, 1.0)
     assert drafted(rule, (said([0.0, 0.0, *[-torch.inf] * 3]), 0), EVEN) == 2
 
 
 def test_without_a_threshold_an_entropy_of_one_and_a_half_nats_is_enough(session):
-    rule = Entropy(session(), 20, None)
+    rule = EntropyLength(session(), 20, None)
     four = said([0.0, 0.0, 0.0, 0.0, -torch.inf]), 0  # log 4 = 1.39 nats, log 5 = 1.61
     assert drafted(rule, four, EVEN, four) == 2
 
@@ -225,8 +225,8 @@ def test_without_a_threshold_an_entropy_of_one_and_a_half_nats_is_enough(session
 def head(session, chances, threshold, least=1, most=20):
     """The rule with a head that predicts what is given, in turn."""
     turn = iter(chances)
-    return AcceptanceHead(
-        session, most, threshold, lambda rows: torch.tensor([next(turn)]), least=least
+    return AcceptanceHeadLength(
+        session, most, threshold, lambda rows: torch.tensor([next(turn)]), min_length=least
     )
 
 
@@ -256,7 +256,7 @@ def test_the_first_token_and_the_newest_are_not_scored(session):
         seen.append(rows.tolist())
         return torch.tensor([1.0])
 
-    rule = AcceptanceHead(session(), 20, 0.3, predict)
+    rule = AcceptanceHeadLength(session(), 20, 0.3, predict)
     drafted(rule, *[(said([0.0] * 5, hidden=[float(n)]), 0) for n in range(4)])
     # Forward n is fed token n - 1, and the first one a committed token.
     assert seen == [[[1.0]], [[2.0]], [[3.0]]]
@@ -277,7 +277,7 @@ def test_the_doubt_of_tokens_below_the_least_counts(session):
 def test_the_oracle_stops_behind_the_first_token_that_vanilla_does_not_say(session):
     made = session()
     made.harness.reference = [*made.output(), 3, 1, 4, 2]
-    rule = Oracle(made, 20)
+    rule = OracleLength(made, 20)
     tokens = [(said([0.0] * 5), token) for token in (3, 1, 0, 2)]
     assert drafted(rule, *tokens) == 3
 
@@ -285,38 +285,40 @@ def test_the_oracle_stops_behind_the_first_token_that_vanilla_does_not_say(sessi
 def test_the_oracle_stops_behind_the_end_of_vanillas_output(session):
     made = session()
     made.harness.reference = [*made.output(), 3]
-    assert drafted(Oracle(made, 20), (EVEN[0], 3), EVEN, EVEN) == 2
+    assert drafted(OracleLength(made, 20), (EVEN[0], 3), EVEN, EVEN) == 2
 
 
 def test_without_vanillas_output_the_oracle_drafts_on(session):
-    assert drafted(Oracle(session(), 6), *[EVEN] * 20) == 6
+    assert drafted(OracleLength(session(), 6), *[EVEN] * 20) == 6
 
 
 # ---- all rules ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [r for r in RULES if r not in ("heuristic", *BY_LOAD)])
+@pytest.mark.parametrize("name", [r for r in RULES if r not in ("heuristic", *LOAD_RULES)])
 def test_nothing_is_drafted_behind_an_eos_or_beyond_the_most(session, name):
     made = session(eos=(0,))
     params = LengthParams(length=name, max=7, threshold=0.0 if name == "confidence" else 9.0)
-    rule = rule_of(params, made, lambda rows: torch.ones(1))
+    rule = create_length_rule(params, made, lambda rows: torch.ones(1))
     other = said([0.0] * 5), 1
     assert drafted(rule, other, EVEN, other) == 2
     assert drafted(rule, *[other] * 20) == 7
 
 
-@pytest.mark.parametrize("name", [3, *(r for r in RULES if r not in BY_LOAD)])
+@pytest.mark.parametrize("name", [3, *(r for r in RULES if r not in LOAD_RULES)])
 @RULED
 def test_each_kept_token_is_asked_about_once_and_stays(session, name, sampling):
     made = session(sampling)
     model = made.draft()
     state = made.new_state(model)
     model.forward(made.since(0), state)
-    rule = rule_of(LengthParams(length=name, max=6), made, lambda rows: torch.tensor([0.8]))
+    rule = create_length_rule(
+        LengthParams(length=name, max=6), made, lambda rows: torch.tensor([0.8])
+    )
     asked = []
-    method, more = Sps(), rule.more
+    method, more = Sps(), rule.should_continue
     method.model, method.state, method.length = model, state, rule
-    rule.more = lambda out, pick: asked.append(int(pick[0])) or more(out, pick)
+    rule.should_continue = lambda out, pick: asked.append(int(pick[0])) or more(out, pick)
     for limit in (0, 1, 9):
         asked.clear()
         state.rollback(0, len(made.tokens()) - 1)

@@ -14,9 +14,9 @@ from methods.sps import Sps, SpsParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.reference import Reference
-from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special
+from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special_piece
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.random import SeededRandom
@@ -49,7 +49,7 @@ def bpe(size, seed, begins=False):
 
     spelt = [piece.encode() for piece in pieces]
     if begins:
-        spelt.append(special("bos"))
+        spelt.append(special_piece("bos"))
     return Vocabulary(spelt, cut, size if begins else None)
 
 
@@ -68,7 +68,7 @@ def filled(translation):
     """A memory whose cache has every run that there is."""
     memory = Memory()
     memory["runs"] = Runs(99)
-    memory["runs"].read(range(len(translation.target.pieces)), translation.spelling)
+    memory["runs"].read(range(len(translation.target.pieces)), translation.spell_in_draft)
     return memory
 
 
@@ -85,7 +85,7 @@ def translated(distribution, beginning, runs, walk, words):
                 draw((*drawn, token), chance * q)
             return
         heads = [drawn[:n] for n in range(len(drawn), 1, -1) if drawn[:n] in known]
-        token = known[heads[0]] if heads else words.target_of.get(drawn[0])
+        token = known[heads[0]] if heads else words.draft_to_target.get(drawn[0])
         if token is not None:
             found[token] += chance
 
@@ -149,8 +149,8 @@ def test_overlapping_runs_leave_the_targets_distribution(
                 break
         return tuple(session.output()[:2])
 
-    true = Reference(tables[0], DRAWN).joint(prompt, (), 2)
-    assert distance(exact_law(run), true) < 1e-12
+    true = Reference(tables[0], DRAWN).joint_distribution(prompt, (), 2)
+    assert total_variation(exact_law(run), true) < 1e-12
 
 
 def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_table):
@@ -165,7 +165,7 @@ def test_draws_at_temperature_1_pass_a_chi_square_test(open_session, random_tabl
         list(omnidraft(length=2).generate(session))
         found[tuple(session.output()[1:3])] += 1
     due = defaultdict(float)
-    for output, weight in Reference(tables[0], DRAWN).joint(prompt, (), 3).items():
+    for output, weight in Reference(tables[0], DRAWN).joint_distribution(prompt, (), 3).items():
         due[output[1:]] += weight * draws
     cells = sorted(due, key=lambda cell: due[cell])
     pooled, rest = [], [0.0, 0]
@@ -194,21 +194,21 @@ def test_whatever_the_pair_tokens_are_vanillas_and_the_draft_reads_the_same_byte
         list(Vanilla().generate(plain))
         method = omnidraft(length=3)
         for _ in method.generate(session):
-            assert words.draft.spelt(method.text.ids) == words.target.spelt(session.tokens())
+            assert words.draft.decode(method.text.ids) == words.target.decode(session.tokens())
             assert method.text.state.length() < len(method.text.ids)
         assert session.output() == plain.output()
 
 
 def test_what_texts_begin_with_stands_there_once(open_session, random_table):
     words = pair_of(3, begins=True)
-    prompt = [words.target.begins, *words.target.encode(b"abba")]
+    prompt = [words.target.bos, *words.target.encode(b"abba")]
     session = open_session(
         random_table(6, 1, 1.5), random_table(4, 2, 1.5), prompt=prompt, budget=9, translation=words
     )
     method = omnidraft(length=3)
     for _ in method.generate(session):
-        begun = words.target.spelt(session.tokens()).count(special("bos"))
-        assert method.text.ids.count(words.draft.begins) == begun
+        begun = words.target.decode(session.tokens()).count(special_piece("bos"))
+        assert method.text.ids.count(words.draft.bos) == begun
 
 
 @pytest.mark.parametrize(
@@ -306,15 +306,15 @@ def test_the_cache_keeps_what_came_last_and_no_more_than_it_may(spelled):
     words = spelled()._workspace.decoders["draft"].translation
     the, cat = 0, 5
     runs = Runs(1)
-    runs.read([the, 1, 2, cat], words.spelling)
-    assert (len(runs), runs.run(the, words.spelling)) == (1, [0, 1, 2])  # it is spelt anew
+    runs.read([the, 1, 2, cat], words.spell_in_draft)
+    assert (len(runs), runs.run(the, words.spell_in_draft)) == (1, [0, 1, 2])  # it is spelt anew
     assert runs.trie == {3: {5: {0: {Runs.END: cat}}}}
-    runs.read([the, the], words.spelling)
+    runs.read([the, the], words.spell_in_draft)
     assert runs.trie == {0: {1: {2: {Runs.END: the}}}}
     both = Runs(2)
-    both.read([the, cat, the], words.spelling)
+    both.read([the, cat, the], words.spell_in_draft)
     both._most = 1
-    both.read([the], words.spelling)
+    both.read([the], words.spell_in_draft)
     assert both.trie == runs.trie
 
 
@@ -324,7 +324,7 @@ def test_of_overlapping_runs_each_leaves_the_others():
     )
     words.draft = Vocabulary([b"a", b"b", b"c"], lambda text: ["abc".index(s) for s in text])
     runs = Runs(2)
-    runs.read([0, 1], words.spelling)
+    runs.read([0, 1], words.spell_in_draft)
     assert runs.trie == {0: {1: {Runs.END: 0, 2: {Runs.END: 1}}}}
     assert runs.ends(runs.trie[0]) == ([1], [0]) and runs.go_on(runs.trie[0][1])
     runs._forget(1)

@@ -30,22 +30,22 @@ def test_all_occurrences_are_found_with_what_is_behind_them(texts, string, lengt
     found = array.find(string)
     due = continuations(texts, string, length)
     assert len(found) == len(due)
-    assert array.behind(found, len(string), length, most=1000).tolist() == due
+    assert array.continuations(found, len(string), length, most=1000).tolist() == due
 
 
 def test_of_many_occurrences_as_many_as_asked_for_are_read_at_even_distances():
     array = SuffixArray(*SuffixArray.sort([[0, token] for token in range(1, 21)], 21))
     found = array.find([0])
-    assert array.behind(found, 1, 1, most=20)[:, 0].tolist() == list(range(1, 21))
-    assert array.behind(found, 1, 1, most=5)[:, 0].tolist() == [1, 5, 9, 13, 17]
-    assert array.behind(found, 1, 1, most=7)[:, 0].tolist() == [1, 4, 7, 10, 13, 16, 19]
+    assert array.continuations(found, 1, 1, most=20)[:, 0].tolist() == list(range(1, 21))
+    assert array.continuations(found, 1, 1, most=5)[:, 0].tolist() == [1, 5, 9, 13, 17]
+    assert array.continuations(found, 1, 1, most=7)[:, 0].tolist() == [1, 4, 7, 10, 13, 16, 19]
 
 
 def test_tokens_of_a_large_vocabulary_stay_what_they_are():
     texts = [[65_535, 70_000, 1], [127_999, 65_535, 70_000]]
     tokens, order = SuffixArray.sort(texts, 128_000)
     array = SuffixArray(tokens, order)
-    assert array.behind(array.find([65_535]), 1, 2, most=9).tolist() == [
+    assert array.continuations(array.find([65_535]), 1, 2, most=9).tolist() == [
         [70_000, 1],
         [70_000, 128_000],
     ]

@@ -65,9 +65,9 @@ def test_a_level_names_each_nodes_parent_rank_and_what_is_fed(template):
         nodes = [node for node in template.nodes if len(node) == depth]
         assert [(*fed[row], rank) for row, rank in level.picks] == nodes
         assert level.width == 1 + max(rank for _, rank in level.picks)
-        assert [fed[row] for row in level.rows] == [node[:-1] for node in nodes]
+        assert [fed[row] for row in level.parents] == [node[:-1] for node in nodes]
         above, fed = fed, [nodes[at] for at in level.fed]
-        assert [above[row] for row in level.above] == [node[:-1] for node in fed]
+        assert [above[row] for row in level.fed_parents] == [node[:-1] for node in fed]
         assert all(node in {each[:-1] for each in template.nodes} for node in fed)
 
 
@@ -96,7 +96,7 @@ def test_the_sparse_tree_has_as_many_nodes_a_level_as_eagles():
 
 @given(templates(), st.integers(1, 4), st.integers(1, 4))
 def test_a_template_cut_short_is_a_part_of_it(template, depth, width):
-    cut = template.within(depth, width)
+    cut = template.truncate(depth, width)
     assert cut.nodes == tuple(
         node for node in template.nodes if len(node) <= depth and max(node) < width
     )

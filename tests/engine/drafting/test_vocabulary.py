@@ -15,10 +15,10 @@ from methods.omnidraft.method import OmniDraft, OmniDraftParams
 from methods.tli import Tli, TliParams
 from methods.uag import Uag, UagParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.drafting.transcript import Transcript
-from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special
+from specbench_cli.engine.drafting.vocabulary import Translation, Vocabulary, special_piece
 from specbench_cli.engine.verify.sampling import Sampling
 
 CPU = torch.device("cpu")
@@ -85,7 +85,9 @@ TOKENIZERS = {
     "bpe that begins": byte_level(290, begins=True, seed=1),
     "sentencepiece": sentence_piece(),
 }
-VOCABULARIES = {name: Vocabulary.of(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+VOCABULARIES = {
+    name: Vocabulary.from_tokenizer(tokenizer) for name, tokenizer in TOKENIZERS.items()
+}
 TEXTS = st.text(st.sampled_from("abct the\u00e9\u4f60\U0001f6001\n"), max_size=20)
 
 
@@ -95,27 +97,27 @@ TEXTS = st.text(st.sampled_from("abct the\u00e9\u4f60\U0001f6001\n"), max_size=2
 def test_pieces_spell_what_the_tokenizer_cut(name, text):
     vocabulary = VOCABULARIES[name]
     ids = vocabulary.encode(text.encode())
-    assert vocabulary.spelt(ids) == text.encode()
+    assert vocabulary.decode(ids) == text.encode()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.binary(max_size=12).filter(lambda data: b"\xff" not in data))
 @settings(max_examples=40, deadline=None)
 def test_bytes_that_are_no_text_are_spelt_by_single_bytes(name, data):
-    assert VOCABULARIES[name].spelt(VOCABULARIES[name].encode(data)) == data
+    assert VOCABULARIES[name].decode(VOCABULARIES[name].encode(data)) == data
 
 
 def test_a_special_token_is_not_what_a_text_says():
     vocabulary = VOCABULARIES["bpe"]
     assert vocabulary.encode(b"<|end|>") != [TOKENIZERS["bpe"].eos_token_id]
-    assert vocabulary.encode(special("eos")) == [TOKENIZERS["bpe"].eos_token_id]
-    assert vocabulary.encode(b"a" + special("unknown") + b"a") == vocabulary.encode(b"a") * 2
+    assert vocabulary.encode(special_piece("eos")) == [TOKENIZERS["bpe"].eos_token_id]
+    assert vocabulary.encode(b"a" + special_piece("unknown") + b"a") == vocabulary.encode(b"a") * 2
 
 
 def test_ends_of_texts_are_one_token_whatever_their_names():
     translation = Translation(VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"], CPU)
     assert (
-        translation.draft_of[TOKENIZERS["bpe"].eos_token_id]
+        translation.target_to_draft[TOKENIZERS["bpe"].eos_token_id]
         == TOKENIZERS["sentencepiece"].eos_token_id
     )
 
@@ -136,13 +138,9 @@ def transcript(translation, prompt):
 
 def test_what_a_tokenizer_begins_texts_with_stands_there_once():
     ours, theirs = VOCABULARIES["bpe"], VOCABULARIES["bpe that begins"]
-    assert (
-        transcript(Translation(ours, theirs, CPU), ours.encode(b"the cat")).ids[0] == theirs.begins
-    )
-    begun = transcript(
-        Translation(theirs, theirs, CPU), [theirs.begins, *theirs.encode(b"the cat")]
-    )
-    assert begun.ids.count(theirs.begins) == 1
+    assert transcript(Translation(ours, theirs, CPU), ours.encode(b"the cat")).ids[0] == theirs.bos
+    begun = transcript(Translation(theirs, theirs, CPU), [theirs.bos, *theirs.encode(b"the cat")])
+    assert begun.ids.count(theirs.bos) == 1
 
 
 @pytest.mark.parametrize("ours", ["bpe", "bpe that begins", "sentencepiece"])
@@ -156,7 +154,7 @@ def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
     read = transcript(Translation(target, draft, CPU), text)
     for _ in range(3):
         more = target.encode(data.draw(TEXTS).encode())
-        drafted = draft.encode(target.spelt(more) + data.draw(TEXTS).encode())
+        drafted = draft.encode(target.decode(more) + data.draw(TEXTS).encode())
         drafted = [
             *drafted[: data.draw(st.integers(0, 6))],
             *draft.encode(data.draw(TEXTS).encode()),
@@ -164,22 +162,26 @@ def test_a_transcript_spells_the_text_after_every_step(ours, theirs, data):
         before, text = len(read.ids), [*text, *more]
         read.state.rows[0] = before + len(drafted)
         stood = read.follow(text, drafted)
-        assert draft.spelt(read.ids) == target.spelt(text)
+        assert draft.decode(read.ids) == target.decode(text)
         assert read.ids[before : before + stood] == drafted[:stood]
         assert read.state.length() == min(before + stood, len(read.ids) - 1)
         if stood < len(drafted):
-            assert not target.spelt(more).startswith(draft.spelt(drafted[: stood + 1]))
+            assert not target.decode(more).startswith(draft.decode(drafted[: stood + 1]))
 
 
 @pytest.mark.parametrize("theirs", ["larger bpe", "bpe that begins", "sentencepiece"])
 def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
     target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
     words = Translation(target, draft, CPU)
-    runs = {token: words.spelling(token) for token in range(len(target.pieces))}
-    assert all(draft.spelt(run) == target.pieces[token] for token, run in runs.items() if run)
-    assert all(run == [words.draft_of[token]] for token, run in runs.items() if len(run) == 1)
+    runs = {token: words.spell_in_draft(token) for token in range(len(target.pieces))}
+    assert all(draft.decode(run) == target.pieces[token] for token, run in runs.items() if run)
+    assert all(
+        run == [words.target_to_draft[token]] for token, run in runs.items() if len(run) == 1
+    )
     assert sum(len(run) > 1 for run in runs.values()) > 5  # which only the target has
-    assert [words.target_of[words.draft_of[token]] for token in words.draft_of] == [*words.draft_of]
+    assert [
+        words.draft_to_target[words.target_to_draft[token]] for token in words.target_to_draft
+    ] == [*words.target_to_draft]
 
 
 @pytest.mark.parametrize("theirs", ["larger bpe", "sentencepiece"])
@@ -188,14 +190,16 @@ def test_a_target_token_is_spelt_by_the_drafts_or_by_none(theirs):
 def test_what_a_draft_says_is_spelt_in_the_targets_tokens(theirs, before, said):
     target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
     translation = Translation(target, draft, CPU)
-    ids = translation.respelt(target.encode(before.encode())[-3:], draft.encode(said.encode()))
-    assert target.spelt(ids) == said.encode()
+    ids = translation.to_target_ids(
+        target.encode(before.encode())[-3:], draft.encode(said.encode())
+    )
+    assert target.decode(ids) == said.encode()
 
 
 def test_a_character_that_was_begun_waits_for_its_end():
     target, draft = VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"]
     half = draft.encode("a\U0001f600".encode()[:-1])
-    assert target.spelt(Translation(target, draft, CPU).respelt([], half)) == b"a"
+    assert target.decode(Translation(target, draft, CPU).to_target_ids([], half)) == b"a"
 
 
 # ---- decoding -----------------------------------------------------------------------------------
@@ -238,8 +242,8 @@ def test_a_draft_of_other_words_leaves_the_targets_distribution(
                 break
         return tuple(session.output()[:3])
 
-    true = Reference(tables[0], sampling).joint(prompt, (), 3)
-    assert distance(exact_law(run), true) < 1e-12
+    true = Reference(tables[0], sampling).joint_distribution(prompt, (), 3)
+    assert total_variation(exact_law(run), true) < 1e-12
 
 
 @METHODS
@@ -266,7 +270,7 @@ def test_q_is_the_drafts_distribution_given_that_both_have_the_token(open_sessio
     )
     step = next(Tli(TliParams(length=1)).generate(session))
     first = session.output()[0]
-    read = [*(WORDS.draft.encode(WORDS.target.spelt([0, 1, first])))]
+    read = [*(WORDS.draft.encode(WORDS.target.decode([0, 1, first])))]
     said = tables[1][read[-2], read[-1]].softmax(-1)
     q = step.draft.q[0]
     assert q[2] == 0 and math.isclose(float(q.sum()), 1, abs_tol=1e-6)

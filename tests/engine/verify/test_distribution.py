@@ -15,7 +15,7 @@ from torch import Tensor
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.choice import distance
+from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.table import pair as pair_of
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
@@ -155,7 +155,7 @@ SAMPLINGS = {
 def distribution_of_target(table, sampling, eos=(), length=3):
     """Distribution of the first `length` tokens after PROMPT by the chain rule, from the table
     alone."""
-    return Reference(table, sampling).joint(PROMPT, eos, length)
+    return Reference(table, sampling).joint_distribution(PROMPT, eos, length)
 
 
 @pytest.fixture
@@ -216,14 +216,14 @@ def test_the_first_three_tokens_follow_the_targets_distribution(
     sampling = narrowed(make, SAMPLINGS[sampling])
     distribution = distribution_of_method(make(), tables, sampling)
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(distribution, distribution_of_target(tables[0], sampling)) < 1e-9
+    assert total_variation(distribution, distribution_of_target(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.parametrize("name", NARROWED)
 def test_the_first_two_tokens_follow_it_without_a_cut(distribution_of_method, pair, name):
     tables = pair("near")
     distribution = distribution_of_method(registry.build(name, {}), tables, PLAIN, length=2)
-    assert distance(distribution, distribution_of_target(tables[0], PLAIN, length=2)) < 1e-9
+    assert total_variation(distribution, distribution_of_target(tables[0], PLAIN, length=2)) < 1e-9
 
 
 ENDINGS = [((0,), 6), ((0, 2), 6), ((2,), 1), ((2,), 2), ((1,), 3)]
@@ -235,14 +235,14 @@ def test_neither_eos_nor_budget_bends_the_distribution(distribution_of_method, p
     (eos, budget), tables, sampling = ending, pair("near"), narrowed(make, PLAIN)
     distribution = distribution_of_method(make(), tables, sampling, budget=budget, eos=eos)
     expected = distribution_of_target(tables[0], sampling, eos, length=min(3, budget))
-    assert distance(distribution, expected) < 1e-9
+    assert total_variation(distribution, expected) < 1e-9
 
 
 def test_a_longer_draft_over_a_larger_vocabulary_is_exact(distribution_of_method, pair):
     sampling = Sampling("rejection", 0.7, top_k=2)
     tables = pair("near", vocab=5)
     distribution = distribution_of_method(Sps(SpsParams(length=3)), tables, sampling, eos=(4,))
-    assert distance(distribution, distribution_of_target(tables[0], sampling, (4,))) < 1e-9
+    assert total_variation(distribution, distribution_of_target(tables[0], sampling, (4,))) < 1e-9
 
 
 @pytest.mark.full
@@ -253,7 +253,7 @@ def test_block_verification_has_the_targets_distribution_as_well(
     sampling = narrowed(make, Sampling("block", 0.8, top_k=3))
     tables = pair(kind, vocab=4 if kind == "disjoint" else 3)
     distribution = distribution_of_method(make(), tables, sampling, eos=(2,))
-    assert distance(distribution, distribution_of_target(tables[0], sampling, (2,))) < 1e-9
+    assert total_variation(distribution, distribution_of_target(tables[0], sampling, (2,))) < 1e-9
 
 
 # ---- planted faults: the same walk finds them ---------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_method_that_misstates_its_draft_distribution_is_found(
 ):
     sampling, tables = SAMPLINGS["T=0.5"], pair("flat")
     distribution = distribution_of_method(fault(SpsParams(length=1)), tables, sampling)
-    assert distance(distribution, distribution_of_target(tables[0], sampling)) > 1e-3
+    assert total_variation(distribution, distribution_of_target(tables[0], sampling)) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_faulty_verifier_is_found(distribution_of_method, pair, monkeypatch, f
     tables = pair("peaked")
     monkeypatch.setattr(verify, function, faulty)
     distribution = distribution_of_method(Sps(SpsParams(length=1)), tables, PLAIN)
-    assert distance(distribution, distribution_of_target(tables[0], PLAIN)) > 1e-3
+    assert total_variation(distribution, distribution_of_target(tables[0], PLAIN)) > 1e-3
 
 
 # ---- acceptance ---------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_under_a_grammar_the_distribution_is_the_processed_targets(
     tables, sampling = pair("near"), narrowed(make, PLAIN)
     distribution = distribution_of_method(make(), tables, held(sampling), budget=4, eos=(2,))
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(distribution, processed_distribution(tables[0], sampling)) < 1e-9
+    assert total_variation(distribution, processed_distribution(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["sps", "pld"])
@@ -394,7 +394,7 @@ def test_block_verification_has_the_processed_distribution_as_well(
     distribution = distribution_of_method(
         registry.build(name, {}), tables, held(sampling), budget=4, eos=(2,)
     )
-    assert distance(distribution, processed_distribution(tables[0], sampling)) < 1e-9
+    assert total_variation(distribution, processed_distribution(tables[0], sampling)) < 1e-9
 
 
 @pytest.mark.full
@@ -428,4 +428,4 @@ def test_a_processor_that_forgets_the_path_is_found(distribution_of_method, pair
     distribution = distribution_of_method(
         Sps(SpsParams(length=2)), tables, held(PLAIN), budget=4, eos=(2,)
     )
-    assert distance(distribution, processed_distribution(tables[0], PLAIN)) > 1e-3
+    assert total_variation(distribution, processed_distribution(tables[0], PLAIN)) > 1e-3

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from methods.sps import Sps, SpsParams
 from specbench_cli import registry
-from specbench_cli.audit.choice import distance
-from specbench_cli.audit.models.head import make_on_tables
-from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, exits_of, pair
+from specbench_cli.audit.enumeration import total_variation
+from specbench_cli.audit.models.head import make_table_artifact
+from specbench_cli.audit.models.table import RecurrentTable, TableDecoder, make_exit_table, pair
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
@@ -64,10 +64,10 @@ class PlacedRecurrent(Somewhere, RecurrentTable):
 def workspace_of(tables, capacity, kind=Placed):
     target, draft = tables
     decoders = {
-        "target": kind("target", target, exits_of(target), inner=2),
-        "draft": TableDecoder("draft", draft, exits_of(draft), inner=2),
+        "target": kind("target", target, make_exit_table(target), inner=2),
+        "draft": TableDecoder("draft", draft, make_exit_table(draft), inner=2),
     }
-    return Workspace(decoders, capacity, make=partial(make_on_tables, decoders))
+    return Workspace(decoders, capacity, load_artifact=partial(make_table_artifact, decoders))
 
 
 def build(name):
@@ -166,7 +166,7 @@ def test_under_a_contrast_the_distribution_is_the_contrasted_targets(distributio
         due_distribution(tables[0], sampling),
     )
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-9)
-    assert distance(distribution, due) < 1e-9
+    assert total_variation(distribution, due) < 1e-9
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -295,7 +295,7 @@ def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monke
     tables, sampling = pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
     monkeypatch.setattr(Weakened, "_read", forgets)
     distribution = distribution_of(Sps(SpsParams(length=2)), tables, sampling)
-    assert distance(distribution, due_distribution(tables[0], sampling)) > 1e-3
+    assert total_variation(distribution, due_distribution(tables[0], sampling)) > 1e-3
 
 
 # ---- the contrast itself ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_cli.audit.choice import walk
+from specbench_cli.audit.enumeration import compute_distribution
 from specbench_cli.audit.models.table import TableDecoder, random_table
 from specbench_cli.audit.models.tiny import tiny_models
 from specbench_cli.engine.models.decoder import Decoder
@@ -103,7 +103,7 @@ def test_a_reused_window_has_the_drafts_own_distribution() -> None:
         return warp(model.table[before, last], DRAWN).tolist()
 
     # Behind PROMPT, 1 a window (w, x), of which nothing stands; then, behind 1, 1, the reused one.
-    for (w, x, a, b), found in walk(run).items():
+    for (w, x, a, b), found in compute_distribution(run).items():
         due = (
             distribution(0, 1)[w]
             * distribution(1, w)[x]

@@ -68,7 +68,7 @@ def workspace_of(transport: Transport, nap: float = 0.0) -> Workspace:
     target, draft = TABLES
     recipe = partial(SlowTable, "draft", draft, nap)
     decoders = {"target": SlowTable("target", target, nap), "draft": recipe()}
-    return Workspace(decoders, 64, recipes={"draft": recipe}, transport=transport)
+    return Workspace(decoders, 64, decoder_factories={"draft": recipe}, transport=transport)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_draft_loaded_by_another_process_drafts_what_it_would_draft_here():
     recipe = partial(load_decoder, resolve(checkpoint.draft).path, name="draft")
     decoders = {"target": load_decoder(checkpoint.path, name="target"), "draft": recipe()}
     transport = Processes(*halves())
-    apart = Workspace(decoders, 100, recipes={"draft": recipe}, transport=transport)
+    apart = Workspace(decoders, 100, decoder_factories={"draft": recipe}, transport=transport)
     here, stop = Workspace(decoders, 100), StopRule(frozenset(), 24)
     for rule, sampling in RULES.items():
         request = Request("p", 1, tuple(range(100, 130)), stop)

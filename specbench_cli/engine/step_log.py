@@ -10,7 +10,7 @@ from specbench_cli.engine.types import Draft, Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DraftShape:
     """A draft without its distributions, which are large: `tokens` [m] on the device, `parents` as
     in `Draft`."""
 
@@ -18,7 +18,7 @@ class Shape:
     parents: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, draft: Draft, nodes: int | None = None) -> Shape:
+    def of(cls, draft: Draft, nodes: int | None = None) -> DraftShape:
         """The shape of a draft, or of its first nodes."""
         if nodes is None or nodes == draft.nodes:
             return cls(draft.tokens, draft.parents)
@@ -27,7 +27,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Seen:
+class StepRecord:
     """All that a session saw of one step, whatever its method tells of it.
 
     Attributes:
@@ -36,12 +36,12 @@ class Seen:
         committed: what became of them; None while nothing did.
     """
 
-    scored: list[Shape] = field(default_factory=list)
-    verified: list[Shape] = field(default_factory=list)
+    scored: list[DraftShape] = field(default_factory=list)
+    verified: list[DraftShape] = field(default_factory=list)
     committed: Outcome | None = None
 
 
-class SeenSteps:
+class StepLog:
     """Record of everything that a session scored, verified and committed.
 
     Attributes:
@@ -49,22 +49,22 @@ class SeenSteps:
     """
 
     def __init__(self) -> None:
-        self.steps: list[Seen] = []
+        self.steps: list[StepRecord] = []
 
-    def scored(self, draft: Draft, proposed: int | None = None) -> None:
+    def record_scored(self, draft: Draft, proposed: int | None = None) -> None:
         """Record that a draft, or its first `proposed` nodes, was scored."""
-        self._open().scored.append(Shape.of(draft, proposed))
+        self._open_step().scored.append(DraftShape.of(draft, proposed))
 
-    def verified(self, draft: Draft) -> None:
+    def record_verified(self, draft: Draft) -> None:
         """Record that a draft was verified."""
-        self._open().verified.append(Shape.of(draft))
+        self._open_step().verified.append(DraftShape.of(draft))
 
-    def committed(self, outcome: Outcome) -> None:
+    def record_committed(self, outcome: Outcome) -> None:
         """Record what was committed, and close the step."""
-        self._open().committed = outcome
+        self._open_step().committed = outcome
 
-    def _open(self) -> Seen:
+    def _open_step(self) -> StepRecord:
         """The step of which nothing is committed yet."""
         if not self.steps or self.steps[-1].committed is not None:
-            self.steps.append(Seen())
+            self.steps.append(StepRecord())
         return self.steps[-1]

@@ -7,9 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.audit.choice import distance, outcomes, walk
+from specbench_cli.audit.enumeration import (
+    compute_distribution,
+    enumerate_outcomes,
+    total_variation,
+)
 from specbench_cli.audit.models.table import TableDecoder, pair, random_table, successor_table
-from specbench_cli.audit.reference import Reference, cut, warped
+from specbench_cli.audit.reference import Reference, truncate_output, warp_logits
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
@@ -22,7 +26,7 @@ def test_every_outcome_is_walked_once_with_its_probability():
         runs = int(random.bernoulli(torch.tensor([0.5, 0.5])).sum()) if first == 2 else 0
         return first, runs
 
-    distribution = walk(run)
+    distribution = compute_distribution(run)
     assert distribution == {
         (0, 0): 0.5,
         (2, 0): 0.125,
@@ -30,11 +34,11 @@ def test_every_outcome_is_walked_once_with_its_probability():
         (2, 2): 0.0625,
         (3, 0): 0.25,
     }
-    assert sum(weight for _, weight in outcomes(run)) == pytest.approx(1.0)
+    assert sum(weight for _, weight in enumerate_outcomes(run)) == pytest.approx(1.0)
 
 
 def test_the_distance_of_two_distributions_is_their_total_variation():
-    assert distance({"a": 0.5, "b": 0.5}, {"a": 0.25, "c": 0.75}) == pytest.approx(0.75)
+    assert total_variation({"a": 0.5, "b": 0.5}, {"a": 0.25, "c": 0.75}) == pytest.approx(0.75)
 
 
 @settings(deadline=None)
@@ -47,7 +51,7 @@ def test_the_distance_of_two_distributions_is_their_total_variation():
 def test_warping_written_twice_agrees(logits, temperature, top_k, top_p):
     sampling = Sampling("rejection", temperature, top_k=top_k, top_p=top_p)
     ours, theirs = (
-        warped(logits, sampling),
+        warp_logits(logits, sampling),
         warp(torch.tensor(logits, dtype=torch.float64), sampling),
     )
     if sum(a > 0 for a in ours) == int((theirs > 0).sum()):  # else top-p fell on a token's edge
@@ -57,19 +61,19 @@ def test_warping_written_twice_agrees(logits, temperature, top_k, top_p):
 def test_the_reference_distribution_is_the_product_of_its_rows():
     table, sampling = random_table(3, 1), Sampling("rejection", 0.7)
     reference = Reference(table, sampling)
-    distribution = reference.joint((0, 1), (), 2)
+    distribution = reference.joint_distribution((0, 1), (), 2)
     assert sum(distribution.values()) == pytest.approx(1.0)
     assert distribution[2, 0] == pytest.approx(
         reference.distribution(0, 1)[2] * reference.distribution(1, 2)[0]
     )
-    ended = reference.joint((0, 1), (2,), 2)
+    ended = reference.joint_distribution((0, 1), (2,), 2)
     assert ended[(2,)] == pytest.approx(reference.distribution(0, 1)[2])
 
 
 def test_the_reference_follows_a_table():
-    assert Reference(successor_table([1, 2, 0]), Sampling()).tokens("x", (0, 0), 4) == [1, 2, 0, 1]
-    assert cut([4, 5, 6, 7], {6}, 10) == [4, 5, 6]
-    assert cut([4, 5, 6, 7], (), 2) == [4, 5]
+    assert Reference(successor_table([1, 2, 0]), Sampling()).decode("x", (0, 0), 4) == [1, 2, 0, 1]
+    assert truncate_output([4, 5, 6, 7], {6}, 10) == [4, 5, 6]
+    assert truncate_output([4, 5, 6, 7], (), 2) == [4, 5]
 
 
 def test_a_table_reads_its_state_as_a_tree_where_a_mask_says_so():

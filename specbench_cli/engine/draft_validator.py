@@ -16,7 +16,7 @@ from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
 from specbench_cli.errors import MethodFault
 
 
-class DraftChecks:
+class DraftValidator:
     """Validation of a session's drafts before the target scores them.
 
     The session's own drafts are trusted. The ids and distributions of other drafts are inspected,
@@ -43,7 +43,7 @@ class DraftChecks:
         self._trusted = draft
         return draft
 
-    def root(self, line: Tensor) -> Tensor:
+    def set_chain(self, line: Tensor) -> Tensor:
         """Return the draft tokens [m] of a line [m + 1] that begins with the last committed token.
 
         `rooted` uses the line without a copy.
@@ -55,23 +55,23 @@ class DraftChecks:
     def check(self, draft: Draft) -> None:
         """Raise MethodFault if a draft is malformed: the step, the field and what is allowed."""
         self.run(check_draft, draft)
-        if not self._trusts(draft):
+        if not self._is_trusted(draft):
             self.inspect(draft)
         elif draft.nodes:
-            self.run(check_form, draft, self._bounds(), self._chooser.sampling.rule)
+            self.run(check_structure, draft, self._bounds(), self._chooser.sampling.rule)
         self.picks.clear()
 
-    def rooted(self, draft: Draft, length: int) -> Tokens:
+    def input_with_root(self, draft: Draft, state_length: int) -> Tokens:
         """Return the tokens [1, n] after the first `length`, with the draft's at the end."""
-        written, tokens, line = self._line or (0, None, draft.tokens)
-        if tokens is draft.tokens and written == len(self._text.tokens) == length + 1:
+        text_length, tokens, line = self._line or (0, None, draft.tokens)
+        if tokens is draft.tokens and text_length == len(self._text.tokens) == state_length + 1:
             return Tokens(line[None])
-        root = self._text.since(length)
-        return Tokens(torch.cat((root.ids, draft.tokens[None]), 1)) if draft.nodes else root
+        pending = self._text.pending_tokens(state_length)
+        return Tokens(torch.cat((pending.ids, draft.tokens[None]), 1)) if draft.nodes else pending
 
     def inspect(self, draft: Draft) -> None:
         """Raise MethodFault if a draft or its values are invalid. Waits for the device."""
-        self.run(inspect, draft, self._bounds(), self._chooser.sampling.rule)
+        self.run(inspect_values, draft, self._bounds(), self._chooser.sampling.rule)
 
     def run(self, check: Callable[..., object], *args: object) -> None:
         """Run a check of a draft; its fault gets the number of the step."""
@@ -80,15 +80,15 @@ class DraftChecks:
         except MethodFault as fault:
             raise MethodFault(f"step {self._text.steps}, {fault.message}", fault.hint) from None
 
-    def _trusts(self, draft: Draft) -> bool:
+    def _is_trusted(self, draft: Draft) -> bool:
         trusted = self._trusted
         return draft is trusted or (
             trusted is not None and draft.tokens is trusted.tokens and draft.q is None
         )
 
-    def _bounds(self) -> Bounds:
-        room = self._text.room
-        return Bounds(self._chooser.vocab_size, room, room + self.slack, self._text.device)
+    def _bounds(self) -> DraftBounds:
+        room = self._text.max_draft_length
+        return DraftBounds(self._chooser.vocab_size, room, room + self.slack, self._text.device)
 
 
 # ---- the checks ---------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ below."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DraftBounds:
     """What limits a draft: ids in the vocabulary, levels of use, nodes that there is memory for."""
 
     vocab: int
@@ -108,7 +108,7 @@ class Bounds:
     device: torch.device
 
 
-def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
+def inspect_values(draft: Draft, bounds: DraftBounds, rule: Rule) -> None:
     """Raise MethodFault unless a draft can be scored and verified under a rule.
 
     Waits for the device. Distributions matter only where tokens are drawn.
@@ -120,14 +120,14 @@ def inspect(draft: Draft, bounds: Bounds, rule: Rule) -> None:
         or tokens.dtype != torch.int64
         or tokens.device != bounds.device
     ):
-        raise fault(
+        raise draft_fault(
             "tokens",
-            f"{_kind(tokens)}; must be [nodes] of int64 on {bounds.device}",
+            f"{_describe(tokens)}; must be [nodes] of int64 on {bounds.device}",
             "flatten trees level by level; ids are the target's",
         )
     ids = host.numbers(tokens)
     check_ids(ids, bounds.vocab)
-    tree = check_form(draft, bounds, rule)
+    tree = check_structure(draft, bounds, rule)
     if rule in ("rejection", "block"):
         if draft.q is not None:
             _check_q(draft.q, draft, bounds)
@@ -144,13 +144,13 @@ def check_draft(draft: object) -> None:
         )
 
 
-def check_form(draft: Draft, bounds: Bounds, rule: Rule) -> Tree | None:
+def check_structure(draft: Draft, bounds: DraftBounds, rule: Rule) -> Tree | None:
     """Raise MethodFault for what is wrong with a draft whatever its ids and distributions are; no
     wait."""
-    tree = None if draft.parents is None else _tree(draft)
+    tree = None if draft.parents is None else _check_tree(draft)
     check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
     if draft.nodes > bounds.nodes:
-        raise fault(
+        raise draft_fault(
             "tokens",
             f"{draft.nodes} nodes where the target's state has room for {bounds.nodes}",
             "call `session.reserve(nodes)` with the largest tree's size in `start`",
@@ -164,45 +164,49 @@ def check_ids(ids: Sequence[int], vocab: int) -> None:
     """Raise MethodFault unless all ids are in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab):
         node = next(at for at, token in enumerate(ids) if not 0 <= token < vocab)
-        raise fault("tokens", f"id {ids[node]} at node {node}; the target's are 0..{vocab - 1}")
+        raise draft_fault(
+            "tokens", f"id {ids[node]} at node {node}; the target's are 0..{vocab - 1}"
+        )
 
 
 def check_levels(levels: int, allowed: int) -> None:
     """Raise MethodFault if a draft is deeper than the rest of the budget can use."""
     if levels > allowed:
-        raise fault(
+        raise draft_fault(
             "tokens",
             f"{levels} levels proposed where at most {allowed} may be: `limit`",
             "propose at most `limit` levels (`session.room()`), and an empty draft if it is 0",
         )
 
 
-def check_shape(q: Tensor, whole: tuple[int, int]) -> None:
+def check_shape(q: Tensor, shape: tuple[int, int]) -> None:
     """Raise MethodFault unless q has a distribution for each node."""
-    if not _is_probs(q, whole):
-        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32")
+    if not _is_probs(q, shape):
+        raise draft_fault("q", f"{_describe(q)}; must be {list(shape)} of float32")
 
 
 def check_rows(draft: Draft, rows: int) -> None:
     """Raise MethodFault unless there is a row for each node; only a chain can do without that of
     its last."""
     if rows != draft.nodes or draft.parents is not None or not rows:
-        raise fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
+        raise draft_fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
 
 
-def fault(field: str, what: str, hint: str | None = None) -> MethodFault:
+def draft_fault(field: str, what: str, hint: str | None = None) -> MethodFault:
     """A fault in a field of a draft."""
     return MethodFault(f"draft.{field}: {what}", hint)
 
 
-def _tree(draft: Draft) -> Tree:
+def _check_tree(draft: Draft) -> Tree:
     parents, order = draft.parents, draft.order
     assert parents is not None
     if type(parents) is not tuple or len(parents) != draft.nodes:
-        raise fault("parents", f"{_listed(parents)}; must be a tuple of {draft.nodes}, one a node")
+        raise draft_fault(
+            "parents", f"{_short(parents)}; must be a tuple of {draft.nodes}, one a node"
+        )
     for node, parent in enumerate(parents):
         if type(parent) is not int or not ROOT <= parent < node:
-            raise fault(
+            raise draft_fault(
                 "parents",
                 f"{parent!r} at node {node}; allowed are {ROOT}, the root, and lower nodes",
                 "number parents before their children",
@@ -212,13 +216,13 @@ def _tree(draft: Draft) -> Tree:
         or any(type(node) is not int for node in order)
         or sorted(order) != list(range(draft.nodes))
     ):
-        raise fault("order", f"{_listed(order)}; must be a tuple of all nodes, each once")
+        raise draft_fault("order", f"{_short(order)}; must be a tuple of all nodes, each once")
     return tree_of(parents, order)
 
 
 def _check_rule(draft: Draft, rule: Rule) -> None:
     if rule == "block" and draft.parents is not None:
-        raise fault(
+        raise draft_fault(
             "parents",
             "a tree was proposed; block verification takes chains",
             "choose --verify rejection",
@@ -227,7 +231,7 @@ def _check_rule(draft: Draft, rule: Rule) -> None:
     if (draft.draw_mode in drawn) if draft.q is not None else (draft.draw_mode == "deterministic"):
         return
     held = "without q" if draft.q is None else "with q"
-    raise fault(
+    raise draft_fault(
         "draw_mode",
         f"{draft.draw_mode!r} {held}; allowed are 'deterministic' without q and"
         f" {' and '.join(map(repr, drawn))}"
@@ -236,30 +240,32 @@ def _check_rule(draft: Draft, rule: Rule) -> None:
     )
 
 
-def _check_q(q: Tensor, draft: Draft, bounds: Bounds) -> None:
-    whole = (draft.nodes, bounds.vocab)
-    if not _is_probs(q, whole) or q.device != bounds.device:
-        raise fault("q", f"{_kind(q)}; must be {list(whole)} of float32 on {bounds.device}")
+def _check_q(q: Tensor, draft: Draft, bounds: DraftBounds) -> None:
+    shape = (draft.nodes, bounds.vocab)
+    if not _is_probs(q, shape) or q.device != bounds.device:
+        raise draft_fault(
+            "q", f"{_describe(q)}; must be {list(shape)} of float32 on {bounds.device}"
+        )
     if draft.nodes == 0:
         return
-    own = q.gather(1, draft.tokens[:, None])[:, 0]
+    own_probs = q.gather(1, draft.tokens[:, None])[:, 0]
     wrong = torch.stack(
         (
             ~q.isfinite().all(-1),
             (q < 0).any(-1),
             (q.sum(-1) - 1).abs() > TOLERANCE,
             # Without replacement, children beyond q's support are allowed: see `siblings`.
-            (own <= 0) & (draft.draw_mode == "independent"),
+            (own_probs <= 0) & (draft.draw_mode == "independent"),
         )
     )
-    for what, rows in zip(_WRONG, host.numbers(wrong), strict=True):
+    for what, rows in zip(_Q_FAULTS, host.numbers(wrong), strict=True):
         if True in rows:
             node = rows.index(True)
-            (mass,), (chance,) = host.lists(q[node].sum()[None], own[node][None])
-            raise fault("q", what.format(node=node, sum=mass, own=chance))
+            (mass,), (chance,) = host.lists(q[node].sum()[None], own_probs[node][None])
+            raise draft_fault("q", what.format(node=node, sum=mass, own=chance))
 
 
-_WRONG = (
+_Q_FAULTS = (
     "the distribution of node {node} is not finite",
     "the distribution of node {node} has negative entries",
     "the distribution of node {node} sums to {sum:.6g}, not 1",
@@ -271,9 +277,9 @@ _WRONG = (
 def _check_distinct(tree: Tree, ids: Sequence[int]) -> None:
     for children in tree.children:
         if len({ids[child] for child in children}) < len(children):
-            raise fault(
+            raise draft_fault(
                 "tokens",
-                f"siblings {_listed(children)} repeat an id; distribution is 'without_replacement'",
+                f"siblings {_short(children)} repeat an id; distribution is 'without_replacement'",
             )
 
 
@@ -285,12 +291,12 @@ def _is_probs(q: object, shape: tuple[int, int]) -> bool:
     return isinstance(q, Tensor) and tuple(q.shape) == shape and q.is_floating_point()
 
 
-def _kind(tensor: object) -> str:
+def _describe(tensor: object) -> str:
     if not isinstance(tensor, Tensor):
-        return f"{type(tensor).__name__} {_listed(tensor)}, no tensor"
+        return f"{type(tensor).__name__} {_short(tensor)}, no tensor"
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
-def _listed(value: object) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

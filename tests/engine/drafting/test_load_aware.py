@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.engine.drafting.by_load import PROBE, emitted
 from specbench_cli.engine.drafting.length_params import LengthParams
-from specbench_cli.engine.drafting.length_rules import rule_of
-from specbench_cli.engine.drafting.smartspec import SmartSpec, best_lengths
-from specbench_cli.engine.drafting.synergy import Synergy, best_length
+from specbench_cli.engine.drafting.length_rules import create_length_rule
+from specbench_cli.engine.drafting.load_aware import PROBE_AFTER, expected_tokens
+from specbench_cli.engine.drafting.smartspec import SmartSpecLength, best_lengths
+from specbench_cli.engine.drafting.synergy import SynergyLength, best_length
 from specbench_cli.engine.types import Outcome
 from specbench_cli.errors import MethodFault
 
@@ -30,13 +30,13 @@ def goodput(alphas, lengths, target, draft):
     levels = range(1, max(lengths) + 1)
     crowds = [sum(k >= level for k in lengths) for level in levels]
     time = target(len(lengths), sum(k + 1 for k in lengths)) + sum(map(draft, crowds))
-    return sum(map(emitted, alphas, lengths)) / time
+    return sum(map(expected_tokens, alphas, lengths)) / time
 
 
 def test_emitted_tokens_count_the_targets_own():
-    assert emitted(0, 4) == 1
-    assert emitted(1, 4) == 5
-    assert emitted(0.5, 2) == 1.75
+    assert expected_tokens(0, 4) == 1
+    assert expected_tokens(1, 4) == 5
+    assert expected_tokens(0.5, 2) == 1.75
 
 
 # ---- goodput ------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_no_length_takes_less_time_a_token_than_the_one_looked_up(alpha, prices,
     target, draft = plane(*prices[:2]), line(*prices[2:])
 
     def per_token(s):
-        return (target(crowd, crowd * (s + 1)) + s * draft(crowd)) / emitted(alpha, s)
+        return (target(crowd, crowd * (s + 1)) + s * draft(crowd)) / expected_tokens(alpha, s)
 
     assert per_token(best_length(alpha, crowd, 12, target, draft)) == min(map(per_token, range(13)))
 
@@ -150,29 +150,29 @@ def step(rule, alpha, draw):
 
 
 def test_the_estimate_is_not_biased_by_where_chains_are_cut_off():
-    draw, rule = random.Random(1), SmartSpec(Text(), 3, 0.5, plane(1, 0.0), line(0.01, 0.0))
+    draw, rule = random.Random(1), SmartSpecLength(Text(), 3, 0.5, plane(1, 0.0), line(0.01, 0.0))
     drafted = stood = 0
     for _ in range(4000):
-        before = rule._stood
+        before = rule._accepted
         drafted += step(rule, 0.7, draw)
-        stood += rule._stood - before
-    assert rule.alpha(0.5) == pytest.approx(0.7, abs=0.015)
+        stood += rule._accepted - before
+    assert rule.acceptance_rate(0.5) == pytest.approx(0.7, abs=0.015)
     assert stood / drafted < 0.6  # accepted over drafted would be far too low
 
 
 def test_after_steps_without_a_draft_one_token_is_tried():
     draw = random.Random(2)
-    rule = SmartSpec(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
-    lengths = [step(rule, 1.0, draw) for _ in range(30 * PROBE)]
-    assert lengths[: PROBE + 1] == [0] * PROBE + [1]
+    rule = SmartSpecLength(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
+    lengths = [step(rule, 1.0, draw) for _ in range(30 * PROBE_AFTER)]
+    assert lengths[: PROBE_AFTER + 1] == [0] * PROBE_AFTER + [1]
     assert max(lengths) > 1  # what it learnt by trying paid
-    hopeless = SmartSpec(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
-    assert sum(step(hopeless, 0.0, draw) for _ in range(20 * (PROBE + 1))) == 20
+    hopeless = SmartSpecLength(Text(), 8, 0.05, plane(1, 0.3), line(0.2, 0.0))
+    assert sum(step(hopeless, 0.0, draw) for _ in range(20 * (PROBE_AFTER + 1))) == 20
 
 
 def test_one_rule_decides_for_all_sequences_of_a_step():
     texts = [Text(), Text(room=1), Text()]
-    rules = [SmartSpec(text, 6, 0.8, plane(1, 0.001), line(0.01, 0.0)) for text in texts]
+    rules = [SmartSpecLength(text, 6, 0.8, plane(1, 0.001), line(0.01, 0.0)) for text in texts]
     for text in texts:
         text.harness.beside = texts
     for rule in rules:
@@ -183,7 +183,7 @@ def test_one_rule_decides_for_all_sequences_of_a_step():
 def test_a_batch_between_two_sizes_of_the_table_takes_the_larger_ones_length():
     def most(crowd):
         texts = [Text() for _ in range(crowd)]
-        rules = [Synergy(text, 16, 0.8, plane(1, 0.05), line(0.1, 0.002)) for text in texts]
+        rules = [SynergyLength(text, 16, 0.8, plane(1, 0.05), line(0.1, 0.002)) for text in texts]
         for text in texts:
             text.harness.beside = texts
         for rule in rules:
@@ -200,4 +200,4 @@ def test_a_rule_by_load_asks_which_model_drafts():
     params = LengthParams(length="synergy")
     assert params.by_load and params.levels == params.max
     with pytest.raises(MethodFault, match="needs to know which model drafts"):
-        rule_of(params, Text())
+        create_length_rule(params, Text())

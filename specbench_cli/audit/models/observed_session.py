@@ -1,4 +1,4 @@
-"""Sessions whose states, clock and trace are checked from outside."""
+"""Sessions that expose their states, clock and trace to the audit."""
 
 from __future__ import annotations
 
@@ -24,71 +24,74 @@ from specbench_cli.engine.workers.drafter import Desk
 from specbench_cli.engine.workspace import Workspace
 
 
-def nominal_costs(model: str, rows: int, *step: int) -> float:
-    """Costs of forwards where nothing is timed, for methods that ask (`Method.uses_costs`): so that
-    a draft pays."""
+def nominal_cost(model: str, rows: int, *step: int) -> float:
+    """Return nominal costs of forwards, for methods that use costs (`Method.uses_costs`).
+
+    Drafting pays off at these costs.
+    """
     return (1 + rows / 16) / (1 if model == "target" else 10)
 
 
-class Watched(Session):
-    """A session that remembers every state it handed out, with the model, or the part of the
-    target, that it is a state of, and the heads that have none; and is watched from outside.
+class ObservedSession(Session):
+    """A session that records its states and stateless heads, and checks the clock and trace.
 
     Attributes:
-        watch: has begun.
-        picked: draft tokens that were drawn or chosen by `pick`.
+        model_states: all states with their models, or the part of the target that they belong to.
+        stateless_heads: heads without a state.
+        watch: the running check of clock and trace.
+        n_picked: number of calls of `pick`, which draws or chooses draft tokens.
     """
 
-    held: list[tuple[Decoder | Partial, State]]
-    stateless: tuple[FeatureHead, ...] = ()
-    picked = 0
+    model_states: list[tuple[Decoder | Partial, State]]
+    stateless_heads: tuple[FeatureHead, ...] = ()
+    n_picked = 0
 
     def __init__(self, workspace: Workspace, *request: Any, **rest: Any) -> None:
         super().__init__(workspace, *request, **rest)
         self.watch = Watch(workspace, self.memory)
         self.watch.begin(self)
 
-    def contradiction(self) -> str | None:
-        """What its clock and its trace do not tell of the decoding, which has ended."""
+    def find_contradiction(self) -> str | None:
+        """Return a contradiction between the ended decoding and its clock or trace, or None."""
         self.watch.end()
         for worker in self.harness.workers:
             worker.settle()
         self.harness.meter.resolve()
-        return self.watch.fault(self.harness.meter)
+        return self.watch.find_fault(self.harness.meter)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         """See `Session`."""
         state = super().new_state(decoder, slack)
         model: Decoder | Partial = decoder if isinstance(decoder, Partial) else decoder.decoder
-        self.__dict__.setdefault("held", []).append((model, state))
+        self.__dict__.setdefault("model_states", []).append((model, state))
         return state
 
     def artifact(self, wanted: Trained) -> Any:
         """See `Session`."""
         made = super().artifact(wanted)
         if isinstance(made, MeteredHead):
-            self.stateless = (*self.stateless, made.head)
+            self.stateless_heads = (*self.stateless_heads, made.head)
         return made
 
     def pick(self, out: Out, ahead: int = 0) -> Pick:
         """See `Session`."""
-        self.picked += 1
+        self.n_picked += 1
         return super().pick(out, ahead)
 
     @property
     def drafted_by_tables(self) -> bool:
-        """Whether models drafted, and all of them say what their tables do."""
+        """True if models drafted, and all their outputs came from tables."""
         exact = (
             isinstance(head, TableSequentialHead | TableLookAhead)
             or (isinstance(head, TableFeatureHead) and head.exact)
-            for head in self.stateless
+            for head in self.stateless_heads
         )
         return all(exact) and any(f.model != "target" for f in self.harness.meter.forwards)
 
     @property
     def misread(self) -> int:
         """Number of rows that a draft read at a wrong position or with wrong features."""
-        return sum(getattr(state, "misread", 0) for _, state in self.held)
+        return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
     def desks(self) -> Iterator[Desk]:
         """Those of the drafters beside the target."""
@@ -97,13 +100,13 @@ class Watched(Session):
                 yield worker.desk
 
     def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
-        """Every state, the drafters' too: its model, and the text that it holds rows of."""
-        for decoder, state in self.held:
+        """Yield (model, state, text) of every state, including those of drafters."""
+        for decoder, state in self.model_states:
             yield decoder, state, self.tokens()
         for desk in self.desks():
             for decoder, state in desk.held:
                 yield decoder, state, desk.text
 
 
-class WatchedPeer(Watched, PeerSession):
-    """The same for what decodes by means of its own."""
+class ObservedPeerSession(ObservedSession, PeerSession):
+    """An observed session for a peer, which decodes with its own engine."""
