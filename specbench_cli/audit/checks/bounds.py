@@ -90,8 +90,8 @@ def _check_repeating_text(subject: AuditSubject) -> tuple[Finding | None, Sequen
         subject,
         "repeating text",
         _repeating_cases(subject),
-        "where the copied text begins (directly after the occurrence, not a token later), and whether"
-        " the newest tokens are indexed",
+        "where the copied text begins (directly after the occurrence, not a token later), and"
+        " whether the newest tokens are indexed",
     )
 
 

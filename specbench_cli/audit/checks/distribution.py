@@ -139,8 +139,8 @@ def check_distribution(subject: AuditSubject) -> list[Finding]:
     if left_out:
         why = (
             f"{too_large} cases have more than {MAX_OUTCOMES} outcomes; {left_out - too_large} were"
-            " skipped because the parameters of the method share a limit on outcomes that was reached,"
-            " or because they are deep or late cases that are too large"
+            " skipped because the parameters of the method share a limit on outcomes that was"
+            " reached, or because they are deep or late cases that are too large"
         )
         distribution = replace(distribution, left_out=why)
     findings = [distribution]
