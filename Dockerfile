@@ -1,10 +1,10 @@
 # specbench in a container: `docker build -t specbench .`, or with CUDA: `--build-arg DEVICE=cuda`. How to run it:
-# docs/install.md.
+# docs/how-to/install.md.
 ARG DEVICE=cpu
 
 FROM python:3.12-slim-bookworm AS wheel
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY specbench_cli ./specbench_cli
 COPY methods ./methods
 COPY datasets_cfg ./datasets_cfg

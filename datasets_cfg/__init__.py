@@ -1,1 +1,1 @@
-"""One YAML file a dataset, and the files of the generated tasks. See docs/tasks.md."""
+"""One YAML file a dataset, and the files of the generated tasks. See docs/how-to/tasks.md."""

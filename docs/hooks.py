@@ -1,4 +1,4 @@
-"""Steps of `mkdocs build` beside docs/: README, results/, the gallery and the table of metrics.
+"""Steps of `mkdocs build` beside docs/: README, results/ and the gallery.
 
 Links between files of the repository become links between pages of the site. If the linked file has
 no page, the text stays without a link.
@@ -19,11 +19,9 @@ from mkdocs.structure.pages import Page
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.report.gallery.gallery import PICTURE, publish
-from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results/reference"
@@ -31,11 +29,10 @@ GALLERY = "gallery"
 """The folder of the static gallery on the site, as `specbench publish` makes it."""
 MARK = "<!-- gallery -->"
 """Where docs/gallery.md shows the reference runs."""
-METRICS_MARK = "<!-- metrics -->"
-"""Marker in docs/glossary.md that is replaced by the table of metrics."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "results/README.md",
     "results/experiments/**/*.md",
     "results/experiments/**/*.png",
@@ -72,34 +69,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     there = {file.src_uri for file in files}
     parts = _FENCE.split(markdown)
     parts[::2] = [linked(part, page.file.src_uri, there) for part in parts[::2]]
-    page_text = "".join(parts).replace(MARK, "\n\n".join(_shown))
-    return page_text.replace(METRICS_MARK, metrics_table())
-
-
-def metrics_table() -> str:
-    """Return a table of all metrics, in the order of their declaration."""
-    return table(
-        ("name", "heading", "unit", "meaning"),
-        (
-            (f"`{name}`", inline(each.heading), inline(each.unit), inline(each.meaning))
-            for name, each in METRICS.items()
-        ),
-        escaped=True,
-    )
+    return "".join(parts).replace(MARK, "\n\n".join(_shown))
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """The gallery was copied to the site."""
+    """Remove the gallery's temporary folder, which was copied to the site."""
     _made.cleanup()
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is on the site."""
+    """Return the place of a repository file on the site."""
     return "index.md" if path == "README.md" else path.removeprefix("docs/")
 
 
 def repository_path(where: str) -> str:
-    """Which file of the repository a page of the site is."""
+    """Return the repository file of a page of the site."""
     if where == "index.md":
         return "README.md"
     beside = any(Path(where).match(pattern) for pattern in _BESIDE)
@@ -107,11 +91,11 @@ def repository_path(where: str) -> str:
 
 
 def linked(text: str, where: str, there: set[str]) -> str:
-    """A text with its links led to the site's pages.
+    """Return a text whose links lead to pages of the site.
 
     Args:
-        where: the page that it is of.
-        there: all that the site has.
+        where: the page of the text.
+        there: all files of the site.
     """
     folder = posixpath.dirname(repository_path(where))
 
@@ -130,7 +114,7 @@ def linked(text: str, where: str, there: set[str]) -> str:
 
 
 def gallery(folder: Path) -> list[str]:
-    """Publish every reference run into a folder; what its page says of each, in Markdown."""
+    """Publish every reference run into a folder, and return the Markdown of their page."""
     runs = sorted(path.parent for path in REFERENCE.glob("*/manifest.json"))
     shown, kept = [], []
     for path in runs:
@@ -150,7 +134,7 @@ def _published(path: Path, folder: Path) -> Iterator[str]:
     entry = publish(reading, folder).entry
     where = f"{GALLERY}/runs/{path.name}"
     yield f"### {path.name}"
-    yield f"![Speedup over vanilla, a bar a method]({where}/{PICTURE}){_WIDTH}"
+    yield f"![Speedup over vanilla, one bar per method]({where}/{PICTURE}){_WIDTH}"
     yield _table(run_text(reading.summary, reading.facts))
     yield "\n".join(f"- {sentence}" for sentence in entry.sentences)
     yield f"[Its page]({where}/index.html), and [the whole report]({where}/report.html)."
@@ -162,7 +146,7 @@ def _unpublished(path: Path, error: SpecbenchError) -> Iterator[str]:
     yield f"### {path.name}"
     why = error.message.replace(f"{ROOT}/", "")
     yield (f"The run {why}. What it said when it ended: [its report]({where}/report.md).")
-    yield f"![Speedup over vanilla, a bar a method]({where}/figures/speedup.svg){_WIDTH}"
+    yield f"![Speedup over vanilla, one bar per method]({where}/figures/speedup.svg){_WIDTH}"
     (table,) = re.findall(r"\A# .*?\n```\n(.*?)\n```$", report, re.DOTALL | re.MULTILINE)
     yield _table(table)
 

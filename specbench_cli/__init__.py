@@ -5,8 +5,8 @@
     run = sb.run(methods=["sps", "pld"], tasks=["mini"], limit=12, max_new_tokens=64)
     run.summary
 
-docs/python.md has all of it. What is imported from here comes when it is first used: neither torch
-nor pandas before.
+docs/how-to/python.md describes all of it. Names are imported when they are first used, so that
+importing the package loads neither torch nor pandas.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The surface for authors of methods and heads: all of it. Changes follow semantic versioning.
+"""Interface for authors of methods and heads. Changes of it follow semantic versioning.
 
->>> from specbench_cli.api import Draft, Method, MethodParams, Session
+    from specbench_cli.api import Draft, Method, MethodParams, Session
 
-Whatever is not here belongs to the engine and may change with it. The groups go from what every
-method needs to what few do.
+Other names belong to the engine and may change at any time. The groups of imports go from what
+every method needs to what few methods need.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def run(
     Args:
         target: short name, hub id, folder or GGUF file; default: the embedded target.
         methods: names; or mappings, each with `name`, `label` and `params`. Vanilla is always run.
-        tasks: task names, files of questions (docs/tasks.md) or .yaml files.
+        tasks: task names, files of questions (docs/how-to/tasks.md) or .yaml files.
         out: the run's folder, which must be new; default: one in results/runs.
         config: a YAML file with settings.
         progress: whether it is said on stderr how far the run is.
@@ -150,8 +150,8 @@ def compare(
         UsageError: a side is no run and no baseline, or they have nothing in common.
     """
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.outcome import as_share, gate
-    from specbench_cli.comparison.reading import side
+    from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
+    from specbench_cli.comparison.reading import load_side
     from specbench_cli.config.commands import CompareOptions
 
     base, new = (
@@ -160,10 +160,10 @@ def compare(
     )
     usual = CompareOptions()
     found = put_together(
-        side(base),
-        side(new),
-        tolerance=as_share(str(usual.tolerance if tolerance is None else tolerance)),
-        fail_on=gate(usual.fail_on if fail_on is None else fail_on),
+        load_side(base),
+        load_side(new),
+        tolerance=parse_tolerance(str(usual.tolerance if tolerance is None else tolerance)),
+        fail_on=parse_fail_on(usual.fail_on if fail_on is None else fail_on),
     )
     return Compared(found)
 
@@ -224,7 +224,7 @@ class Run:
 
         `speedup` is a ratio over vanilla with its 95% interval, `speedup_low` and `speedup_high`;
         rows that share one of the `letters` do not differ significantly. Other columns: the figures
-        of `summary.csv` (docs/glossary.md).
+        of `summary.csv` (docs/reference/metrics.md).
         """
         from specbench_cli.summary.summary import ALL
 
@@ -299,7 +299,7 @@ class Compared:
     @property
     def passed(self) -> bool:
         """Whether nothing closes the gate."""
-        return not self._comparison.failed
+        return not self._comparison.failed_rows
 
     @cached_property
     def df(self) -> pandas.DataFrame:
@@ -308,9 +308,9 @@ class Compared:
         simultaneous interval, `decode_low` and `decode_high`."""
         import pandas
 
-        from specbench_cli.comparison.pages.columns import flat
+        from specbench_cli.comparison.pages.columns import flat_row
 
-        rows = [flat(row, self._comparison) for row in self._comparison.rows]
+        rows = [flat_row(row, self._comparison) for row in self._comparison.rows]
         found = pandas.DataFrame(rows).set_index(["task", "method"])
         return found.assign(fails=found["fails"] == "yes")
 
@@ -321,7 +321,7 @@ class Compared:
         if _in_notebook():
             _display({"text/markdown": self._repr_markdown_(), "text/plain": str(self)})
         else:
-            text.show(self._comparison)
+            text.print_comparison(self._comparison)
 
 
 def _start_s() -> float:

@@ -61,7 +61,7 @@ class Entry:
         target: "package.module:Class".
         summary: first line of the class's docstring.
         aliases: other names that `--method` accepts.
-        family: row of README's method table; one of `FAMILIES` for built-in methods.
+        family: what drafts; one of `FAMILIES` for built-in methods.
         needs: models that it cannot run without: "draft", "head".
         peer: True if another project implements it. Peers are measured, but not audited.
         baseline: the method that its speedups are relative to.

@@ -7,7 +7,7 @@
     def test_it_is_exact(name):
         check("my_method.py", name)
 
-docs/methods.md says what each check proves.
+docs/how-to/methods.md says what each check proves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is run in CI: the action's steps and the commands of docs/ci.md, as far as a test can."""
+"""The steps of the GitHub action and the commands of docs/how-to/ci.md, as far as a test can."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from specbench_cli.config.profile import PROFILES
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-DOCS = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
 STEPS = ACTION["runs"]["steps"]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCS, re.M | re.S)
 CHECKED = [step["run"] for step in STEPS if "run" in step]

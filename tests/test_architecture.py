@@ -1,4 +1,4 @@
-"""Every station that docs/architecture.md names is in its file."""
+"""Every station that docs/explanations/architecture.md names is in its file."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
 STATIONS = re.findall(r"^\|[^|]*\| `([\w/.]+\.py)` \| `([\w.]+)` \|", PAGE, re.MULTILINE)
 RECORD_WALK = PAGE.partition("## A record, ")[2].partition("\n## ")[0]
 

@@ -1,5 +1,6 @@
 """The pages under docs: what they show runs."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -17,13 +18,15 @@ from specbench_cli.errors import EnvironmentFault
 from specbench_cli.models import resolve
 from specbench_cli.store.run_dir import RunDir
 
-HEADS = (Path(__file__).parents[1] / "docs" / "heads.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+HEADS = (DOCS / "how-to/heads.md").read_text(encoding="utf-8")
+TUTORIAL = (DOCS / "tutorials/add-a-head.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
-    """The complete example of docs/heads.md, as a file."""
-    (after,) = HEADS.split("<!-- plugin with a head -->\n")[1:]
+    """The complete example of the tutorial, as a file."""
+    (after,) = TUTORIAL.split("<!-- plugin with a head -->\n")[1:]
     file = tmp_path_factory.mktemp("plugin") / "bottleneck.py"
     file.write_text(re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1])
     assert registry.load_plugin(str(file)) == ["bottleneck"]
@@ -88,8 +91,22 @@ def test_a_run_without_the_heads_folder_says_what_to_type(plugin, capsys, tmp_pa
 
 
 def test_all_names_of_the_page_are_in_the_api():
-    imported = re.findall(r"from specbench_cli\.api import \((.*?)\)", HEADS, re.DOTALL)
+    imported = re.findall(r"from specbench_cli\.api import \((.*?)\)", TUTORIAL, re.DOTALL)
     names = {name.strip() for block in imported for name in block.split(",") if name.strip()}
     names |= {"Artifact", "FeatureHead", "Head", "NORMED", "Levels", "Weights", "EnvironmentFault"}
     names |= {"MethodFault", "UsageError", "tree_of_choices", "tree_of_widths"}
     assert names <= set(api.__all__)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [("Class attributes", api.Method), ("Hooks", api.Method), ("Session", api.Session)],
+)
+def test_names_of_the_reference_of_hooks_exist(section, kind):
+    page = (DOCS / "reference/hooks.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    cells = re.findall(r"^\| (`.*?) \| ", table, re.M)
+    names = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    source = "".join(inspect.getsource(each) for each in kind.__mro__[:-1])
+    assert len(names) > 5
+    assert [each for each in names if not re.search(rf"\b{each}(\(| =|:)", source)] == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-TOUR = Path(__file__).parents[1] / "docs/tour.ipynb"
+TOUR = Path(__file__).parents[1] / "docs/tutorials/tour.ipynb"
 
 
 def test_the_notebook_is_committed_small_executed_without_an_error_and_without_times():

@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -14,9 +15,10 @@ import grimp
 import pytest
 import yaml
 
-from recipes import options
+from recipes import reference
 from specbench_cli import __version__, registry
 from specbench_cli.commands._card import brief, catalogue_row, family_rows
+from specbench_cli.config.sources import OTHER_VARIABLES
 from specbench_cli.errors import ExitCode
 from specbench_cli.registry import ours
 
@@ -25,11 +27,18 @@ PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
 CODELESS = ("PreTrainedTokenizerFast", "GenerationConfig")
 """Classes of transformers that read data alone."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+"""README, and the pages of the site that are files in docs/."""
 
 
-def block_after(marker: str) -> str:
-    """The one code block that follows a marker in README."""
-    (after,) = README.split(f"<!-- {marker} -->\n")[1:]
+def name_of(page: Path) -> str:
+    """Return the path of a page from the root of the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def block_after(marker: str, page: str = README) -> str:
+    """Return the one code block that follows a marker in a page."""
+    (after,) = page.split(f"<!-- {marker} -->\n")[1:]
     return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
 
 
@@ -53,8 +62,8 @@ def shipped() -> set[str]:
 @pytest.mark.parametrize(
     ("marker", "page", "rows"),
     [
-        ("families", "README.md", family_rows),
-        ("methods", "docs/catalogue.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
+        ("families", "docs/reference/methods.md", family_rows),
+        ("methods", "docs/reference/methods.md", lambda: [catalogue_row(brief(m)) for m in ours()]),
     ],
 )
 def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
@@ -63,12 +72,17 @@ def test_the_method_tables_of_the_pages_are_generated(marker, page, rows):
     assert found == [list(row.values()) for row in rows()]
 
 
-def test_the_page_of_options_is_generated():
-    """python -m recipes.options > docs/options.md."""
-    assert (ROOT / "docs/options.md").read_text(encoding="utf-8") == options.page()
+@pytest.mark.parametrize(("name", "text"), reference.pages().items())
+def test_the_pages_of_the_reference_are_generated(name, text):
+    """python -m recipes.reference."""
+    assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == text
 
 
-ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+def test_the_reference_has_all_environment_variables():
+    assert reference.VARIABLES.keys() == OTHER_VARIABLES
+
+
+ARCHITECTURE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
 STATION = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `(\S+)` \|", re.MULTILINE)
 
 
@@ -86,7 +100,7 @@ def test_an_option_passes_at_most_six_stations():
 
 
 def test_exit_codes_are_the_documented_ones():
-    codes = README.split("## Exit codes")[1].split("## ")[0]
+    codes = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", codes, re.M)
                   for code in line.split(",")}  # fmt: skip
     assert documented == {int(code) for code in ExitCode}
@@ -94,7 +108,7 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_layout_names_every_folder_of_modules():
     said = set()
-    for line in block_after("layout").splitlines():
+    for line in block_after("layout", ARCHITECTURE).splitlines():
         for name in re.findall(r"\S+/(?=\s|$)", line.split("   ")[0] + " "):
             folder, _, several = name.rstrip("/").partition("{")
             inside = several.rstrip("}").split(",") if several else [""]
@@ -108,9 +122,9 @@ def test_layout_names_every_folder_of_modules():
     assert all((ROOT / folder).is_dir() for folder in said)
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_of_the_docs_are_files_that_tests_run(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     for file, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
         assert code == (ROOT / file).read_text(encoding="utf-8"), file
 
@@ -136,10 +150,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_local_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
@@ -151,15 +162,15 @@ def test_local_links_lead_somewhere(page):
 
 
 def test_readme_names_every_page():
-    assert not [page for page in PAGES[1:] if f"docs/{page.name}" not in README]
+    assert not [page for page in PAGES if f"({name_of(page)})" not in README][1:]
 
 
 def test_the_site_leads_to_every_page_and_to_the_gallery():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
-    assert {page.name for page in PAGES[1:]} | {"index.md"} <= said
-    for page, mark in (("gallery", "<!-- gallery -->"), ("glossary", "<!-- metrics -->")):
-        assert (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").count(mark) == 1
+    pages = {name_of(page).removeprefix("docs/") for page in PAGES[1:]}
+    assert pages | {"index.md"} <= said
+    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
 
 
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):
@@ -252,7 +263,7 @@ def copied() -> set[str]:
 
 def test_the_image_is_built_from_all_that_a_wheel_needs_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    files = {"pyproject.toml", project["readme"], *project["license-files"]}
+    files = {"pyproject.toml", "hatch_build.py", "README.md", *project["license-files"]}
     assert copied() == {*files, *PACKAGES}
     assert all((ROOT / name).exists() for name in copied())
     everything, *rest = [
@@ -305,6 +316,23 @@ def test_wheel_holds_the_data_that_code_reads(wheel):
     weights = [name for name in wheel if name.endswith(".safetensors")]
     assert {Path(name).parent.name for name in weights} >= {"embedded-7m", "embedded-1m"}
     assert not [name for name in wheel if name.endswith((".bin", ".pt", ".pkl", ".pyc"))]
+
+
+def test_description_of_the_wheel_has_no_relative_link(wheel):
+    text = wheel[f"specbench_cli-{__version__}.dist-info/METADATA"].decode()
+    assert "# specbench" in text
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [link for link in links if "://" not in link] == []
+
+
+def test_description_leads_to_the_files_of_a_tag():
+    readme = "![a](docs/a.png) [b](docs/b.md#c) [d](https://e.org)"
+    described = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    assert described(readme, "https://f.org/g/h", "v1") == (
+        "![a](https://f.org/g/h/raw/v1/docs/a.png) [b](https://f.org/g/h/blob/v1/docs/b.md#c)"
+        " [d](https://e.org)"
+    )
+    assert described(readme, "", "v1") == " b [d](https://e.org)"
 
 
 def test_wheel_installs_both_commands_and_the_licence(wheel):

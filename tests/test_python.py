@@ -24,7 +24,7 @@ from specbench_cli.summary.metrics import Row
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
 SMALL = {"limit": 2, "max_new_tokens": 6, "allow_noise": True, "threads": 1}
 
 
@@ -169,7 +169,7 @@ def test_the_short_html_holds_tables_words_and_no_markup_of_others(run, monkeypa
     assert "<td>sps</td>" in brief
     assert "target\xa0" in brief
     assert "TTFT" not in brief  # a page of text is as wide as what is left
-    assert "Proof: 0 of 2 mismatched" in brief
+    assert "Proof: 0 of 2 prompts differ" in brief
     assert "<b>noisy: other programs were running" in brief
     assert "<style" not in brief
     assert "<script" not in brief

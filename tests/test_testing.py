@@ -15,7 +15,7 @@ from specbench_cli.testing import CHECKS, check, few_cases
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/how-to/methods.md").read_text(encoding="utf-8")
 
 
 class Stale(Pld):

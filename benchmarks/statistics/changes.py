@@ -1,4 +1,5 @@
-"""Tables of docs/statistics.md about change points: false alarm rates and detection rates.
+"""Tables of docs/explanations/statistics.md about change points: false alarm rates and detection
+rates.
 
 Usage: python benchmarks/statistics/changes.py [REPLICATIONS]
 """
@@ -7,7 +8,7 @@ import sys
 
 import numpy as np
 
-from specbench_cli.stats.changes import shifts
+from specbench_cli.stats.changes import find_level_shifts
 
 ALPHAS = (0.01, 0.05)
 RARE = 0.003
@@ -16,7 +17,9 @@ SIZES = (1, 2, 3, 5)
 
 def false_alarms(rng, draw, alpha, replications):
     """Return the share of unchanged series in which a change is detected."""
-    detected = (shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications))
+    detected = (
+        find_level_shifts(draw(rng), level=alpha, draws=499, seed=i) for i in range(replications)
+    )
     return sum(map(bool, detected)) / replications
 
 
@@ -26,7 +29,7 @@ def detection_rate(rng, before, after, size, replications):
     for i in range(replications):
         series = rng.normal(size=before + after)
         series[before:] += size
-        detected = shifts(series, level=RARE, draws=999, seed=i)
+        detected = find_level_shifts(series, level=RARE, draws=999, seed=i)
         hits += any(abs(shift.at - before) <= 1 for shift in detected)
     return hits / replications
 

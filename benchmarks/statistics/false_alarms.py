@@ -1,4 +1,4 @@
-"""Simulate false alarms and detections of the timing gate, for docs/statistics.md.
+"""Simulate false alarms and detections of the timing gate, for docs/explanations/statistics.md.
 
 python benchmarks/statistics/false_alarms.py [comparisons]
 """
@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from specbench_cli.stats.regression import Series, Shift, shifts
+from specbench_cli.stats.regression import RegressionSeries, SlowdownEstimate, estimate_slowdowns
 from specbench_cli.stats.two_way import Floats
 
 _SHARES = {"verify": 0.6, "draft": 0.3, "host": 0.1}
@@ -72,7 +72,7 @@ def simulate_comparison(
     draft: float = 1.0,
     method: float = 1.0,
     tolerance: float = 0.05,
-) -> dict[tuple[str, int], Shift | None]:
+) -> dict[tuple[str, int], SlowdownEstimate | None]:
     """Simulate one comparison and return the change of each figure and method.
 
     Args:
@@ -83,7 +83,7 @@ def simulate_comparison(
     speed = rng.normal(0, machine.phase, len(new))
     vanilla = _noise(machine, size, rng) + rng.normal(0, machine.drift, len(new))
     speed_difference = float(speed[new].mean() - speed[~new].mean())
-    series: dict[tuple[str, int], Series] = {}
+    series: dict[tuple[str, int], RegressionSeries] = {}
     for row in range(size.rows):
         common = _noise(machine, size, rng)
         parts = {
@@ -106,19 +106,19 @@ def simulate_comparison(
         if "draft" in parts:
             figures["draft forward"] = parts["draft"] - parts["verify"]
         for name, values in figures.items():
-            series[name, row] = Series(name, values, new, speed_difference)
-    found = shifts(list(series.values()), above=math.log1p(tolerance))
+            series[name, row] = RegressionSeries(name, values, new, speed_difference)
+    found = estimate_slowdowns(list(series.values()), tolerance=math.log1p(tolerance))
     return dict(zip(series, found, strict=True))
 
 
 def find_slowdowns(
-    found: dict[tuple[str, int], Shift | None], tolerance: float = 0.05
+    found: dict[tuple[str, int], SlowdownEstimate | None], tolerance: float = 0.05
 ) -> list[tuple[str, int]]:
     """Return the figures and methods that a comparison reports as slower."""
     return [
         key
         for key, shift in found.items()
-        if shift is not None and shift.low > 0 and shift.change > math.log1p(tolerance)
+        if shift is not None and shift.low > 0 and shift.log_ratio > math.log1p(tolerance)
     ]
 
 
@@ -154,7 +154,7 @@ def main() -> None:
                 any(row == 0 for _, row in find_slowdowns(once(method=1.08))) for _ in range(n // 4)
             )
             smallest = " / ".join(
-                f"{math.expm1(median(s.detects for f in clean if (s := f[figure, 0]))):.0%}"
+                f"{math.expm1(median(s.detectable for f in clean if (s := f[figure, 0]))):.0%}"
                 for figure in ("decode", "draft forward")
             )
             write_line(

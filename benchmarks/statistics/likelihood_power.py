@@ -1,4 +1,5 @@
-"""Tokens that the likelihood test needs to detect a draft with a wrong q, for docs/audit.md.
+"""Tokens that the likelihood test needs to detect a draft with a wrong q, for
+docs/explanations/audit.md.
 
 python benchmarks/statistics/likelihood_power.py [prompts]
 

@@ -1,4 +1,5 @@
-"""Simulate the coverage of intervals and the errors of significance groups, for docs/statistics.md.
+"""Simulate the coverage of intervals and the errors of significance groups, for
+docs/explanations/statistics.md.
 
 python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
 
@@ -15,9 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.stats.bootstrap import PairedTimes, intervals, rare_questions, resample
-from specbench_cli.stats.detectable import detectable
-from specbench_cli.stats.simultaneous import different
+from specbench_cli.stats.bootstrap import (
+    PairedTimes,
+    estimate_speedups,
+    find_rare_questions,
+    resample,
+)
+from specbench_cli.stats.detectable import estimate_detectable_ratio
+from specbench_cli.stats.simultaneous import find_different_pairs
 
 _CHUNK = 25
 _REPEAT_SPREAD = 0.02
@@ -124,7 +130,9 @@ def coverage_details(
         count = min(_CHUNK, replications - start)
         times = settings.times(rng, count, one_vanilla=False)
         drawn = resample(times, resamples=resamples)
-        for estimate, rare in zip(intervals(drawn), rare_questions(times), strict=True):
+        for estimate, rare in zip(
+            estimate_speedups(drawn), find_rare_questions(times), strict=True
+        ):
             low, high = estimate.low, estimate.high
             if low is None or high is None:
                 found.append((False, False, False, rare is not None))
@@ -162,9 +170,9 @@ def false_differences(
     rng, joint, pairwise = np.random.default_rng(seed), 0, 0
     for _ in range(replications):
         drawn = resample(settings.times(rng, methods), resamples=resamples)
-        joint += bool(different(drawn).any())
+        joint += bool(find_different_pairs(drawn).any())
         pairs = itertools.combinations(range(methods), 2)
-        pairwise += any(different(drawn, methods=pair).any() for pair in pairs)
+        pairwise += any(find_different_pairs(drawn, methods=pair).any() for pair in pairs)
     return joint / replications, pairwise / replications
 
 
@@ -272,7 +280,9 @@ def print_detectable(replications: int) -> None:
     write_line("| questions | 2 methods | 5 methods | 12 methods |")
     write_line("| --- | --- | --- | --- |")
     for questions in (12, 24, 48, 120, 480):
-        found = [detectable(questions, methods, families=6) for methods in (2, 5, 12)]
+        found = [
+            estimate_detectable_ratio(questions, methods, families=6) for methods in (2, 5, 12)
+        ]
         write_line(
             f"| {questions} | " + " | ".join(f"{f:.2f}x" if f else "-" for f in found) + " |"
         )

@@ -35,7 +35,7 @@ from specbench_cli.report.figures import frontier
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.markdown_table import table
 from specbench_cli.report.reading import read
-from specbench_cli.stats.difference import Difference
+from specbench_cli.stats.difference import MeanDifference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats, metrics
@@ -84,7 +84,7 @@ class RateMatchedComparison(NamedTuple):
     """
 
     label: str
-    difference: Difference
+    difference: MeanDifference
     rate_difference: float
 
 
@@ -279,7 +279,7 @@ def _find_rate_match(
 
 
 def _table_cells(
-    row: Row, rates: Mapping[str, float | None], difference: Difference | None, at: float | None
+    row: Row, rates: Mapping[str, float | None], difference: MeanDifference | None, at: float | None
 ) -> list[object]:
     """Return the table cells of a method."""
     ends = (

@@ -88,7 +88,7 @@ def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
 
 
 def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the table row of a method in docs/catalogue.md, as Markdown."""
+    """Return the table row of a method in docs/reference/methods.md, as Markdown."""
     row = {
         "method": f"`{facts['name']}`",
         "other names": ", ".join(f"`{alias}`" for alias in facts["aliases"]),
@@ -104,14 +104,14 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return the method table of README: one row per family, and one for its lossy methods."""
+    """Return the method table by family: one row per family, and one for its lossy methods."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, entry in registry.ours().items():
         lossy = entry.guarantee == registry.LOSSY
         groups.setdefault((entry.family, lossy), []).append(f"`{name}`")
     return [
         {
-            "what drafts": family + (", [lossy](docs/lossy.md)" if lossy else ""),
+            "what drafts": family + (", [lossy](../how-to/lossy.md)" if lossy else ""),
             "methods": ", ".join(names),
         }
         for (family, lossy), names in sorted(

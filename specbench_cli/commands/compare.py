@@ -67,18 +67,18 @@ def compare(asked: CompareOptions) -> ExitCode:
 def _compare(asked: CompareOptions) -> ExitCode:
     """Both gates over BASE and NEW."""
     formats = _checked_formats(asked)
-    from specbench_cli.comparison.outcome import as_share, gate
+    from specbench_cli.comparison.outcome import parse_fail_on, parse_tolerance
 
-    let_pass, closing = as_share(asked.tolerance), gate(asked.fail_on)
+    let_pass, closing = parse_tolerance(asked.tolerance), parse_fail_on(asked.fail_on)
     from specbench_cli.comparison.compare import compare as put_together
-    from specbench_cli.comparison.reading import side
+    from specbench_cli.comparison.reading import load_side
 
     failed, (first, second) = False, asked.sides
     for name, pair in _pairs(first, second).items():
-        base, new = map(side, pair)
+        base, new = map(load_side, pair)
         gc.freeze()  # as in report: what was read has no cycles
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
-        failed = failed or bool(found.failed)
+        failed = failed or bool(found.failed_rows)
         place = asked.out / name if name and asked.out is not None else asked.out
         _told(found, asked.printed, formats, place, asked.overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
@@ -118,9 +118,9 @@ def _told(
 
         output.json_line(as_dict(found))
     elif not formats:
-        from specbench_cli.comparison.pages.text import show
+        from specbench_cli.comparison.pages.text import print_comparison
 
-        show(found, form)
+        print_comparison(found, form)
     elif out is None:
         output.data(_rendered(found, formats[0]).rstrip("\n"))
     else:
@@ -188,13 +188,13 @@ def _document(content: dict[str, Any]) -> str:
 def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
     from specbench_cli.comparison.baselines.baseline import save
-    from specbench_cli.comparison.reading import folders
+    from specbench_cli.comparison.reading import find_run_folders
     from specbench_cli.store.run_dir import folder
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
-    every = [one for run in runs for one in folders(run) or [folder(run)]]
-    file = save(name, every, tell=output.note)
+    every = [one for run in runs for one in find_run_folders(run) or [folder(run)]]
+    file = save(name, every, warn=output.note)
     output.data(str(file))
     output.note(f"next: specbench compare {name} RUN")
     return ExitCode.OK
@@ -202,9 +202,9 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 def _over_time(asked: CompareOptions) -> ExitCode:
     """Print trends; draw them into a folder."""
-    from specbench_cli.comparison.trend import over_time
+    from specbench_cli.comparison.trend import load_trends
 
-    trends, out = over_time(asked.sides), asked.out
+    trends, out = load_trends(asked.sides), asked.out
     if asked.printed == "json":
         from specbench_cli.comparison.pages.as_dict import trends_as_dict
 

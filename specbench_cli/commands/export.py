@@ -20,7 +20,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Then: inspect view --log-dir RUN/export/inspect. See docs/trackers.md.",
+        "Then: inspect view --log-dir RUN/export/inspect. See docs/how-to/trackers.md.",
     )
 )
 

@@ -36,7 +36,7 @@ EPILOG = "\n\n".join(
         "Examples:",
         *EXAMPLES,
         "traffic.jsonl: a request of OpenAI's chat completions a line, or a batch file"
-        " (docs/tasks.md).",
+        " (docs/how-to/tasks.md).",
     )
 )
 _SETTINGS = options.OptionSubset(

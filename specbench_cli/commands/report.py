@@ -98,7 +98,7 @@ def _print(asked: ReportOptions) -> ExitCode:
     from specbench_cli.report.terminal import table
 
     reading, _ = _read(asked)
-    table.print_runs([reading], families=True, form=asked.printed)
+    table.print_runs([reading], families=True, explain=asked.explain, form=asked.printed)
     if reading.spec_bench is not None:
         table.print_spec_bench(reading.spec_bench, asked.printed)
     return ExitCode.OK

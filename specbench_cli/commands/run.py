@@ -228,7 +228,7 @@ def _show(reading: Reading, folder: Path, form: output.Format) -> None:
             }
         )
     else:
-        table.print_runs([reading], families=False, form=form)
+        table.print_runs([reading], form=form)
         output.note(f"in {folder}")
 
 

@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-Place = tuple[str, int]
+PromptTurn = tuple[str, int]
 """A prompt's turn."""
 
 
-class Key(NamedTuple):
+class PairKey(NamedTuple):
     """What two cells must share to be a pair."""
 
     prompt_id: str
@@ -24,7 +24,7 @@ class Key(NamedTuple):
     seed: int
 
     @property
-    def place(self) -> Place:
+    def prompt_turn(self) -> PromptTurn:
         """Return the prompt's turn."""
         return self.prompt_id, self.turn
 
@@ -54,9 +54,9 @@ class Counters:
     draft_forwards: int | None
 
     @classmethod
-    def summed(cls, of: Collection[Counters]) -> Counters:
+    def total(cls, counters: Collection[Counters]) -> Counters:
         """The sums of cells; null where one is."""
-        columns = ([getattr(each, f.name) for each in of] for f in fields(cls))
+        columns = ([getattr(each, f.name) for each in counters] for f in fields(cls))
         return cls(*(None if None in column else sum(column) for column in columns))
 
     @property
@@ -101,14 +101,14 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class ComparedOutput:
     """One output.
 
     ids: the first 16 hexadecimal digits of the SHA-256 of its token ids. verdict: its kind; null
     where it failed, as ids are. times: null where it failed or was void.
     """
 
-    key: Key
+    key: PairKey
     task: str
     family: str
     cluster: str

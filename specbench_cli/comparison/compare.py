@@ -8,15 +8,15 @@ from dataclasses import replace
 from specbench_cli.comparison import deterministic, timing
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import (
-    Change,
     Comparison,
-    Finding,
+    ComparisonFinding,
     Outcome,
     RowOutcome,
-    worst,
+    TimeChange,
+    worst_outcome,
 )
-from specbench_cli.comparison.processes import processes
-from specbench_cli.comparison.scope import Scope, scope
+from specbench_cli.comparison.processes import collect_processes
+from specbench_cli.comparison.scope import Scope, determine_scope
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.stats.regression import LEVEL
@@ -32,77 +32,90 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
     Raises:
         UsageError: the sides have nothing in common that could be judged.
     """
-    at = scope(base, new)
-    changes: Mapping[RowKey, tuple[Change, ...]] = {}
+    scope = determine_scope(base, new)
+    changes: Mapping[RowKey, tuple[TimeChange, ...]] = {}
     untimed: tuple[str, ...] = ()
-    run = processes(base, new)
-    if at.timing is None:
-        changes = timing.changes(at, run, tolerance)
-        untimed = (*base.left_out, *new.left_out, *timing.not_judged(at, run))
-    rows = (*_compared(at, changes, tolerance), *_missing(at), *_added(at, new))
-    judged = changes or any(rule != "nothing" for rule, _ in at.rules.values())
+    processes = collect_processes(base, new)
+    if scope.timing is None:
+        changes = timing.estimate_changes(scope, processes, tolerance)
+        untimed = (*base.left_out, *new.left_out, *timing.explain_unjudged(scope, processes))
+    rows = (
+        *_compare_rows(scope, changes, tolerance),
+        *_missing_rows(scope),
+        *_added_rows(scope, new),
+    )
+    judged = changes or any(rule != "nothing" for rule, _ in scope.rules.values())
     if not judged and not any(row.outcome == "broken" for row in rows):
-        _refuse(base, new, at)
+        _raise_nothing_comparable(base, new, scope)
     return Comparison(
         base=base.name,
         new=new.name,
         rows=rows,
-        not_compared=(*at.not_compared, *untimed),
-        timing=_timing(at, tolerance, run.pairs),
+        not_compared=(*scope.not_compared, *untimed),
+        timing=_describe_timing(scope, tolerance, processes.pairs),
         tolerance=tolerance,
         fail_on=tuple(fail_on),
         facts={"base": _facts(base), "new": _facts(new)},
     )
 
 
-def _compared(
-    at: Scope, changes: Mapping[RowKey, tuple[Change, ...]], tolerance: float
+def _compare_rows(
+    scope: Scope, changes: Mapping[RowKey, tuple[TimeChange, ...]], tolerance: float
 ) -> Iterator[RowOutcome]:
     """The rows that both sides have."""
-    counted = deterministic.findings(at)
-    for row, pairs in at.pairs.items():
+    counted = deterministic.compare_outputs(scope)
+    for row, pairs in scope.pairs.items():
         times = changes.get(row, ())
-        found = [*counted[row], *timing.findings(times, tolerance)]
-        if cause := at.causes.get(row.label):
-            found = [replace(each, says=f"{each.says}; likely cause: {cause}") for each in found]
-        rule, why = at.rules[row]
+        found = [*counted[row], *timing.find_significant_changes(times, tolerance)]
+        if cause := scope.causes.get(row.label):
+            found = [
+                replace(each, message=f"{each.message}; likely cause: {cause}") for each in found
+            ]
+        rule, why = scope.rules[row]
         yield RowOutcome(
             key=row,
-            outcome=worst(found),
+            outcome=worst_outcome(found),
             rule=rule,
-            why=why,
+            rule_reason=why,
             pairs=len(pairs),
             findings=tuple(found),
-            mat=deterministic.mats(pairs),
+            mat=deterministic.mean_accepted_tokens(pairs),
             changes=times,
         )
 
 
-def _missing(at: Scope) -> Iterator[RowOutcome]:
-    for row in at.missing:
-        yield _alone(row, "only BASE has it", [Finding(outcome="missing", says="not in NEW")])
+def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
+    for row in scope.missing:
+        yield _unpaired_row(
+            row, "only BASE has it", [ComparisonFinding(outcome="missing", message="not in NEW")]
+        )
 
 
-def _added(at: Scope, new: Side) -> Iterator[RowOutcome]:
+def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
     """Rows that NEW alone has: nothing to compare with, but broken is broken."""
-    for row in at.new:
+    for row in scope.new:
         cells = [cell for cell in new.cells.values() if cell.row == row]
         bad = [cell for cell in cells if deterministic.is_bad(cell)]
-        found = [Finding(outcome="new", says="not in BASE")]
+        found = [ComparisonFinding(outcome="new", message="not in BASE")]
         if bad:
-            found.insert(0, deterministic.broken(bad, len(cells)))
-        yield _alone(row, "only NEW has it", found)
+            found.insert(0, deterministic.make_broken_finding(bad, len(cells)))
+        yield _unpaired_row(row, "only NEW has it", found)
 
 
-def _alone(row: RowKey, why: str, found: Sequence[Finding]) -> RowOutcome:
+def _unpaired_row(row: RowKey, why: str, found: Sequence[ComparisonFinding]) -> RowOutcome:
     return RowOutcome(
-        key=row, outcome=worst(found), rule="nothing", why=why, pairs=0, findings=tuple(found)
+        key=row,
+        outcome=worst_outcome(found),
+        rule="nothing",
+        rule_reason=why,
+        pairs=0,
+        findings=tuple(found),
     )
 
 
-def _timing(at: Scope, tolerance: float, turns: int) -> str:
-    if at.timing is not None:
-        return f"skipped: {at.timing}"
+def _describe_timing(scope: Scope, tolerance: float, turns: int) -> str:
+    if scope.timing is not None:
+        return f"skipped: {scope.timing}"
     least = f"{100 * tolerance:.3g}%"
     among = f" to {turns} pairs of runs that took turns" if turns else ""
     return (
@@ -115,9 +128,9 @@ def _facts(side: Side) -> dict[str, object]:
     return {"created_utc": side.created_utc, "noisy": side.noisy, **side.facts}
 
 
-def _refuse(base: Side, new: Side, at: Scope) -> None:
+def _raise_nothing_comparable(base: Side, new: Side, scope: Scope) -> None:
     """Raises UsageError: a comparison of nothing must not look like a pass."""
-    reasons = dict.fromkeys((*at.not_compared, *(why for _, why in at.rules.values())))
+    reasons = dict.fromkeys((*scope.not_compared, *(why for _, why in scope.rules.values())))
     lines = "".join(f"\n  {reason}" for reason in reasons)
     raise UsageError(
         f"nothing of {base.name} and {new.name} can be compared"

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from specbench_cli.comparison.cell import Cell, Counters, RowKey
-from specbench_cli.comparison.outcome import Finding, Rule
+from specbench_cli.comparison.cell import ComparedOutput, Counters, RowKey
+from specbench_cli.comparison.outcome import ComparisonFinding, Rule
 
 if TYPE_CHECKING:
     from specbench_cli.comparison.scope import Scope
 
-Pair = tuple[Cell, Cell]
+Pair = tuple[ComparedOutput, ComparedOutput]
 """BASE's and NEW's."""
 
-STRAYS = 0.01
+MAX_STRAY_SHARE = 0.01
 """Share of a row's prompts whose counters may differ on another machine; one always may."""
 
 _WORDS = {
@@ -41,67 +41,71 @@ _DIGITS = range(2, 7)
 """Decimals of a MAT: as few as tell two apart."""
 
 
-def findings(scope: Scope) -> Mapping[RowKey, tuple[Finding, ...]]:
+def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ...]]:
     """What changed in each row that both sides have; nothing of a row where nothing did."""
     return {
-        row: tuple(_of_row(pairs, scope.rules[row][0], scope.elsewhere is None))
+        row: tuple(_find_differences(pairs, scope.rules[row][0], scope.rounding_difference is None))
         for row, pairs in scope.pairs.items()
     }
 
 
-def broken(cells: Sequence[Cell], of: int) -> Finding:
+def make_broken_finding(cells: Sequence[ComparedOutput], total: int) -> ComparisonFinding:
     """Outputs of NEW, at least one, that are errors or mismatches. of: how many there are."""
     kinds = Counter("mismatch" if cell.error is None else f"error: {cell.error}" for cell in cells)
-    told = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return Finding(
+    details = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return ComparisonFinding(
         outcome="broken",
-        says=f"{_of(len(cells), of, 'output')} broken in NEW alone: {told}",
-        where=_places(cells),
+        message=f"{_format_share(len(cells), total, 'output')} broken in NEW alone: {details}",
+        locations=_format_prompt_turns(cells),
     )
 
 
-def is_bad(cell: Cell) -> bool:
+def is_bad(cell: ComparedOutput) -> bool:
     """Whether an output is an error or a mismatch."""
     return cell.error is not None or cell.verdict == "mismatch"
 
 
-def mats(pairs: Iterable[Pair]) -> tuple[float | None, float | None]:
+def mean_accepted_tokens(pairs: Iterable[Pair]) -> tuple[float | None, float | None]:
     """The mean accepted tokens of BASE and NEW, over the outputs that neither failed at."""
-    sums = _sums([pair for pair in pairs if not _failed(pair)])
+    sums = _sum_counters([pair for pair in pairs if not _has_error(pair)])
     return (None, None) if sums is None else (sums[0].mat, sums[1].mat)
 
 
-def _of_row(pairs: Sequence[Pair], rule: Rule, same_machine: bool) -> Iterable[Finding]:
-    spoilt = [new for base, new in pairs if is_bad(new) and not is_bad(base)]
-    if spoilt:
-        yield broken(spoilt, len(pairs))
+def _find_differences(
+    pairs: Sequence[Pair], rule: Rule, same_machine: bool
+) -> Iterable[ComparisonFinding]:
+    broken = [new for base, new in pairs if is_bad(new) and not is_bad(base)]
+    if broken:
+        yield make_broken_finding(broken, len(pairs))
     rest = [(base, new) for base, new in pairs if not is_bad(new) or is_bad(base)]
     if rule == "exact" or (rule == "ids only" and same_machine):
         changed = [pair for pair in rest if not _same_output(pair)]
         if rule == "ids only":
             changed = [pair for pair in changed if not any(c.verdict == "near-tie" for c in pair)]
         if changed:
-            yield _changed_output(changed, len(pairs))
-    whole = [pair for pair in rest if not _failed(pair)]
+            yield _make_changed_output_finding(changed, len(pairs))
+    complete = [pair for pair in rest if not _has_error(pair)]
     if rule == "exact":
         # Another output has other counters too, which say nothing more.
-        same = [pair for pair in whole if _same_output(pair)]
-        recounted = [pair for pair in same if _recounted(pair)]
-        if recounted:
-            told = _of(len(recounted), len(pairs), "output")
-            yield _mat(f"counters of {told} differ", recounted, same)
+        same = [pair for pair in complete if _same_output(pair)]
+        differing = [pair for pair in same if _counters_differ(pair)]
+        if differing:
+            share = _format_share(len(differing), len(pairs), "output")
+            yield _make_mat_finding(f"counters of {share} differ", differing, same)
     elif rule == "verdict":
-        recounted = [pair for pair in whole if _recounted(pair)]
+        differing = [pair for pair in complete if _counters_differ(pair)]
         prompts = len({base.key.prompt_id for base, _ in pairs})
-        strays, allowed = len({base.key.prompt_id for base, _ in recounted}), STRAYS * prompts
+        strays, allowed = (
+            len({base.key.prompt_id for base, _ in differing}),
+            MAX_STRAY_SHARE * prompts,
+        )
         if strays > max(allowed, 1):
-            told = (
-                f"counters at {_of(strays, prompts, 'prompt')} differ, {max(int(allowed), 1)} may"
-            )
-            yield _mat(told, recounted, whole)
+            share = _format_share(strays, prompts, "prompt")
+            what = f"counters at {share} differ, {max(int(allowed), 1)} may"
+            yield _make_mat_finding(what, differing, complete)
 
 
-def _failed(pair: Pair) -> bool:
+def _has_error(pair: Pair) -> bool:
     return any(cell.error is not None for cell in pair)
 
 
@@ -110,76 +114,81 @@ def _same_output(pair: Pair) -> bool:
     return (base.ids, base.finish) == (new.ids, new.finish)
 
 
-def _recounted(pair: Pair) -> bool:
+def _counters_differ(pair: Pair) -> bool:
     base, new = pair
     return base.counters != new.counters
 
 
-def _changed_output(pairs: Sequence[Pair], of: int) -> Finding:
-    mended = sum(is_bad(base) and not is_bad(new) for base, new in pairs)
-    told = f", {mended} of them errors or mismatches in BASE" if mended else ""
-    return Finding(
+def _make_changed_output_finding(pairs: Sequence[Pair], total: int) -> ComparisonFinding:
+    fixed = sum(is_bad(base) and not is_bad(new) for base, new in pairs)
+    details = f", {fixed} of them errors or mismatches in BASE" if fixed else ""
+    return ComparisonFinding(
         outcome="changed-output",
-        says=f"{_of(len(pairs), of, 'output')} changed{told}",
-        where=_places(new for _, new in pairs),
+        message=f"{_format_share(len(pairs), total, 'output')} changed{details}",
+        locations=_format_prompt_turns(new for _, new in pairs),
     )
 
 
-def _mat(told: str, recounted: Sequence[Pair], counted: Sequence[Pair]) -> Finding:
+def _make_mat_finding(
+    what: str, differing: Sequence[Pair], outputs: Sequence[Pair]
+) -> ComparisonFinding:
     """Counters that differ. counted: the outputs whose sums are given, those that differ among
     them."""
-    figures = _figures(counted)
+    figures = _describe_changes(outputs)
     if not figures:
-        first = recounted[0]
-        figures = [f"their sums do not, at {_place(first[1])} {'; '.join(_figures([first]))}"]
-    return Finding(
+        first = differing[0]
+        figures = [
+            f"their sums do not, at {_format_prompt_turn(first[1])}"
+            f" {'; '.join(_describe_changes([first]))}"
+        ]
+    return ComparisonFinding(
         outcome="mat",
-        says=f"{told}: {'; '.join(figures)}",
-        where=_places(new for _, new in recounted),
+        message=f"{what}: {'; '.join(figures)}",
+        locations=_format_prompt_turns(new for _, new in differing),
     )
 
 
-def _figures(pairs: Sequence[Pair]) -> list[str]:
+def _describe_changes(pairs: Sequence[Pair]) -> list[str]:
     """What the sums of counters changed from and to, MAT first."""
-    sums = _sums(pairs)
+    sums = _sum_counters(pairs)
     if sums is None:
         return []
     base, new = sums
-    told = [f"MAT {_mat_of(base, new)}"] if base.mat != new.mat else []
+    changes = [f"MAT {_format_mats(base, new)}"] if base.mat != new.mat else []
     after = asdict(new)
     for name, was in asdict(base).items():
         if was != after[name]:
-            told.append(f"{_WORDS[name]} {_number(was)} -> {_number(after[name])}")
-    return told
+            changes.append(f"{_WORDS[name]} {_format_count(was)} -> {_format_count(after[name])}")
+    return changes
 
 
-def _sums(pairs: Sequence[Pair]) -> tuple[Counters, Counters] | None:
+def _sum_counters(pairs: Sequence[Pair]) -> tuple[Counters, Counters] | None:
     if not pairs:
         return None
     base, new = zip(*((base.counters, new.counters) for base, new in pairs), strict=True)
-    return Counters.summed(base), Counters.summed(new)
+    return Counters.total(base), Counters.total(new)
 
 
-def _mat_of(base: Counters, new: Counters) -> str:
+def _format_mats(base: Counters, new: Counters) -> str:
     for digits in _DIGITS:
-        told = ["none" if mat is None else f"{mat:.{digits}f}" for mat in (base.mat, new.mat)]
-        if told[0] != told[1]:
+        texts = ["none" if mat is None else f"{mat:.{digits}f}" for mat in (base.mat, new.mat)]
+        if texts[0] != texts[1]:
             break
-    return " -> ".join(told)
+    return " -> ".join(texts)
 
 
-def _number(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "none" if value is None else f"{value:,}"
 
 
-def _of(count: int, of: int, what: str) -> str:
-    return f"{count} of {of} {what}{'' if of == 1 else 's'}"
+def _format_share(count: int, total: int, noun: str) -> str:
+    return f"{count} of {total} {noun}{'' if total == 1 else 's'}"
 
 
-def _place(cell: Cell) -> str:
+def _format_prompt_turn(cell: ComparedOutput) -> str:
     return f"{cell.key.prompt_id} turn {cell.key.turn}"
 
 
-def _places(cells: Iterable[Cell]) -> tuple[str, ...]:
+def _format_prompt_turns(cells: Iterable[ComparedOutput]) -> tuple[str, ...]:
     """Each once, whatever the passes."""
-    return tuple(dict.fromkeys(map(_place, cells)))
+    return tuple(dict.fromkeys(map(_format_prompt_turn, cells)))

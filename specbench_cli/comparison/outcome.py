@@ -23,18 +23,18 @@ Rule = Literal["exact", "verdict", "ids only", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ComparisonFinding:
     """One thing found of a row. where: prompts and turns, first ones first ("mini/qa/3 turn 1")."""
 
     outcome: Outcome
-    says: str
-    where: tuple[str, ...] = ()
+    message: str
+    locations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TimeChange:
     """A time's ratio, NEW over BASE (above 1: slower), with its simultaneous interval; None where
-    its ends are no figures (`stats.bootstrap.WIDEST`).
+    its ends are no figures (`stats.bootstrap.MAX_INTERVAL_RATIO`).
 
     figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; relative
     to what `comparison.timing` says. significant: the interval excludes 1. detects: the smallest
@@ -72,11 +72,11 @@ class RowOutcome:
     key: RowKey
     outcome: Outcome
     rule: Rule
-    why: str
+    rule_reason: str
     pairs: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ComparisonFinding, ...] = ()
     mat: tuple[float | None, float | None] = (None, None)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TimeChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,44 +97,44 @@ class Comparison:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def failed(self) -> tuple[RowOutcome, ...]:
+    def failed_rows(self) -> tuple[RowOutcome, ...]:
         """The rows that close the gate."""
         return tuple(
             row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
         )
 
 
-def worst(findings: Iterable[Finding]) -> Outcome:
+def worst_outcome(findings: Iterable[ComparisonFinding]) -> Outcome:
     """The worst outcome of a row's findings; "same" without any."""
     return min((found.outcome for found in findings), key=OUTCOMES.index, default="same")
 
 
-def gate(words: str) -> tuple[Outcome, ...]:
+def parse_fail_on(words: str) -> tuple[Outcome, ...]:
     """The outcomes that close the gate, of a list with commas; none for "none".
 
     Raises:
         UsageError: a word is no outcome, or "same"; or nothing is named.
     """
-    named = [word.strip() for word in words.split(",") if word.strip()]
-    if named == [NONE]:
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    if names == [NONE]:
         return ()
     known = [outcome for outcome in OUTCOMES if outcome != "same"]
-    for word in named:
+    for word in names:
         if word not in known:
             raise UsageError(
                 f"--fail-on {word!r} is none of {', '.join(known)}, and not {NONE} alone"
                 f"{did_you_mean(word, known)}",
                 hint=f"--fail-on {','.join(FAIL_ON)}",
             )
-    if not named:
+    if not names:
         raise UsageError(
             f"--fail-on names nothing; there are {', '.join(known)}, or {NONE} alone",
             hint=f"--fail-on {','.join(FAIL_ON)}",
         )
-    return tuple(outcome for outcome in known if outcome in named)
+    return tuple(outcome for outcome in known if outcome in names)
 
 
-def as_share(tolerance: str) -> float:
+def parse_tolerance(tolerance: str) -> float:
     """Return 0.05 for `5%` or `0.05`. Raise UsageError if the text is not a share from 0 to 1."""
     number, percent = tolerance.strip().removesuffix("%"), tolerance.strip().endswith("%")
     try:

@@ -10,17 +10,17 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.comparison.cell import Cell, Place
+from specbench_cli.comparison.cell import ComparedOutput, PromptTurn
 from specbench_cli.comparison.side import Side
-from specbench_cli.stats.regression import ALONE, MIN_PAIRS, partnered
+from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED, has_partner
 from specbench_cli.summary.speedups import MAX_LOST
 
-Outputs = Mapping[str, Mapping[Place, Cell]]
+Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
 """A process' outputs, by label and place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class ComparedProcesses:
     """Every process of both sides, BASE's first.
 
     new: whether it is NEW's. pair: the number of its pair, where the sides' runs took turns. lost:
@@ -37,21 +37,23 @@ class Processes:
         """How many pairs there are; 0 where the runs took no turns."""
         if self.pair is None:
             return 0
-        return len(set(self.pair[partnered(self.pair, np.array(self.new, dtype=bool))]))
+        return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
 
-    def cells(self, label: str, places: Iterable[Place], *, of_new: bool) -> Iterator[Cell]:
+    def cells(
+        self, label: str, places: Iterable[PromptTurn], *, of_new: bool
+    ) -> Iterator[ComparedOutput]:
         """A label's outputs at some places, of one side's processes."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
-                yield from _at(own.get(label, {}), places)
+                yield from _select_outputs(own.get(label, {}), places)
 
-    def whole(self, labels: Sequence[str], places: Collection[Place]) -> Processes:
+    def whole(self, labels: Sequence[str], places: Collection[PromptTurn]) -> ComparedProcesses:
         """Those in which none of some labels lost more than a tenth of its times."""
         kept = [
-            all(label not in lost or _whole(own[label], places) for label in labels)
+            all(label not in lost or _is_complete(own[label], places) for label in labels)
             for own, lost in zip(self.outputs, self.lost, strict=True)
         ]
-        return Processes(
+        return ComparedProcesses(
             tuple(compress(self.outputs, kept)),
             tuple(compress(self.new, kept)),
             None if self.pair is None else self.pair[np.array(kept, dtype=bool)],
@@ -59,24 +61,26 @@ class Processes:
         )
 
 
-def _at(cells: Mapping[Place, Cell], places: Iterable[Place]) -> Iterator[Cell]:
+def _select_outputs(
+    cells: Mapping[PromptTurn, ComparedOutput], places: Iterable[PromptTurn]
+) -> Iterator[ComparedOutput]:
     return (cell for place in places if (cell := cells.get(place)) is not None)
 
 
-def _whole(own: Mapping[Place, Cell], places: Iterable[Place]) -> bool:
-    cells = list(_at(own, places))
+def _is_complete(own: Mapping[PromptTurn, ComparedOutput], places: Iterable[PromptTurn]) -> bool:
+    cells = list(_select_outputs(own, places))
     return sum(cell.times is None for cell in cells) <= MAX_LOST * len(cells)
 
 
-def processes(base: Side, new: Side) -> Processes:
+def collect_processes(base: Side, new: Side) -> ComparedProcesses:
     """The processes of two sides."""
     sides = ((base, False), (new, True))
     both = [(cells, of_new) for side, of_new in sides for cells in side.processes]
-    began = [at for side in (base, new) for at in side.began or (None,) * len(side.processes)]
+    began = [at for side in (base, new) for at in side.start_times or (None,) * len(side.processes)]
     of_new = tuple(of_new for _, of_new in both)
-    pair = pairs_of(began, of_new)
-    return Processes(
-        tuple(_by_label(cells) for cells, _ in both),
+    pair = pair_processes(began, of_new)
+    return ComparedProcesses(
+        tuple(_group_by_label(cells) for cells, _ in both),
         of_new,
         None if pair is None else np.array(pair),
         tuple(
@@ -85,14 +89,14 @@ def processes(base: Side, new: Side) -> Processes:
     )
 
 
-def _by_label(cells: Iterable[Cell]) -> Outputs:
-    found = defaultdict[str, dict[Place, Cell]](dict)
+def _group_by_label(cells: Iterable[ComparedOutput]) -> Outputs:
+    found = defaultdict[str, dict[PromptTurn, ComparedOutput]](dict)
     for cell in cells:
-        found[cell.key.label][cell.key.place] = cell
+        found[cell.key.label][cell.key.prompt_turn] = cell
     return dict(found)
 
 
-def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
+def pair_processes(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
     """Return the pair of each process if the runs of both sides took turns.
 
     Anything that slows the machine for a minute affects a run and the next one equally, so each run
@@ -118,4 +122,4 @@ def pairs_of(began: Sequence[str | None], new: Sequence[bool]) -> list[int] | No
             place += 2
     if len(number) < 2 * MIN_PAIRS:
         return None
-    return [number.get(run, ALONE) for run in of]
+    return [number.get(run, UNPAIRED) for run in of]

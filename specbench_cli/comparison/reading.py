@@ -6,43 +6,43 @@ from pathlib import Path
 
 from specbench_cli.comparison.baselines import baseline
 from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.baselines.join import join
+from specbench_cli.comparison.baselines.join import join_runs
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import folder
 
 
-def side(given: str, *, root: Path = baseline.ROOT) -> Side:
+def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
     """The side that an argument of `specbench compare` names.
 
     Args:
-        given: a run's folder, `last`, a folder of runs of one program, a baseline's file, or the
+        source: a run's folder, `last`, a folder of runs of one program, a baseline's file, or the
             name of a baseline in `root` (or its folder): then this machine's file if there is one,
             else the first.
 
     Raises:
         UsageError: there is no such thing, or it is damaged.
     """
-    path = folder(given)
+    path = folder(source)
     if path.is_file():
         return baseline.load(path)
     if path.is_dir() and (path / "manifest.json").exists():
         return read_run(path)
-    if runs := folders(given):
-        return join(path.resolve().name, runs)
-    name, where = (path.name, path.parent) if path.parent != Path() else (given, root)
-    if (file := baseline.find(name, where)) is not None:
+    if runs := find_run_folders(source):
+        return join_runs(path.resolve().name, runs)
+    name, where = (path.name, path.parent) if path.parent != Path() else (source, root)
+    if (file := baseline.find_file(name, where)) is not None:
         return baseline.load(file)
-    known = ", ".join(baseline.names(root)) or "none yet"
+    known = ", ".join(baseline.list_names(root)) or "none yet"
     raise UsageError(
-        f"{given} is neither a run's folder, nor one of runs, nor a baseline (in {root}: {known})",
+        f"{source} is neither a run's folder, nor one of runs, nor a baseline (in {root}: {known})",
         hint="specbench list runs; a baseline is made by specbench compare --save NAME RUN",
     )
 
 
-def folders(given: str) -> list[Path]:
+def find_run_folders(source: str) -> list[Path]:
     """The folders of the runs that an argument names: its own, or those inside; else none."""
-    path = folder(given)
+    path = folder(source)
     if (path / "manifest.json").exists():
         return [path]
     return sorted(file.parent for file in path.glob("*/manifest.json"))

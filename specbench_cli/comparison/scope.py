@@ -14,20 +14,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench_cli.comparison.cell import Cell, Key, Place, RowKey
+from specbench_cli.comparison.cell import ComparedOutput, PairKey, PromptTurn, RowKey
 from specbench_cli.comparison.outcome import Rule
-from specbench_cli.comparison.side import RowFacts, Side, changed, changed_params
+from specbench_cli.comparison.side import (
+    RowFacts,
+    Side,
+    describe_changed_facts,
+    describe_changed_params,
+)
 from specbench_cli.errors import UsageError
 from specbench_cli.store.schema import LOSSLESS
 
-_ASKED = (
+_REQUIRED_FACTS = (
     *("target", "seed", "verify", "temperature", "top_p", "top_k", "grammar", "contrast"),
     *("acceptance", "max_new_tokens", "raw", "own_context"),
 )
 """What every output depends on by its meaning: another value is another question."""
-_TIMING = ("threads", "dtype", "device", "devices", "graphs", "batch", "prefill_chunk", "load")
+_TIMING_FACTS = (
+    "threads",
+    "dtype",
+    "device",
+    "devices",
+    "graphs",
+    "batch",
+    "prefill_chunk",
+    "load",
+)
 """What times depend on by intention."""
-_ROUNDING = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
+_ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "device", "graphs")
 """What decides how sums are rounded, and so which way a near-tie falls."""
 
 
@@ -42,93 +56,99 @@ class Scope:
     is found of it. elsewhere: why the same program may round otherwise; null where it may not.
     """
 
-    pairs: Mapping[RowKey, tuple[tuple[Cell, Cell], ...]]
+    pairs: Mapping[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]]
     missing: tuple[RowKey, ...]
     new: tuple[RowKey, ...]
     rules: Mapping[RowKey, tuple[Rule, str]]
     timing: str | None
     not_compared: tuple[str, ...]
     causes: Mapping[str, str]
-    elsewhere: str | None = None
+    rounding_difference: str | None = None
 
 
-def scope(base: Side, new: Side) -> Scope:
+def determine_scope(base: Side, new: Side) -> Scope:
     """What can be compared.
 
     Raises:
         UsageError: nothing can; names why.
     """
-    if asked := changed(_ASKED, base, new):
-        _refuse(base, new, asked)
-    said = [*_unfinished(base, new)]
-    tasks = _tasks(base, new, said)
-    places = _places(base, new, tasks, said)
-    passes = _passes(base, new, said)
-    ours, theirs = (_rows(side, tasks) for side in (base, new))
-    pairs: dict[RowKey, tuple[tuple[Cell, Cell], ...]] = {}
+    if differences := describe_changed_facts(_REQUIRED_FACTS, base, new):
+        _raise_nothing_comparable(base, new, differences)
+    notes = [*_describe_unfinished(base, new)]
+    tasks = _shared_tasks(base, new, notes)
+    places = _shared_prompts(base, new, tasks, notes)
+    passes = _shared_passes(base, new, notes)
+    ours, theirs = (_group_by_row(side, tasks) for side in (base, new))
+    pairs: dict[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]] = {}
     for row in (row for row in ours if row in theirs):
-        found, lonely = _pair(ours[row], theirs[row], places, passes)
+        found, unpaired = _pair_outputs(ours[row], theirs[row], places, passes)
         if found:
             pairs[row] = found
-        said += (f"{row.task} {row.label}: {words}" for words in lonely)
+        notes += (f"{row.task} {row.label}: {sentence}" for sentence in unpaired)
     if not pairs:
-        _refuse(base, new, said)
-    elsewhere = _elsewhere(base, new)
-    if elsewhere is not None:
-        said.append(f"ids and counters are not compared one by one: {elsewhere}")
-    others = _other_models(base, new, {row.label for row in pairs})
-    said += _unlike_drafts(others)
+        _raise_nothing_comparable(base, new, notes)
+    rounding_difference = _rounding_difference(base, new)
+    if rounding_difference is not None:
+        notes.append(f"ids and counters are not compared one by one: {rounding_difference}")
+    other_models = _find_other_models(base, new, {row.label for row in pairs})
+    notes += _describe_other_models(other_models)
     return Scope(
         pairs=pairs,
         missing=tuple(row for row in ours if row not in theirs),
         new=tuple(row for row in theirs if row not in ours),
         rules={
-            row: _rule(own, base, new, others.get(row.label, ()), here=elsewhere is None)
+            row: _choose_rule(
+                own,
+                base,
+                new,
+                other_models.get(row.label, ()),
+                same_rounding=rounding_difference is None,
+            )
             for row, own in pairs.items()
         },
-        timing=_no_timing(base, new, elsewhere),
-        not_compared=tuple(said),
-        causes=dict(_causes(base, new, pairs, others)),
-        elsewhere=elsewhere,
+        timing=_timing_skip_reason(base, new, rounding_difference),
+        not_compared=tuple(notes),
+        causes=dict(_likely_causes(base, new, pairs, other_models)),
+        rounding_difference=rounding_difference,
     )
 
 
-def _refuse(base: Side, new: Side, why: Iterable[str]) -> None:
-    lines = "".join(f"\n  {reason}" for reason in why) or "\n  they share no method"
+def _raise_nothing_comparable(base: Side, new: Side, reasons: Iterable[str]) -> None:
+    lines = "".join(f"\n  {reason}" for reason in reasons) or "\n  they share no method"
     raise UsageError(
         f"nothing of {base.name} and {new.name} can be compared:{lines}",
         hint="specbench run with BASE's target, tasks, seed and settings, then compare once more",
     )
 
 
-def _unfinished(base: Side, new: Side) -> Iterator[str]:
+def _describe_unfinished(base: Side, new: Side) -> Iterator[str]:
     for which, side in (("BASE", base), ("NEW", new)):
         if side.status != "finished":
             yield f"{which} ({side.name}) is {side.status}: what it lacks is not compared"
 
 
-def _tasks(base: Side, new: Side, said: list[str]) -> set[str]:
+def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
     """The tasks that both have, the same version of; `said` gets the others."""
     ours, theirs = (
         dict.fromkeys(cell.task for cell in side.cells.values()) for side in (base, new)
     )
-    said += (f"task {task}: only BASE has it" for task in ours if task not in theirs)
-    said += (f"task {task}: only NEW has it" for task in theirs if task not in ours)
+    notes += (f"task {task}: only BASE has it" for task in ours if task not in theirs)
+    notes += (f"task {task}: only NEW has it" for task in theirs if task not in ours)
     both = [task for task in ours if task in theirs]
-    altered = {task: changed([f"task {task}"], base, new) for task in both}
+    altered = {task: describe_changed_facts([f"task {task}"], base, new) for task in both}
     for task in both:
-        said += altered[task]
+        notes += altered[task]
     return {task for task in both if not altered[task]}
 
 
-def _places(base: Side, new: Side, tasks: set[str], said: list[str]) -> set[Place]:
+def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) -> set[PromptTurn]:
     """The prompts that both were asked, alike; `said` gets the others, by task."""
-    asked: list[dict[Place, str]] = [
-        {c.key.place: c.task for c in side.cells.values() if c.task in tasks}
+    prompts: list[dict[PromptTurn, str]] = [
+        {c.key.prompt_turn: c.task for c in side.cells.values() if c.task in tasks}
         for side in (base, new)
     ]
-    ours, theirs = asked
-    unlike = [
+    ours, theirs = prompts
+    altered = [
         place
         for place in ours
         if place in theirs
@@ -140,77 +160,88 @@ def _places(base: Side, new: Side, tasks: set[str], said: list[str]) -> set[Plac
         for places, words in (
             ([p for p, of in ours.items() if of == task and p not in theirs], "only BASE has"),
             ([p for p, of in theirs.items() if of == task and p not in ours], "only NEW has"),
-            ([p for p in unlike if ours[p] == task], "whose text or context changed"),
+            ([p for p in altered if ours[p] == task], "whose text or context changed"),
         ):
             if places:
-                said.append(f"task {task}: {_counted(len(places), 'prompt')} {words}{_at(places)}")
-    return (ours.keys() & theirs.keys()) - set(unlike)
+                prompts_found = _pluralize(len(places), "prompt")
+                notes.append(f"task {task}: {prompts_found} {words}{_first_location(places)}")
+    return (ours.keys() & theirs.keys()) - set(altered)
 
 
-def _passes(base: Side, new: Side, said: list[str]) -> set[int]:
+def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
     """The passes that both made; `said` gets the others. Their times are processes all the same."""
     ours, theirs = ({key.pass_ for key in side.cells} for side in (base, new))
-    for which, alone in (("BASE", ours - theirs), ("NEW", theirs - ours)):
-        if alone:
-            numbers = ", ".join(map(str, sorted(alone)))
-            said.append(f"outputs of pass {numbers}: only {which} has them")
+    for which, only_here in (("BASE", ours - theirs), ("NEW", theirs - ours)):
+        if only_here:
+            numbers = ", ".join(map(str, sorted(only_here)))
+            notes.append(f"outputs of pass {numbers}: only {which} has them")
     return ours & theirs
 
 
-def _rows(side: Side, tasks: set[str]) -> dict[RowKey, dict[Key, Cell]]:
+def _group_by_row(side: Side, tasks: set[str]) -> dict[RowKey, dict[PairKey, ComparedOutput]]:
     """A side's outputs by row, in the order of tasks and of the run's rows."""
     order = dict.fromkeys(cell.task for cell in side.cells.values() if cell.task in tasks)
-    rows = {RowKey(task, label): dict[Key, Cell]() for task in order for label in side.rows}
+    rows = {
+        RowKey(task, label): dict[PairKey, ComparedOutput]()
+        for task in order
+        for label in side.rows
+    }
     for key, cell in side.cells.items():
         if cell.task in tasks:
             rows[cell.row][key] = cell
     return {row: own for row, own in rows.items() if own}
 
 
-def _pair(
-    ours: Mapping[Key, Cell], theirs: Mapping[Key, Cell], places: set[Place], passes: set[int]
-) -> tuple[tuple[tuple[Cell, Cell], ...], list[str]]:
+def _pair_outputs(
+    ours: Mapping[PairKey, ComparedOutput],
+    theirs: Mapping[PairKey, ComparedOutput],
+    places: set[PromptTurn],
+    passes: set[int],
+) -> tuple[tuple[tuple[ComparedOutput, ComparedOutput], ...], list[str]]:
     """A row's pairs; and what one side lacks of prompts and passes that both have."""
     pairs = tuple(
-        (cell, theirs[key]) for key, cell in ours.items() if key in theirs and key.place in places
+        (cell, theirs[key])
+        for key, cell in ours.items()
+        if key in theirs and key.prompt_turn in places
     )
-    lonely = []
+    unpaired = []
     for which, own, other in (("BASE", ours, theirs), ("NEW", theirs, ours)):
-        alone = [
-            key.place
+        only_here = [
+            key.prompt_turn
             for key in own
-            if key not in other and key.place in places and key.pass_ in passes
+            if key not in other and key.prompt_turn in places and key.pass_ in passes
         ]
-        if alone:
-            lonely.append(f"{_counted(len(alone), 'output')} only {which} has{_at(alone)}")
-    return pairs, lonely
+        if only_here:
+            outputs = _pluralize(len(only_here), "output")
+            unpaired.append(f"{outputs} only {which} has{_first_location(only_here)}")
+    return pairs, unpaired
 
 
-def _unlike_drafts(others: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _describe_other_models(other_models: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Which rows another draft or head concerns."""
     labels: dict[str, list[str]] = {}
-    for label, models in others.items():
+    for label, models in other_models.items():
         for model in models:
             labels.setdefault(model, []).append(label)
-    for model, concerned in labels.items():
-        yield f"counters of {', '.join(concerned)}: {model}"
+    for model, affected in labels.items():
+        yield f"counters of {', '.join(affected)}: {model}"
 
 
-def _no_timing(base: Side, new: Side, elsewhere: str | None) -> str | None:
+def _timing_skip_reason(base: Side, new: Side, rounding_difference: str | None) -> str | None:
     """Why times cannot be compared."""
     if base.machine is None or base.machine != new.machine:
-        return "; ".join(changed(["machine"], base, new)) or elsewhere
+        return "; ".join(describe_changed_facts(["machine"], base, new)) or rounding_difference
     for which, side in (("BASE", base), ("NEW", new)):
         if side.noisy:
             return f"{which} ({side.name}) is labelled noisy"
-    return "; ".join(changed(_TIMING, base, new)) or None
+    return "; ".join(describe_changed_facts(_TIMING_FACTS, base, new)) or None
 
 
-def _causes(
+def _likely_causes(
     base: Side,
     new: Side,
-    pairs: Mapping[RowKey, Sequence[tuple[Cell, Cell]]],
-    others: Mapping[str, Sequence[str]],
+    pairs: Mapping[RowKey, Sequence[tuple[ComparedOutput, ComparedOutput]]],
+    other_models: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, str]]:
     """What differs for a label though it is called the same."""
     for label, (was, now) in {row.label: own[0] for row, own in pairs.items()}.items():
@@ -219,39 +250,39 @@ def _causes(
             found.append(f"method differs: {was.method} -> {now.method}")
         if was.guarantee != now.guarantee:
             found.append(f"guarantee differs: {was.guarantee} -> {now.guarantee}")
-        if params := changed_params(base.rows[label].params, new.rows[label].params):
+        if params := describe_changed_params(base.rows[label].params, new.rows[label].params):
             found.append(f"parameters differ: {', '.join(params)}")
-        if label in others:
-            found.append(f"models differ: {', '.join(others[label])}")
+        if label in other_models:
+            found.append(f"models differ: {', '.join(other_models[label])}")
         if found:
             yield label, "; ".join(found)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _at(places: Sequence[Place]) -> str:
+def _first_location(places: Sequence[PromptTurn]) -> str:
     prompt_id, turn = places[0]
     return f" (first: {prompt_id} turn {turn})"
 
 
-def _elsewhere(base: Side, new: Side) -> str | None:
+def _rounding_difference(base: Side, new: Side) -> str | None:
     """Why the same program may round otherwise; null where it may not."""
     if base.machine is None or new.machine is None:
         which = "BASE" if base.machine is None else "NEW"
         return f"{which} does not say what machine it was run on"
-    return "; ".join(changed(_ROUNDING, base, new)) or None
+    return "; ".join(describe_changed_facts(_ROUNDING_FACTS, base, new)) or None
 
 
-def _other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
+def _find_other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
     """By label, the drafts and heads that it uses and that are not the same ones: what changed."""
     found: dict[str, list[str]] = {}
     for label in sorted(labels):
         changes: list[str] = []
-        for model in _drafting_models(base.rows[label], new.rows[label]):
-            changes += changed([model], base, new)
-            heads = [_heads(side, model) for side in (base, new)]
+        for model in _draft_models(base.rows[label], new.rows[label]):
+            changes += describe_changed_facts([model], base, new)
+            heads = [_head_facts(side, model) for side in (base, new)]
             if all(heads) and heads[0] != heads[1]:
                 changes.append(f"head {model} {' -> '.join(heads)}")
         if changes:
@@ -259,42 +290,46 @@ def _other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, lis
     return found
 
 
-def _rule(
-    pairs: Sequence[tuple[Cell, Cell]],
+def _choose_rule(
+    pairs: Sequence[tuple[ComparedOutput, ComparedOutput]],
     base: Side,
     new: Side,
-    others: Sequence[str],
+    other_models: Sequence[str],
     *,
-    here: bool,
+    same_rounding: bool,
 ) -> tuple[Rule, str]:
     """How much of a row must be the same, and why not more.
 
     Args:
         pairs: at least one.
-        others: what changed of the models that it drafts with.
-        here: whether both sides round alike.
+        other_models: what changed of the models that it drafts with.
+        same_rounding: whether both sides round alike.
     """
     label, sampling = pairs[0][1].key.label, pairs[0][1].sampling
-    loose = f"another model drafts: {'; '.join(others)}" if others else _by_timing(base, new, label)
-    apart = None if here else "another machine, other versions or other settings"
-    why = "; ".join(reason for reason in (loose, apart) if reason)
+    step_difference = (
+        f"another model drafts: {'; '.join(other_models)}"
+        if other_models
+        else _timing_dependence(base, new, label)
+    )
+    elsewhere = None if same_rounding else "another machine, other versions or other settings"
+    why = "; ".join(reason for reason in (step_difference, elsewhere) if reason)
     if not why:
         return "exact", "same machine, versions and settings; its steps do not depend on timing"
-    if not _same_tokens(sampling, new):
+    if not _gives_vanilla_tokens(sampling, new):
         return "nothing", f"its tokens are drawn ({sampling}), and {why}"
     if any(cell.guarantee not in LOSSLESS for pair in pairs for cell in pair):
         return "nothing", f"it may change the output ({pairs[0][1].guarantee}), and {why}"
-    return ("verdict" if loose is None else "ids only"), why
+    return ("verdict" if step_difference is None else "ids only"), why
 
 
-def _drafting_models(base: RowFacts, new: RowFacts) -> list[str]:
+def _draft_models(base: RowFacts, new: RowFacts) -> list[str]:
     """What a row drafts with. One that does not say may use the run's draft."""
     known = {*(base.models or ()), *(new.models or ())}
-    unsaid = base.models is None and new.models is None
-    return sorted(known | {"draft"} if unsaid else known)
+    unknown = base.models is None and new.models is None
+    return sorted(known | {"draft"} if unknown else known)
 
 
-def _heads(side: Side, kind: str) -> str:
+def _head_facts(side: Side, kind: str) -> str:
     """A side's heads of a kind."""
     start = f"head {kind} "
     return ", ".join(
@@ -304,7 +339,7 @@ def _heads(side: Side, kind: str) -> str:
     )
 
 
-def _by_timing(base: Side, new: Side, label: str) -> str | None:
+def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
     """Why a row's steps may differ on the same machine."""
     free = [side.rows[label].timing_free for side in (base, new)]
     if False in free:
@@ -315,7 +350,7 @@ def _by_timing(base: Side, new: Side, label: str) -> str | None:
     return None
 
 
-def _same_tokens(sampling: str, side: Side) -> bool:
+def _gives_vanilla_tokens(sampling: str, side: Side) -> bool:
     """Whether a decoding rule gives vanilla's tokens, which are the same whatever was drafted."""
     if sampling == "replay":
         return side.facts.get("temperature") == "0.0"

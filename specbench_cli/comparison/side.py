@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench_cli.comparison.cell import Cell, Key
+from specbench_cli.comparison.cell import ComparedOutput, PairKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +44,29 @@ class Side:
     machine: str | None
     noisy: bool
     rows: Mapping[str, RowFacts]
-    cells: Mapping[Key, Cell]
-    processes: tuple[tuple[Cell, ...], ...] = field(default=())
-    began: tuple[str | None, ...] = ()
+    cells: Mapping[PairKey, ComparedOutput]
+    processes: tuple[tuple[ComparedOutput, ...], ...] = field(default=())
+    start_times: tuple[str | None, ...] = ()
     left_out: tuple[str, ...] = ()
     prompts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     status: str = "finished"
 
 
-_SINCE = {"grammar": "None", "contrast": "None", "acceptance": "None"}
+_DEFAULT_FACTS = {"grammar": "None", "contrast": "None", "acceptance": "None"}
 """Facts that sides from before do not say, and what they would."""
 
 
-def changed(facts: Iterable[str], base: Side, new: Side) -> list[str]:
+def describe_changed_facts(facts: Iterable[str], base: Side, new: Side) -> list[str]:
     """Those of some facts that both sides say, and differently: `seed 0 -> 1`."""
-    was, now = (_SINCE | dict(side.facts) for side in (base, new))
+    was, now = (_DEFAULT_FACTS | dict(side.facts) for side in (base, new))
     return [
-        f"{fact} {_told(was[fact])} -> {_told(now[fact])}"
+        f"{fact} {_format_value(was[fact])} -> {_format_value(now[fact])}"
         for fact in facts
         if fact in was and fact in now and was[fact] != now[fact]
     ]
 
 
-def changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Parameters of a row that differ: `nodes 16 -> 15`."""
     return [
         f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
@@ -75,5 +75,5 @@ def changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _told(value: str) -> str:
+def _format_value(value: str) -> str:
     return "not set" if value == "None" else value

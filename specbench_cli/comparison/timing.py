@@ -26,92 +26,111 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench_cli.comparison.cell import Cell, Place, RowKey
-from specbench_cli.comparison.outcome import Change, Finding
-from specbench_cli.comparison.processes import Processes
-from specbench_cli.stats.bootstrap import WIDEST
-from specbench_cli.stats.regression import MIN_PAIRS, MIN_PROMPTS, Series, shifts
+from specbench_cli.comparison.cell import ComparedOutput, PromptTurn, RowKey
+from specbench_cli.comparison.outcome import ComparisonFinding, TimeChange
+from specbench_cli.comparison.processes import ComparedProcesses
+from specbench_cli.stats.bootstrap import MAX_INTERVAL_RATIO
+from specbench_cli.stats.regression import (
+    MIN_PAIRS,
+    MIN_PROMPTS,
+    RegressionSeries,
+    estimate_slowdowns,
+)
 from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
     from specbench_cli.comparison.scope import Scope
 
 DECODE, VERIFY, DRAFT, HOST = "decode", "verify forward", "draft forward", "host"
-OUTSIDE = "hf:vanilla"
-VANILLA = f"{BASELINE} / {OUTSIDE}"
+HF_VANILLA = "hf:vanilla"
+VANILLA = f"{BASELINE} / {HF_VANILLA}"
 
 
-def changes(scope: Scope, run: Processes, tolerance: float) -> dict[RowKey, tuple[Change, ...]]:
+def estimate_changes(
+    scope: Scope, processes: ComparedProcesses, tolerance: float
+) -> dict[RowKey, tuple[TimeChange, ...]]:
     """By row, what became of each of its figures; those that cannot be judged left out.
 
     Args:
-        run: of the two sides.
+        processes: of the two sides.
         tolerance: the slowdown that is let pass, 0.05 for 5%.
     """
-    asked: list[tuple[RowKey, str, Series]] = []
+    entries: list[tuple[RowKey, str, RegressionSeries]] = []
     for row, pairs in scope.pairs.items():
-        places = _places(pairs)
-        if _unjudged(row, places, run) is None:
-            labels = _against(row.label), row.label
-            asked += ((row, *one) for one in _series(row, pairs, run.whole(labels, places)))
-    found = shifts([series for *_, series in asked], above=math.log1p(tolerance))
-    result: dict[RowKey, tuple[Change, ...]] = {}
-    for (row, figure, series), shift in zip(asked, found, strict=True):
-        if shift is not None:
-            low, high = _ends(shift.low, shift.high)
-            change = Change(
+        places = _prompt_turns(pairs)
+        if _skip_reason(row, places, processes) is None:
+            labels = _reference_label(row.label), row.label
+            entries += (
+                (row, *entry)
+                for entry in _build_series(row, pairs, processes.whole(labels, places))
+            )
+    estimates = estimate_slowdowns(
+        [series for *_, series in entries], tolerance=math.log1p(tolerance)
+    )
+    result: dict[RowKey, tuple[TimeChange, ...]] = {}
+    for (row, figure, series), estimate in zip(entries, estimates, strict=True):
+        if estimate is not None:
+            low, high = _interval_bounds(estimate.low, estimate.high)
+            change = TimeChange(
                 figure=figure,
-                ratio=math.exp(shift.change),
+                ratio=math.exp(estimate.log_ratio),
                 low=low,
                 high=high,
-                significant=shift.significant,
-                detects=math.exp(shift.detects),
-                relative=not series.disturbed,
+                significant=estimate.significant,
+                detects=math.exp(estimate.detectable),
+                relative=not series.one_sided_noise,
             )
             result[row] = (*result.get(row, ()), change)
     return result
 
 
-def not_judged(scope: Scope, run: Processes) -> Iterator[str]:
+def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str]:
     """The rows whose times are not judged, or not of all runs, and why, a sentence each."""
     for row, pairs in scope.pairs.items():
-        places = _places(pairs)
-        if why := _unjudged(row, places, run) or _left_out(row, places, run):
-            yield f"times of {row.task} {row.label}: {why}"
+        places = _prompt_turns(pairs)
+        if reason := _skip_reason(row, places, processes) or _describe_excluded(
+            row, places, processes
+        ):
+            yield f"times of {row.task} {row.label}: {reason}"
 
 
-def findings(changes: tuple[Change, ...], tolerance: float) -> tuple[Finding, ...]:
+def find_significant_changes(
+    changes: tuple[TimeChange, ...], tolerance: float
+) -> tuple[ComparisonFinding, ...]:
     """What is both significant and above the tolerance: all that is slower of a row in one finding,
     the component before the whole; faster by the whole alone."""
-    of = {change.figure: change for change in changes}
+    by_figure = {change.figure: change for change in changes}
     slower = [
         change
         for figure in (DRAFT, VERIFY, HOST, VANILLA, DECODE)
-        if (change := of.get(figure)) is not None
+        if (change := by_figure.get(figure)) is not None
         and change.significant
         and change.ratio > 1 + tolerance
-        and not _explained(change, of.get(VERIFY), tolerance)
+        and not _is_explained_by_verify(change, by_figure.get(VERIFY), tolerance)
     ]
     faster = [
         change
         for figure in (DECODE, VANILLA)
-        if (change := of.get(figure)) is not None
+        if (change := by_figure.get(figure)) is not None
         and change.significant
         and change.ratio < 1 / (1 + tolerance)
     ]
     result = []
     if slower:
         result.append(
-            Finding(
-                outcome="slower", says=f"{', '.join(map(str, slower))} (allowed {tolerance:+.0%})"
+            ComparisonFinding(
+                outcome="slower",
+                message=f"{', '.join(map(str, slower))} (allowed {tolerance:+.0%})",
             )
         )
     if faster:
-        result.append(Finding(outcome="faster", says=", ".join(map(str, faster))))
+        result.append(ComparisonFinding(outcome="faster", message=", ".join(map(str, faster))))
     return tuple(result)
 
 
-def _explained(change: Change, verify: Change | None, tolerance: float) -> bool:
+def _is_explained_by_verify(
+    change: TimeChange, verify: TimeChange | None, tolerance: float
+) -> bool:
     """Whether a component only looks slower because what it is divided by became faster: less than
     half of the tolerance is left relative to vanilla."""
     if verify is None or change.figure not in (DRAFT, HOST) or not change.relative:
@@ -119,103 +138,125 @@ def _explained(change: Change, verify: Change | None, tolerance: float) -> bool:
     return verify.ratio < 1 and change.ratio * verify.ratio < 1 + tolerance / 2
 
 
-def _ends(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
+def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
     """An interval's ends as ratios, of their logarithms; None where they are no figures."""
-    if not high - low <= math.log(WIDEST):
+    if not high - low <= math.log(MAX_INTERVAL_RATIO):
         return None, None
     return math.exp(low), math.exp(high)
 
 
-def _places(pairs: Sequence[tuple[Cell, Cell]]) -> list[Place]:
+def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
     """Where a row's outputs are, each once, whatever the passes."""
-    return list(dict.fromkeys(cell.key.place for cell, _ in pairs))
+    return list(dict.fromkeys(cell.key.prompt_turn for cell, _ in pairs))
 
 
-def _unjudged(row: RowKey, places: Sequence[Place], run: Processes) -> str | None:
+def _skip_reason(
+    row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
+) -> str | None:
     """Why a row's times are not judged; hf:vanilla's are, on vanilla's row."""
-    labels = _against(row.label), row.label
+    labels = _reference_label(row.label), row.label
     for label in labels:
-        whole = run.whole((label,), places)
+        complete = processes.whole((label,), places)
         for side, which in ((False, "BASE"), (True, "NEW")):
-            if next(run.cells(label, places, of_new=side), None) is None:
+            if next(processes.cells(label, places, of_new=side), None) is None:
                 return f"{which} has no {label} to compare with"
-            if side not in whole.new:
-                cells = list(run.cells(label, places, of_new=side))
+            if side not in complete.new:
+                cells = list(processes.cells(label, places, of_new=side))
                 lost = sum(cell.times is None for cell in cells)
                 return f"{which}'s {label} lost {lost} of {len(cells)} (void or failed)"
     if len(places) < MIN_PROMPTS:
         return f"fewer than {MIN_PROMPTS} prompts"
-    left = run.whole(labels, places)
+    remaining = processes.whole(labels, places)
     for side, which in ((False, "BASE"), (True, "NEW")):
-        if side not in left.new:
+        if side not in remaining.new:
             return f"no run of {which} is whole (void or failed outputs)"
-    if run.pairs and left.pairs < MIN_PAIRS:
-        return f"of {run.pairs} pairs of runs {left.pairs} are whole (void or failed outputs)"
+    if processes.pairs and remaining.pairs < MIN_PAIRS:
+        return (
+            f"of {processes.pairs} pairs of runs {remaining.pairs} are whole"
+            " (void or failed outputs)"
+        )
     return None
 
 
-def _left_out(row: RowKey, places: Sequence[Place], run: Processes) -> str | None:
+def _describe_excluded(
+    row: RowKey, places: Sequence[PromptTurn], processes: ComparedProcesses
+) -> str | None:
     """How many processes a row that is judged goes without."""
-    every = len(run.outputs)
-    lost = every - len(run.whole((_against(row.label), row.label), places).outputs)
-    return f"{lost} of {every} runs are left out (void or failed outputs)" if lost else None
+    total = len(processes.outputs)
+    lost = total - len(processes.whole((_reference_label(row.label), row.label), places).outputs)
+    return f"{lost} of {total} runs are left out (void or failed outputs)" if lost else None
 
 
-def _against(label: str) -> str:
+def _reference_label(label: str) -> str:
     """The row whose times a row's are divided by."""
-    return OUTSIDE if label == BASELINE else BASELINE
+    return HF_VANILLA if label == BASELINE else BASELINE
 
 
-Figure = Callable[[Cell, Cell], float | None]
+FigureFunction = Callable[[ComparedOutput, ComparedOutput], float | None]
 """Of an output and of the one that it is compared with; null where either cannot say."""
 
 
-def _series(
-    row: RowKey, pairs: Sequence[tuple[Cell, Cell]], run: Processes
-) -> Iterator[tuple[str, Series]]:
+def _build_series(
+    row: RowKey,
+    pairs: Sequence[tuple[ComparedOutput, ComparedOutput]],
+    processes: ComparedProcesses,
+) -> Iterator[tuple[str, RegressionSeries]]:
     """A row's figures."""
-    places = _places(pairs)
+    places = _prompt_turns(pairs)
     if row.label == BASELINE:
-        apart = _apart(OUTSIDE, places, run)
-        yield VANILLA, _one(VANILLA, row, places, run, _relative_whole, apart)
+        slowdown = _machine_slowdown(HF_VANILLA, places, processes)
+        yield VANILLA, _figure_series(VANILLA, row, places, processes, _relative_time, slowdown)
         return
-    if row.label == OUTSIDE:
+    if row.label == HF_VANILLA:
         return
-    apart = _apart(BASELINE, places, run)
-    yield DECODE, _one(DECODE, row, places, run, _relative_pace, apart)
-    changed = {was.key.place for was, now in pairs if was.counters != now.counters}
-    alike = [place for place in places if place not in changed]
-    for figure, of in COMPONENTS.items():
-        if figure == DRAFT and run.pair is not None:
-            alone = _one(figure, row, alike, run, _draft_alone, apart)
-            yield figure, replace(alone, disturbed=True)
+    slowdown = _machine_slowdown(BASELINE, places, processes)
+    yield DECODE, _figure_series(DECODE, row, places, processes, _relative_decode_time, slowdown)
+    changed = {was.key.prompt_turn for was, now in pairs if was.counters != now.counters}
+    unchanged = [place for place in places if place not in changed]
+    for figure, compute in COMPONENTS.items():
+        if figure == DRAFT and processes.pair is not None:
+            series = _figure_series(
+                figure, row, unchanged, processes, _fastest_draft_time, slowdown
+            )
+            yield figure, replace(series, one_sided_noise=True)
         else:
-            yield figure, _one(figure, row, alike, run, of, apart)
+            yield figure, _figure_series(figure, row, unchanged, processes, compute, slowdown)
 
 
-def _one(
-    figure: str, row: RowKey, places: Sequence[Place], run: Processes, of: Figure, apart: float
-) -> Series:
+def _figure_series(
+    figure: str,
+    row: RowKey,
+    places: Sequence[PromptTurn],
+    processes: ComparedProcesses,
+    compute: FigureFunction,
+    slowdown: float,
+) -> RegressionSeries:
     """A figure's logarithms at every place of every process."""
-    values = np.full((len(places), len(run.outputs)), np.nan)
-    for p, process in enumerate(run.outputs):
-        ours, theirs = (process.get(label, {}) for label in (row.label, _against(row.label)))
+    values = np.full((len(places), len(processes.outputs)), np.nan)
+    for p, process in enumerate(processes.outputs):
+        ours, theirs = (
+            process.get(label, {}) for label in (row.label, _reference_label(row.label))
+        )
         for i, place in enumerate(places):
             own, other = ours.get(place), theirs.get(place)
-            value = of(own, other) if own is not None and other is not None else None
+            value = compute(own, other) if own is not None and other is not None else None
             if value:
                 values[i, p] = math.log(value)
-    return Series(figure, values, np.array(run.new, dtype=bool), apart, run.pair)
+    return RegressionSeries(
+        figure, values, np.array(processes.new, dtype=bool), slowdown, processes.pair
+    )
 
 
-def _apart(label: str, places: Sequence[Place], run: Processes) -> float:
+def _machine_slowdown(
+    label: str, places: Sequence[PromptTurn], processes: ComparedProcesses
+) -> float:
     """Logarithm of how much slower a row that stands for the machine was on NEW's side."""
     found = []
     for place in places:
         sides: tuple[list[float], list[float]] = ([], [])
-        for process, is_new in zip(run.outputs, run.new, strict=True):
+        for process, is_new in zip(processes.outputs, processes.new, strict=True):
             cell = process.get(label, {}).get(place)
-            if cell is not None and (value := _whole(cell)):
+            if cell is not None and (value := _time_per_token(cell)):
                 sides[is_new].append(value)
         if all(sides):
             found.append(math.log(median(sides[1]) / median(sides[0])))
@@ -226,47 +267,51 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def _time(cell: Cell, name: str) -> float | None:
+def _time(cell: ComparedOutput, name: str) -> float | None:
     found: float | None = None if cell.times is None else getattr(cell.times, name)
     return found
 
 
-def _whole(cell: Cell) -> float | None:
+def _time_per_token(cell: ComparedOutput) -> float | None:
     """Time a token, prefill included: all that peers say."""
     return _ratio(_time(cell, "total"), cell.counters.n_tokens)
 
 
-def _pace(cell: Cell) -> float | None:
+def _decode_time_per_token(cell: ComparedOutput) -> float | None:
     """Time a token after the first."""
     n = cell.counters.n_tokens
     return _ratio(_time(cell, "decode"), n and n - 1)
 
 
-def _relative_whole(own: Cell, other: Cell) -> float | None:
-    return _ratio(_whole(own), _whole(other))
+def _relative_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
+    return _ratio(_time_per_token(own), _time_per_token(other))
 
 
-def _relative_pace(own: Cell, other: Cell) -> float | None:
+def _relative_decode_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
     """By decoding, or by all of it where one of the two does not tell prefill apart."""
-    pace = _ratio(_pace(own), _pace(other))
-    return _relative_whole(own, other) if pace is None else pace
+    relative = _ratio(_decode_time_per_token(own), _decode_time_per_token(other))
+    return _relative_time(own, other) if relative is None else relative
 
 
-def _verify(own: Cell, other: Cell) -> float | None:
+def _relative_verify_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
     return _ratio(_time(own, "verify_forward"), _time(other, "verify_forward"))
 
 
-def _draft(own: Cell, _: Cell) -> float | None:
+def _relative_draft_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
     return _ratio(_time(own, "draft_forward"), _time(own, "verify_forward"))
 
 
-def _draft_alone(own: Cell, _: Cell) -> float | None:
+def _fastest_draft_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
     return _time(own, "draft_fastest")
 
 
-def _host(own: Cell, _: Cell) -> float | None:
+def _relative_host_time(own: ComparedOutput, _: ComparedOutput) -> float | None:
     step = _ratio(_time(own, "host"), own.counters.steps)
     return _ratio(step, _time(own, "verify_forward"))
 
 
-COMPONENTS: dict[str, Figure] = {VERIFY: _verify, DRAFT: _draft, HOST: _host}
+COMPONENTS: dict[str, FigureFunction] = {
+    VERIFY: _relative_verify_time,
+    DRAFT: _relative_draft_time,
+    HOST: _relative_host_time,
+}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from specbench_cli.comparison import reading
 from specbench_cli.comparison.baselines import baseline
-from specbench_cli.comparison.cell import Cell, Key, RowKey
+from specbench_cli.comparison.cell import ComparedOutput, PairKey, RowKey
 from specbench_cli.comparison.deterministic import is_bad
-from specbench_cli.comparison.side import Side, changed_params
+from specbench_cli.comparison.side import Side, describe_changed_params
 from specbench_cli.errors import UsageError
 from specbench_cli.stats import changes
 from specbench_cli.store.run_dir import RUNS
@@ -28,7 +28,7 @@ _PROGRAM = frozenset({"specbench", "commit"})
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrendRun:
     """A run or baseline. commit: of the program, its first digits, null where unknown."""
 
     name: str
@@ -54,7 +54,7 @@ class ChangePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class TrendSeries:
     """A figure of a row over the runs, null where a run does not have it.
 
     noisy: whether equal programs may differ in it; where not, every difference is a change.
@@ -67,7 +67,7 @@ class Series:
     changes: tuple[ChangePoint, ...] = ()
 
     @property
-    def known(self) -> list[float]:
+    def known_values(self) -> list[float]:
         """The values that there are."""
         return [value for value in self.values if value is not None]
 
@@ -80,31 +80,31 @@ class Trends:
     each. level: of the test of one series.
     """
 
-    runs: tuple[Run, ...]
-    series: tuple[Series, ...]
+    runs: tuple[TrendRun, ...]
+    series: tuple[TrendSeries, ...]
     left_out: tuple[str, ...]
     level: float
 
 
-def over_time(given: Sequence[str]) -> Trends:
+def load_trends(sources: Sequence[str]) -> Trends:
     """Trends over what the arguments of `specbench compare --over-time` name; without any, over all
     runs and baselines.
 
     Raises:
         UsageError: there is no such thing, or nothing but one run belongs together.
     """
-    if given:
-        return trends([reading.side(name) for name in given])
+    if sources:
+        return find_trends([reading.load_side(name) for name in sources])
     sides, unreadable = [], []
-    for path in _all():
+    for path in _find_sources():
         try:
-            sides.append(reading.side(str(path)))
+            sides.append(reading.load_side(str(path)))
         except UsageError as error:
             unreadable.append(f"{path.name}: {error}")
-    return trends(sides, unreadable)
+    return find_trends(sides, unreadable)
 
 
-def trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
+def find_trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
     """The trends of the sides that belong with the newest one.
 
     Args:
@@ -113,47 +113,49 @@ def trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
     Raises:
         UsageError: fewer than two belong together.
     """
-    together, apart = _belonging(sides)
-    if len(together) < 2:
+    compatible, excluded = _select_compatible(sides)
+    if len(compatible) < 2:
         raise UsageError(
             "a trend needs two runs that belong together"
-            + "".join(f"\n  {line}" for line in (*left_out, *apart)),
+            + "".join(f"\n  {line}" for line in (*left_out, *excluded)),
             hint="specbench list runs; specbench compare --over-time RUN RUN",
         )
     noisy = [
-        f"{side.name} is labelled noisy: its times are left out" for side in together if side.noisy
+        f"{side.name} is labelled noisy: its times are left out"
+        for side in compatible
+        if side.noisy
     ]
     found = [
         (
             key,
             figure,
-            _is_noisy(figure, key.label, together),
-            [value(side, key) for side in together],
+            _is_noisy(figure, key.label, compatible),
+            [value(side, key) for side in compatible],
         )
-        for key in _rows(together)
+        for key in _list_rows(compatible)
         for figure, value in _VALUES.items()
         if figure != SPEEDUP or key.label != BASELINE
     ]
     found = [entry for entry in found if any(value is not None for value in entry[3])]
     level = FALSE_ALARMS / max(1, sum(is_noisy for _, _, is_noisy, _ in found))
     return Trends(
-        runs=tuple(Run(s.name, s.created_utc, s.facts.get("commit")) for s in together),
+        runs=tuple(TrendRun(s.name, s.created_utc, s.facts.get("commit")) for s in compatible),
         series=tuple(
-            Series(
+            TrendSeries(
                 key=key,
                 figure=figure,
                 values=tuple(values),
                 noisy=is_noisy,
-                changes=_changes(key.label, values, is_noisy, level, together),
+                changes=_find_changes(key.label, values, is_noisy, level, compatible),
             )
             for key, figure, is_noisy, values in found
         ),
-        left_out=(*left_out, *apart, *noisy),
+        left_out=(*left_out, *excluded, *noisy),
         level=level,
     )
 
 
-def _all() -> list[Path]:
+def _find_sources() -> list[Path]:
     """Every run's folder and every baseline's file."""
     return [
         *(manifest.parent for manifest in sorted(RUNS.glob("*/manifest.json"))),
@@ -161,29 +163,29 @@ def _all() -> list[Path]:
     ]
 
 
-def _belonging(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
+def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
     """Finished sides that share all facts but the program with the newest, in order of time, and
     why the others are left out. A baseline of a run that is there itself is the same run."""
-    apart = [f"{side.name} is {side.status}" for side in sides if side.status != "finished"]
+    excluded = [f"{side.name} is {side.status}" for side in sides if side.status != "finished"]
     ordered = sorted(
         (side for side in sides if side.status == "finished"), key=lambda side: side.created_utc
     )
-    together: dict[tuple[str, frozenset[Key]], Side] = {}
+    compatible: dict[tuple[str, frozenset[PairKey]], Side] = {}
     for side in ordered:
         differing = [
-            f"{what} ({side.facts[what]})"
-            for what in side.facts.keys() & ordered[-1].facts.keys() - _PROGRAM
-            if side.facts[what] != ordered[-1].facts[what]
+            f"{fact} ({side.facts[fact]})"
+            for fact in side.facts.keys() & ordered[-1].facts.keys() - _PROGRAM
+            if side.facts[fact] != ordered[-1].facts[fact]
         ]
         if differing:
             words = ", ".join(sorted(differing))
-            apart.append(f"{side.name} does not belong with {ordered[-1].name}: {words}")
+            excluded.append(f"{side.name} does not belong with {ordered[-1].name}: {words}")
         else:
-            together.setdefault((side.created_utc, frozenset(side.cells)), side)
-    return list(together.values()), apart
+            compatible.setdefault((side.created_utc, frozenset(side.cells)), side)
+    return list(compatible.values()), excluded
 
 
-def _rows(sides: Sequence[Side]) -> list[RowKey]:
+def _list_rows(sides: Sequence[Side]) -> list[RowKey]:
     """All rows: task by task, in the newest run's order, what it does not have last."""
     place = {label: i for i, label in enumerate(sides[-1].rows)}
     keys = dict.fromkeys(cell.row for side in sides for cell in side.cells.values())
@@ -197,24 +199,28 @@ def _is_noisy(figure: str, label: str, sides: Iterable[Side]) -> bool:
     return not all(side.rows[label].timing_free for side in sides if label in side.rows)
 
 
-def _changes(
+def _find_changes(
     label: str, values: Sequence[float | None], noisy: bool, level: float, sides: Sequence[Side]
 ) -> tuple[ChangePoint, ...]:
     known = [i for i, value in enumerate(values) if value is not None]
     series = [value for value in values if value is not None]
-    shifts = changes.shifts(series, level=level) if noisy else changes.steps(series)
+    shifts = (
+        changes.find_level_shifts(series, level=level)
+        if noisy
+        else changes.find_exact_changes(series)
+    )
     points = []
     for shift in shifts:
         last, first = known[shift.at - 1], known[shift.at]
-        params = _params(label, sides[last], sides[first])
+        params = _changed_params(label, sides[last], sides[first])
         points.append(ChangePoint(last, first, shift.before, shift.after, shift.p, params))
     return tuple(points)
 
 
-def _params(label: str, before: Side, after: Side) -> tuple[str, ...]:
+def _changed_params(label: str, before: Side, after: Side) -> tuple[str, ...]:
     """A row's parameters that differ between two runs."""
     was, now = (side.rows[label].params if label in side.rows else {} for side in (before, after))
-    return tuple(changed_params(was, now))
+    return tuple(describe_changed_params(was, now))
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
@@ -224,12 +230,12 @@ def _speedup(side: Side, key: RowKey) -> float | None:
     vanilla_time = own_time = 0.0
     pairs = cells = 0
     for process in side.processes or (tuple(side.cells.values()),):
-        plain = {_place(cell.key): cell for cell in process if cell.key.label == BASELINE}
+        plain = {_pair_key(cell.key): cell for cell in process if cell.key.label == BASELINE}
         for cell in process:
             if cell.row != key:
                 continue
             cells += 1
-            base, own = _decode(plain.get(_place(cell.key))), _decode(cell)
+            base, own = _decode_time(plain.get(_pair_key(cell.key))), _decode_time(cell)
             if base is not None and own is not None:
                 vanilla_time += base[0] * own[1] / base[1]
                 own_time += own[0]
@@ -237,12 +243,12 @@ def _speedup(side: Side, key: RowKey) -> float | None:
     return vanilla_time / own_time if pairs and cells - pairs <= MAX_LOST * cells else None
 
 
-def _place(key: Key) -> tuple[str, int, int, int]:
+def _pair_key(key: PairKey) -> tuple[str, int, int, int]:
     """What a method's cell and vanilla's share."""
     return key.prompt_id, key.turn, key.pass_, key.seed
 
 
-def _decode(cell: Cell | None) -> tuple[int, int] | None:
+def _decode_time(cell: ComparedOutput | None) -> tuple[int, int] | None:
     """Time and tokens of decoding; null where either is unknown or nothing."""
     if cell is None or cell.times is None or cell.error is not None:
         return None
@@ -250,8 +256,8 @@ def _decode(cell: Cell | None) -> tuple[int, int] | None:
     return (time, tokens) if time and tokens else None
 
 
-def _rate(
-    counts: Callable[[Cell], tuple[int | None, int | None]],
+def _make_ratio(
+    counts: Callable[[ComparedOutput], tuple[int | None, int | None]],
 ) -> Callable[[Side, RowKey], float | None]:
     """A ratio of sums over a row's outputs; null where a count is unknown, or none below."""
 
@@ -265,19 +271,19 @@ def _rate(
     return value
 
 
-def _outputs(side: Side, key: RowKey) -> list[Cell]:
+def _outputs(side: Side, key: RowKey) -> list[ComparedOutput]:
     """A row's outputs, failed ones left out."""
     return [cell for cell in side.cells.values() if cell.row == key and cell.error is None]
 
 
-def _bad(side: Side, key: RowKey) -> float | None:
+def _count_bad(side: Side, key: RowKey) -> float | None:
     own = [cell for cell in side.cells.values() if cell.row == key]
     return float(sum(map(is_bad, own))) if own else None
 
 
 _VALUES: Mapping[str, Callable[[Side, RowKey], float | None]] = {
     SPEEDUP: _speedup,
-    MAT: _rate(lambda cell: (cell.counters.committed, cell.counters.steps)),
-    ACCEPTANCE: _rate(lambda cell: (cell.counters.accepted, cell.counters.levels)),
-    BAD: _bad,
+    MAT: _make_ratio(lambda cell: (cell.counters.committed, cell.counters.steps)),
+    ACCEPTANCE: _make_ratio(lambda cell: (cell.counters.accepted, cell.counters.levels)),
+    BAD: _count_bad,
 }

@@ -54,6 +54,9 @@ class ReportOptions(CommandOptions):
     force: Annotated[
         bool, Option(SHOWN, None, "Put runs side by side that do not belong together.")
     ] = False
+    explain: Annotated[
+        bool, Option(SHOWN, None, "Print all notes below the table, not only the short ones.")
+    ] = False
     prompt: Annotated[
         str | None,
         Option(SHOWN, "ID", "Show outputs on this prompt beside vanilla's instead."),
@@ -214,7 +217,9 @@ class ListOptions(CommandOptions):
         bool, Option(OUTPUT, None, "JSON lines, with every fact.", name="--json")
     ] = False
     markdown: Annotated[bool, Option(OUTPUT, None, "Methods as a Markdown table.")] = False
-    families: Annotated[bool, Option(OUTPUT, None, "Method names by family, as in README.")] = False
+    families: Annotated[
+        bool, Option(OUTPUT, None, "Method names by family, as in docs/reference/methods.md.")
+    ] = False
 
 
 WRITTEN = "What to write"

@@ -457,7 +457,7 @@ class RunConfig(BaseModel):
             MEASURING,
             "NAME",
             "local (this machine) or ray (the devices of a Ray cluster, which share the prompts;"
-            " docs/workers.md).",
+            " docs/how-to/workers.md).",
         ),
     ] = "local"
     timeout_per_prompt: Annotated[

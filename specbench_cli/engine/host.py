@@ -5,7 +5,7 @@ call of torch costs several times what it costs in a loop of its own. What is sm
 the host in plain Python; here is how it gets there and back.
 
 A step waits for its device in `wait` alone, so that its waits can be counted; what is sent to a
-device is sent by `sent`, without a wait (docs/device.md).
+device is sent by `sent`, without a wait (docs/explanations/devices.md).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Method(ABC):
     Class attributes:
         name: the name on the command line.
         aliases: other names that the command line accepts.
-        family: row of README's method table, by what drafts.
+        family: row of the method table by what drafts, in docs/reference/methods.md.
         lossy: True if, with default parameters, the output may differ from the target's.
         proposed_in: keys of the papers that propose the method. Only built-in methods have keys.
         builds_on: keys of further papers to cite.

@@ -1,6 +1,6 @@
 """The engine's vocabulary: what goes into a forward, what a method proposes, what a step did.
 
-Plain frozen dataclasses and nothing else; the terms are those of docs/glossary.md.
+Plain frozen dataclasses and nothing else; the terms are those of docs/reference/glossary.md.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 from specbench_cli import files
 from specbench_cli.errors import on_one_line
 from specbench_cli.stats.martingale import LEVEL as IMPOSSIBLE
-from specbench_cli.stats.martingale import chance
-from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
+from specbench_cli.stats.martingale import bound_chance
+from specbench_cli.stats.neartie import LEVEL, chance_of_any, upper_tail
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
@@ -81,7 +81,7 @@ def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
         return None
     excess = sum(each.excess for each in found)
     cumulants = [sum(column) for column in zip(*(each.cumulants for each in found), strict=True)]
-    return excess / variance**0.5, chance(excess, cumulants)
+    return excess / variance**0.5, bound_chance(excess, cumulants)
 
 
 def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
@@ -105,7 +105,11 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
     # Every pass is another chance: if all passes are alike that is too generous, never too strict.
     chances, halved = (
-        [c for at, n in passes.items() if (c := at_least_one([share * by_output.get(at, 0.0)] * n))]
+        [
+            c
+            for at, n in passes.items()
+            if (c := chance_of_any([share * by_output.get(at, 0.0)] * n))
+        ]
         for share in (1.0, 0.5)
     )
     ps = upper_tail(len(tied), chances), upper_tail(len(asked), halved)

@@ -28,7 +28,7 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import Tolerance, measure_tolerance
-from specbench_cli.stats.martingale import FINEST, TILTS
+from specbench_cli.stats.martingale import SMALLEST_TILT, TILTS
 from specbench_cli.store.schema import LOSSLESS, Drafted, Likelihood, Steps, Verdict
 
 LEAST = -12.0
@@ -429,7 +429,7 @@ def _likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
         steps -= mean
         found = [(own.double().clamp_min(LEAST) - mean).sum(), (p * steps * steps).sum()]
         for sign in (-1.0, 1.0):
-            moment = (sign * FINEST * steps).exp()
+            moment = (sign * SMALLEST_TILT * steps).exp()
             for _ in (tilt for tilt in TILTS if tilt * sign > 0.0):
                 found.append((p * moment).sum(-1).log().sum())
                 moment = moment * moment  # each tilt is twice the one before

@@ -29,7 +29,7 @@ NVIDIA = Path("/proc/driver/nvidia/version")
 EXTRAS = {
     "test": "the tests, linters and types of this project",
     "docs": "the docs as a site: mkdocs serve",
-    "notebook": "running docs/tour.ipynb without a browser",
+    "notebook": "running docs/tutorials/tour.ipynb without a browser",
     "grammar": "specbench run --grammar",
     "openvino": "the methods engine:openvino, OpenVINO GenAI beside ours",
     "llamacpp": "the methods engine:llama.cpp, which it compiles for minutes",
@@ -169,7 +169,7 @@ def compiler() -> Check:
 
 
 def kernels() -> Check:
-    """What multiplies on this CPU: docs/models.md, "Kernels on a CPU"."""
+    """What multiplies on this CPU: docs/explanations/kernels.md."""
     lacking, own = lacks_kernels(), own_kernels(torch.device("cpu"), torch.float32)
     return Check(
         "kernels",

@@ -18,7 +18,7 @@ from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.cell import Cell
 from specbench_cli.plan.plan import Plan
 from specbench_cli.scoring import score
-from specbench_cli.stats.neartie import at_least_one
+from specbench_cli.stats.neartie import chance_of_any
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Verdict
@@ -238,7 +238,7 @@ def near_ties(
         at = judge.chances(asked, ids)
         ties += sum(chance > 0 for chance in at)
         if any(at):
-            chances.append([*key, at_least_one(at)])
+            chances.append([*key, chance_of_any(at)])
     return {
         "outputs": len(first),
         "positions": sum(map(len, first.values())),

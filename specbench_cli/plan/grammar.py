@@ -118,7 +118,7 @@ class Grammar:
             why = " ".join(" ".join(said).split())
             raise UsageError(
                 f"--grammar {asked} is not {KINDS[self.kind]}: {why}",
-                hint="mend it; docs/grammars.md says what is understood",
+                hint="mend it; docs/how-to/grammars.md says what is understood",
             )
 
     @property

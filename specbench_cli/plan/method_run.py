@@ -131,7 +131,9 @@ class MethodRun:
             said = said() if callable(said) else said
             if not fits(said):
                 fault = wrong_return(self.method, hook, said, what)
-                raise UsageError(fault.message, "docs/methods.md describes what each hook returns")
+                raise UsageError(
+                    fault.message, "docs/reference/hooks.md describes what each hook returns"
+                )
 
     @property
     def file_sha256(self) -> str:

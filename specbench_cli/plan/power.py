@@ -13,7 +13,7 @@ from typing import Any
 from specbench_cli import files
 from specbench_cli.plan.plan import Plan
 from specbench_cli.stats.bootstrap import LEVEL
-from specbench_cli.stats.detectable import POWER, SPREAD, detectable
+from specbench_cli.stats.detectable import POWER, SPREAD, estimate_detectable_ratio
 from specbench_cli.store.run_dir import MOST_BYTES, RUNS
 
 ASSUMED = "assumed"
@@ -34,7 +34,9 @@ def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     ranked = [method_run for method_run in plan.method_runs if not method_run.declared.upper_bound]
     ratio = None
     if len(ranked) > 1 and clusters:
-        ratio = detectable(len(clusters), len(ranked), spread, families=len(families))
+        ratio = estimate_detectable_ratio(
+            len(clusters), len(ranked), spread, families=len(families)
+        )
     return {
         "ratio": None if ratio is None else round(ratio, 3),
         "power": POWER,

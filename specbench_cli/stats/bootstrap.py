@@ -13,7 +13,7 @@ Davison & Hinkley, "Bootstrap Methods and their Application", 1997, section 3.2)
     l_u  = log R without unit u, the rest of its stratum weighted up - log R
 
 With skewed times it is less often far too small than the delta method's, and intervals cover more
-(docs/statistics.md).
+(docs/explanations/statistics.md).
 
 Interval: bootstrap-t (Efron & Tibshirani, section 12.5):
 log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, t(q) the quantiles of (log R* - log R) / se*.
@@ -42,14 +42,14 @@ LEVEL = 0.95
 _MIN_STRATUM = 4
 _ZERO_SE = 1e-9
 """A relative spread this small is rounding: no variation at all."""
-MAX_LOST = 0.01
+MAX_UNDEFINED = 0.01
 """Resamples without a defined speedup (incomplete passes drawn alone) beyond this: no interval."""
-WIDEST = 100.0
+MAX_INTERVAL_RATIO = 100.0
 """Ends of an interval that are further apart than by this factor are no figures: a handful of
 questions whose resamples nearly lack variation."""
 _CHUNK = 1 << 17
 """Numbers of a resampled array at a time: as many as the cache holds."""
-_DRAWN = 256
+_DRAW_BATCH = 256
 """Resamples drawn at a time."""
 
 
@@ -68,7 +68,7 @@ class PairedTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Resampled:
+class BootstrapResult:
     """Log speedups and their covariances, as observed and in B resamples.
 
     theta: [k]. cov: [k, k]. theta_star: [B, k]. cov_star: [B, k, k]. clusters: how many there are.
@@ -82,7 +82,7 @@ class Resampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RatioEstimate:
     """A ratio with its interval; where there is none, `reason` says why."""
 
     ratio: float
@@ -91,7 +91,7 @@ class Estimate:
     reason: str | None = None
 
 
-def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> Resampled:
+def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapResult:
     """Draw the resamples, the same questions and passes for all methods.
 
     Raises:
@@ -101,31 +101,31 @@ def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -
     if not (x.sum((1, 2)) > 0).all() or not (y.sum((1, 2)) > 0).all():
         raise ValueError("every method needs at least one pair with positive times")
     k, passes, clusters = x.shape
-    strata = _pooled(times.strata)
+    strata = _pool_strata(times.strata)
     order = np.argsort(strata, kind="stable")
     x, y = (np.ascontiguousarray(z[..., order].transpose(1, 0, 2)) for z in (x, y))
-    blocks = _blocks(np.bincount(strata))
-    cluster_counts, pass_counts = _draws(blocks, passes, resamples, seed)
+    blocks = _block_bounds(np.bincount(strata))
+    cluster_counts, pass_counts = _draw_counts(blocks, passes, resamples, seed)
 
     ones = np.ones((1, clusters)), np.ones((1, passes))
-    theta, cov = _log_ratios(x, y, blocks, *ones)
+    theta, cov = _compute_log_ratios(x, y, blocks, *ones)
     theta_star, cov_star = np.empty((resamples, k)), np.empty((resamples, k, k))
     chunk = max(1, _CHUNK // (k * clusters))
     for start in range(0, resamples, chunk):
         part = slice(start, start + chunk)
-        theta_star[part], cov_star[part] = _log_ratios(
+        theta_star[part], cov_star[part] = _compute_log_ratios(
             x, y, blocks, cluster_counts[part].astype(float), pass_counts[part].astype(float)
         )
-    return Resampled(theta[0], cov[0], theta_star, cov_star, clusters)
+    return BootstrapResult(theta[0], cov[0], theta_star, cov_star, clusters)
 
 
-def _blocks(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
+def _block_bounds(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
     """Where each stratum begins and ends, one behind the other."""
     return tuple(pairwise([0, *np.cumsum(sizes).tolist()]))
 
 
 @lru_cache(maxsize=1)
-def _draws(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
+def _draw_counts(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
     """How often each cluster [B, C], by strata, and each pass [B, P] is drawn; two measures of time
     share them."""
     rng, n = np.random.default_rng(seed), blocks[-1][1]
@@ -134,49 +134,51 @@ def _draws(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Coun
     for first, end in blocks:
         size = end - first
         chances = np.full(size, 1 / size)
-        for start in range(0, resamples, _DRAWN):
-            some = min(_DRAWN, resamples - start)
+        for start in range(0, resamples, _DRAW_BATCH):
+            some = min(_DRAW_BATCH, resamples - start)
             drawn = rng.multinomial(size, chances, size=some)
             clusters[start : start + some, first:end] = drawn
     return clusters, rng.multinomial(passes, np.full(passes, 1 / passes), size=resamples)
 
 
-def intervals(drawn: Resampled, level: float = LEVEL) -> list[Estimate]:
+def estimate_speedups(bootstrap: BootstrapResult, level: float = LEVEL) -> list[RatioEstimate]:
     """The speedup of each method with its two-sided bootstrap-t interval."""
-    return [_interval(drawn, index, level) for index in range(len(drawn.theta))]
+    return [_estimate_ratio(bootstrap, index, level) for index in range(len(bootstrap.theta))]
 
 
-def _interval(drawn: Resampled, index: int, level: float) -> Estimate:
-    theta, se = drawn.theta[index], np.sqrt(drawn.cov[index, index])
+def _estimate_ratio(bootstrap: BootstrapResult, index: int, level: float) -> RatioEstimate:
+    theta, se = bootstrap.theta[index], np.sqrt(bootstrap.cov[index, index])
     ratio = float(np.exp(theta))
-    if drawn.clusters < 2:
-        return Estimate(ratio, reason="one question alone has no spread")
+    if bootstrap.clusters < 2:
+        return RatioEstimate(ratio, reason="one question alone has no spread")
     if se < _ZERO_SE:
-        return Estimate(ratio, reason="no variation between questions")
-    t = studentized(drawn.theta_star[:, index] - theta, np.sqrt(drawn.cov_star[:, index, index]))
-    lost = np.isnan(t)
-    if lost.mean() > MAX_LOST:
-        return Estimate(ratio, reason="passes too incomplete to resample")
+        return RatioEstimate(ratio, reason="no variation between questions")
+    t = studentize(
+        bootstrap.theta_star[:, index] - theta, np.sqrt(bootstrap.cov_star[:, index, index])
+    )
+    undefined = np.isnan(t)
+    if undefined.mean() > MAX_UNDEFINED:
+        return RatioEstimate(ratio, reason="passes too incomplete to resample")
     tail = (1 - level) / 2
-    low, high = np.quantile(t[~lost], [tail, 1 - tail], method="inverted_cdf")
+    low, high = np.quantile(t[~undefined], [tail, 1 - tail], method="inverted_cdf")
     with np.errstate(over="ignore"):
         bounds = np.exp(theta - np.array([high, low]) * se)
-    if not (np.isfinite(bounds).all() and 0 < bounds[1] <= WIDEST * bounds[0]):
-        return Estimate(ratio, reason="too few questions for an interval")
-    return Estimate(ratio, float(bounds[0]), float(bounds[1]))
+    if not (np.isfinite(bounds).all() and 0 < bounds[1] <= MAX_INTERVAL_RATIO * bounds[0]):
+        return RatioEstimate(ratio, reason="too few questions for an interval")
+    return RatioEstimate(ratio, float(bounds[0]), float(bounds[1]))
 
 
-def studentized(difference: Floats, se: Floats) -> Floats:
+def studentize(difference: Floats, se: Floats) -> Floats:
     """difference / se; without spread 0 where there is no difference either, else infinite."""
     spread = se > _ZERO_SE
     t = np.divide(difference, se, out=np.zeros_like(difference), where=spread)
-    stuck = ~spread & (np.abs(difference) > _ZERO_SE)
-    t[stuck] = np.copysign(np.inf, difference[stuck])
+    no_spread = ~spread & (np.abs(difference) > _ZERO_SE)
+    t[no_spread] = np.copysign(np.inf, difference[no_spread])
     t[np.isnan(difference)] = np.nan
     return t
 
 
-def _log_ratios(
+def _compute_log_ratios(
     x: Floats, y: Floats, blocks: Blocks, clusters: Floats, passes: Floats
 ) -> tuple[Floats, Floats]:
     """Log ratios [B, k] and their covariances [B, k, k] of times [P, k, C] when units count
@@ -187,44 +189,44 @@ def _log_ratios(
         theta = np.log((xc @ clusters[..., None])[..., 0])
         theta -= np.log((yc @ clusters[..., None])[..., 0])
     theta[~np.isfinite(theta)] = np.nan
-    cov = _jackknife(xc, yc, clusters, blocks)
+    cov = _compute_jackknife_covariances(xc, yc, clusters, blocks)
     if n_passes > 1:
         xp, yp = (np.moveaxis(z @ clusters.T, 2, 0).swapaxes(1, 2) for z in (x, y))
-        cov += _jackknife(xp, yp, passes, ((0, n_passes),))
+        cov += _compute_jackknife_covariances(xp, yp, passes, ((0, n_passes),))
     return theta, cov
 
 
-def _jackknife(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
+def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
     """Covariances [B, k, k] of log ratios of sums over units [B, k, U] that count `counts` [B, U]
     times, the units of a stratum in a block."""
     sums = [
         [z[..., first:end] @ counts[:, first:end, None] for first, end in blocks] for z in (x, y)
     ]
-    whole = [np.sum(of_blocks, axis=0) for of_blocks in sums]
+    totals = [np.sum(of_blocks, axis=0) for of_blocks in sums]
     cov = np.zeros((*x.shape[:2], x.shape[1]))
-    for (first, end), *of_block in zip(blocks, *sums, strict=True):
+    for (first, end), *block_sums in zip(blocks, *sums, strict=True):
         n = end - first
-        w, others = counts[:, None, first:end], max(n - 1, 1)
+        w, n_others = counts[:, None, first:end], max(n - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             # X_-u / X and Y_-u / Y, the rest of a unit's stratum weighted up
-            left, below = (
-                z[..., first:end] * (-n / others / total)
-                for z, total in zip((x, y), whole, strict=True)
+            log_ratios, y_ratios = (
+                z[..., first:end] * (-n / n_others / total)
+                for z, total in zip((x, y), totals, strict=True)
             )
-            left += 1 + of_block[0] / others / whole[0]
-            below += 1 + of_block[1] / others / whole[1]
-            left /= below
-            np.log(left, out=left)
-            whole_sums = np.isfinite(left.sum())
-        if not whole_sums:
-            left[~np.isfinite(left)] = 0.0  # without this unit nothing is left of a sum
-        left -= left @ w.swapaxes(1, 2) / n
-        left *= np.sqrt(w * ((n - 1) / n))
-        cov += left @ left.swapaxes(1, 2)
+            log_ratios += 1 + block_sums[0] / n_others / totals[0]
+            y_ratios += 1 + block_sums[1] / n_others / totals[1]
+            log_ratios /= y_ratios
+            np.log(log_ratios, out=log_ratios)
+            all_finite = np.isfinite(log_ratios.sum())
+        if not all_finite:
+            log_ratios[~np.isfinite(log_ratios)] = 0.0  # without this unit nothing is left of a sum
+        log_ratios -= log_ratios @ w.swapaxes(1, 2) / n
+        log_ratios *= np.sqrt(w * ((n - 1) / n))
+        cov += log_ratios @ log_ratios.swapaxes(1, 2)
     return cov
 
 
-def _pooled(strata: NDArray[np.int64]) -> NDArray[np.int64]:
+def _pool_strata(strata: NDArray[np.int64]) -> NDArray[np.int64]:
     """Strata numbered from 0, those too small to resample on their own pooled."""
     _, index, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     small = sizes < _MIN_STRATUM
@@ -239,14 +241,14 @@ def _pooled(strata: NDArray[np.int64]) -> NDArray[np.int64]:
 # ---- rare questions -----------------------------------------------------------------------------
 # An interval only reflects the questions in the run. If one question in fifty is far slower than
 # the others, a run may contain none of them. Then its interval misses the true value
-# (docs/statistics.md). If a run contains some, this section finds them.
+# (docs/explanations/statistics.md). If a run contains some, this section finds them.
 
 _FENCE = 3.0
 """Distance of the outer fences from the quartiles, in interquartile ranges (Tukey: Exploratory Data
 Analysis, 1977). If log speedups are normal, 1 in 400,000 questions lies outside."""
 _DECISIVE = 0.5
 """Minimum share of the variance of the log speedup at which rare questions decide it."""
-_FEWEST = 20
+_MIN_QUESTIONS = 20
 """Minimum number of questions. With fewer, quartiles are too uncertain and false alarms common."""
 
 
@@ -262,16 +264,19 @@ class RareQuestions:
     speedup_without: float
 
 
-def rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
+def find_rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
     """Return the rare questions of each method, or None if they do not decide its speedup."""
-    return [_rare(*sums) for sums in zip(times.baseline.sum(1), times.method.sum(1), strict=True)]
+    return [
+        _find_rare_questions(*sums)
+        for sums in zip(times.baseline.sum(1), times.method.sum(1), strict=True)
+    ]
 
 
-def _rare(x: Floats, y: Floats) -> RareQuestions | None:
+def _find_rare_questions(x: Floats, y: Floats) -> RareQuestions | None:
     """Return the rare questions, given times [questions] of the baseline and one method."""
     paired = (x > 0) & (y > 0)
     x, y = x[paired], y[paired]
-    if len(x) < _FEWEST:
+    if len(x) < _MIN_QUESTIONS:
         return None
     ratios = np.log(x / y)
     low, high = np.quantile(ratios, (0.25, 0.75))

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-LEAST = 3
+MIN_SEGMENT = 3
 """Values on either side of a change."""
 DRAWS = 4999
 _FENCE = 3.0
@@ -40,7 +40,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class LevelShift:
     """A change of level.
 
     at: index of the first value after it. before, after: medians from the change before it, and to
@@ -53,9 +53,9 @@ class Shift:
     p: float
 
 
-def shifts(
+def find_level_shifts(
     values: Sequence[float], *, level: float = 0.01, draws: int = DRAWS, seed: int = 0
-) -> list[Shift]:
+) -> list[LevelShift]:
     """Changes of level in a noisy series, first ones first.
 
     Args:
@@ -70,45 +70,45 @@ def shifts(
     open_parts = [(0, len(series))]
     while open_parts:
         start, end = open_parts.pop()
-        split = _split(series[start:end], draws, rng)
+        split = _find_split(series[start:end], draws, rng)
         if split is not None and split[1] <= level:
             at = start + split[0]
             found[at] = split[1]
             open_parts += [(at, end), (start, at)]
-    return _told(series, found)
+    return _build_shifts(series, found)
 
 
-def steps(values: Sequence[float]) -> list[Shift]:
+def find_exact_changes(values: Sequence[float]) -> list[LevelShift]:
     """Changes in a series without noise: wherever a value differs from the one before."""
     series = np.asarray(values, dtype=np.float64)
-    apart = (i for i in range(1, len(series)) if not math.isclose(series[i], series[i - 1]))
-    return _told(series, dict.fromkeys(apart, 0.0))
+    indices = (i for i in range(1, len(series)) if not math.isclose(series[i], series[i - 1]))
+    return _build_shifts(series, dict.fromkeys(indices, 0.0))
 
 
-def _split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int, float] | None:
+def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int, float] | None:
     """The best split of a part and its p-value; None where the part is too short."""
     n = len(part)
-    if n < 2 * LEAST:
+    if n < 2 * MIN_SEGMENT:
         return None
-    tamed = _tamed(part)
-    observed = _between(tamed)
+    clipped = _clip_to_fences(part)
+    observed = _compute_split_statistics(clipped)
     best = int(np.argmax(observed))
-    orders = rng.permuted(np.broadcast_to(tamed, (draws, n)), axis=1)
-    largest = _between(orders).max(axis=-1)
-    extreme = int((largest >= observed[best] - _TIE * (tamed**2).sum()).sum())
-    return best + LEAST, (extreme + 1) / (draws + 1)
+    orders = rng.permuted(np.broadcast_to(clipped, (draws, n)), axis=1)
+    largest = _compute_split_statistics(orders).max(axis=-1)
+    extreme = int((largest >= observed[best] - _TIE * (clipped**2).sum()).sum())
+    return best + MIN_SEGMENT, (extreme + 1) / (draws + 1)
 
 
-def _between(values: Floats) -> Floats:
+def _compute_split_statistics(values: Floats) -> Floats:
     """B_k of every split that leaves `LEAST` values on either side: [..., n] -> [..., splits]."""
     n = values.shape[-1]
-    sizes = np.arange(LEAST, n - LEAST + 1)
-    sums: Floats = np.cumsum(values, axis=-1)[..., LEAST - 1 : n - LEAST]
+    sizes = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
+    sums: Floats = np.cumsum(values, axis=-1)[..., MIN_SEGMENT - 1 : n - MIN_SEGMENT]
     found: Floats = sums**2 * (n / (sizes * (n - sizes)))
     return found
 
 
-def _tamed(part: Floats) -> Floats:
+def _clip_to_fences(part: Floats) -> Floats:
     """Values within the fences, less their mean."""
     low, high = np.percentile(part, (25, 75))
     reach = _FENCE * (high - low)
@@ -117,11 +117,11 @@ def _tamed(part: Floats) -> Floats:
     return centred
 
 
-def _told(series: Floats, found: dict[int, float]) -> list[Shift]:
+def _build_shifts(series: Floats, p_values: dict[int, float]) -> list[LevelShift]:
     """Changes with the levels between them."""
-    ends = [0, *sorted(found), len(series)]
+    ends = [0, *sorted(p_values), len(series)]
     levels = [float(np.median(series[start:end])) for start, end in pairwise(ends) if end > start]
     return [
-        Shift(at, before, after, found[at])
+        LevelShift(at, before, after, p_values[at])
         for at, (before, after) in zip(ends[1:-1], pairwise(levels), strict=True)
     ]

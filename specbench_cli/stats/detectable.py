@@ -12,18 +12,18 @@ import math
 import numpy as np
 
 from specbench_cli.stats.bootstrap import PairedTimes, resample
-from specbench_cli.stats.simultaneous import critical, standard_error
+from specbench_cli.stats.simultaneous import critical_value, standard_error
 
 SPREAD = 0.25
 """Standard deviation between questions of the log ratio of two methods' times, where none is known:
 draft-model and lookup methods on the embedded pair lie between 0.1 and 0.3."""
 POWER = 0.8
 _RESAMPLES = 299
-_SIMULATED = 200
+_MAX_QUESTIONS = 200
 """Most questions simulated; beyond, the difference shrinks as 1 / sqrt(n)."""
 
 
-def detectable(
+def estimate_detectable_ratio(
     questions: int,
     methods: int,
     spread: float = SPREAD,
@@ -42,20 +42,20 @@ def detectable(
     Returns:
         None where no difference, however large, would be found.
     """
-    simulated = min(questions, _SIMULATED)
+    simulated = min(questions, _MAX_QUESTIONS)
     strata = np.arange(simulated) * families // simulated
     rng = np.random.default_rng(seed)
     needed = []
     for _ in range(max(4, 64 // methods)):
         noise = rng.normal(0, spread / math.sqrt(2), (methods, 1, simulated))
         times = PairedTimes(np.ones_like(noise), np.exp(noise), strata)
-        drawn = resample(times, resamples=_RESAMPLES, seed=int(rng.integers(1 << 32)))
-        limit = critical(drawn)
+        bootstrap = resample(times, resamples=_RESAMPLES, seed=int(rng.integers(1 << 32)))
+        limit = critical_value(bootstrap)
         if limit is None or not math.isfinite(limit):
             return None
         a, b = np.triu_indices(methods, 1)
-        difference = drawn.theta[a] - drawn.theta[b]
-        error = limit * standard_error(drawn.cov, a, b)
+        difference = bootstrap.theta[a] - bootstrap.theta[b]
+        error = limit * standard_error(bootstrap.cov, a, b)
         needed += [error - difference, error + difference]
     log_ratio = float(np.quantile(np.concatenate(needed), power))
     return math.exp(log_ratio * math.sqrt(simulated / questions))

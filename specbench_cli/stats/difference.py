@@ -9,7 +9,7 @@ RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MeanDifference:
     """A mean of differences and its 95% interval; no interval below two clusters."""
 
     mean: float
@@ -23,7 +23,7 @@ def mean_difference(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> Difference:
+) -> MeanDifference:
     """Bootstrap-t over whole clusters (after Cameron, Gelbach and Miller, 2008).
 
     The standard error is the linearised one of a ratio of sums, since clusters differ in size.
@@ -37,15 +37,15 @@ def mean_difference(
     sizes = np.bincount(index).astype(float)
     mean, error = _mean_and_error(sums, sizes)
     if len(names) < 2:
-        return Difference(float(mean), None, None)
+        return MeanDifference(float(mean), None, None)
     drawn = np.random.default_rng(seed).integers(0, len(names), (resamples, len(names)))
     means, errors = _mean_and_error(sums[drawn], sizes[drawn])
-    moved = errors > 0
-    if not error > 0 or not moved.any():  # all clusters agree: there is nothing to resample
-        return Difference(float(mean), float(mean), float(mean))
-    t = (means[moved] - mean) / errors[moved]
+    varying = errors > 0
+    if not error > 0 or not varying.any():  # all clusters agree: there is nothing to resample
+        return MeanDifference(float(mean), float(mean), float(mean))
+    t = (means[varying] - mean) / errors[varying]
     low, high = mean - np.quantile(t, [0.975, 0.025]) * error
-    return Difference(float(mean), float(low), float(high))
+    return MeanDifference(float(mean), float(low), float(high))
 
 
 def _mean_and_error(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

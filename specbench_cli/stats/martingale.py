@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
-FINEST = 1 / 64
+SMALLEST_TILT = 1 / 64
 TILTS = (
-    *(-FINEST * 2.0**k for k in range(7)),
-    *(FINEST * 2.0**k for k in range(9)),
+    *(-SMALLEST_TILT * 2.0**k for k in range(7)),
+    *(SMALLEST_TILT * 2.0**k for k in range(9)),
 )
 """From 1/64, for long runs and small faults, to -1 and 4, each twice the one before."""
 LEVEL = 1e-10
@@ -29,7 +29,7 @@ LEVEL = 1e-10
 row a second for a year would meet it with a chance of 0.3%."""
 
 
-def chance(total: float, cumulants: Sequence[float]) -> float:
+def bound_chance(total: float, cumulants: Sequence[float]) -> float:
     """The chance, at most, of a sum of steps as far from 0 as this one.
 
     Args:

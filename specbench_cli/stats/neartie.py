@@ -20,12 +20,12 @@ LEVEL = 1e-3
 """Near-ties of so small an upper tail are no rounding."""
 
 
-def at_least_one(chances: Iterable[float]) -> float:
+def chance_of_any(chances: Iterable[float]) -> float:
     """The chance that one of several independent trials succeeds."""
     return float(1.0 - np.prod(1.0 - np.fromiter(chances, dtype=np.float64)))
 
 
-def upper_tail(found: int, chances: Sequence[float]) -> float:
+def upper_tail(successes: int, chances: Sequence[float]) -> float:
     """The chance of at least `found` successes in independent trials of these chances.
 
     Exact, by adding one trial after the other.
@@ -35,11 +35,11 @@ def upper_tail(found: int, chances: Sequence[float]) -> float:
     """
     if any(not 0 <= chance <= 1 for chance in chances):
         raise ValueError("a chance is a number between 0 and 1")
-    if found > len(chances):
+    if successes > len(chances):
         return 0.0
     distribution = np.ones(1)  # distribution[k]: the chance of k successes so far
     for chance in chances:
         distribution = np.append(distribution * (1 - chance), 0.0) + np.append(
             0.0, distribution * chance
         )
-    return float(min(1.0, distribution[found:].sum()))
+    return float(min(1.0, distribution[successes:].sum()))

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 9999
-_EXACT = 13
+_MAX_EXACT = 13
 """Up to 2**13 changes of sign are all tried."""
 _TIE = 1e-12
 """Relative; sums that differ by less are one sum, added up in another order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class SignFlipTest:
     """A mean paired difference, and how often chance alone makes one as large (two-sided)."""
 
     difference: float
@@ -30,9 +30,9 @@ class Paired:
     clusters: int
 
 
-def sign_flip(
+def run_sign_flip_test(
     clusters: Iterable[Sequence[float]], *, draws: int = DRAWS, seed: int = 0
-) -> Paired | None:
+) -> SignFlipTest | None:
     """Test paired differences; those of one cluster change sign together.
 
     Args:
@@ -47,14 +47,14 @@ def sign_flip(
     sums = np.array([sum(part) for part in parts], dtype=np.float64)
     n = sum(map(len, parts))
     observed = abs(sums.sum())
-    least = observed - _TIE * np.abs(sums).sum()
-    if len(sums) <= _EXACT:
-        p = float((np.abs(_all_signs(len(sums)) @ sums) >= least).mean())
+    threshold = observed - _TIE * np.abs(sums).sum()
+    if len(sums) <= _MAX_EXACT:
+        p = float((np.abs(_all_signs(len(sums)) @ sums) >= threshold).mean())
     else:
         signs = np.random.default_rng(seed).integers(0, 2, (draws, len(sums)), dtype=np.int8)
-        extreme = int((np.abs((2 * signs - 1) @ sums) >= least).sum())
+        extreme = int((np.abs((2 * signs - 1) @ sums) >= threshold).sum())
         p = (extreme + 1) / (draws + 1)
-    return Paired(float(sums.sum() / n), p, len(sums))
+    return SignFlipTest(float(sums.sum() / n), p, len(sums))
 
 
 def _all_signs(n: int) -> NDArray[np.int64]:

@@ -9,19 +9,20 @@ the change is the mean level of NEW minus that of BASE.
    and all figures a little (moderated variances: Smyth, Stat. Appl. Genet. Mol. Biol. 3:3, 2004).
    A row noisier than that keeps its own; none profits from a calm that few prompts suggest.
 3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is what processes differ by
-   though nothing changed. One process a side shows none of it: it is assumed (`_drift`), the wider
-   the noisier the cells and the farther the machine's own speed differs between the sides, until
-   several processes say better.
+   though nothing changed. One process a side shows none of it: it is assumed (`_assumed_drift`),
+   the wider the noisier the cells and the farther the machine's own speed differs between the
+   sides, until several processes say better.
 4. t = change / error against Student's t, for all simultaneously (Sidak, J. Am. Stat. Assoc. 62,
    1967).
 
 Where processes of both sides took turns, neighbours in time are a pair: what outlasts a process
 hits both, and what is left shows in how the pairs' differences scatter. Their variance is taken
-with that of step 3 less the part of drift that outlasts a process (`_TURN_DF`).
+with that of step 3 less the part of drift that outlasts a process (`_PAIR_PRIOR_DF`).
 
-Times that grow by whatever disturbs them may have their levels where nothing did (`undisturbed`).
+Times that grow by whatever disturbs them may have their levels where nothing did
+(`fit_lower_envelope`).
 
-How often it is right: docs/statistics.md.
+How often it is right: docs/explanations/statistics.md.
 """
 
 from __future__ import annotations
@@ -34,36 +35,37 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from specbench_cli.stats.two_way import Floats, two_way, undisturbed
+from specbench_cli.stats.two_way import Floats, fit_lower_envelope, fit_two_way
 
 LEVEL = 0.996
 """Of the simultaneous two-sided intervals: two comparisons in a thousand are wrong about "slower",
 fewer where the tolerance is the higher bar.
 A gate is run for every change; at 95% it would cry wolf every month."""
 POWER = 0.8
-"""With which a change of `Shift.detects` is found: the convention, as in `stats.detectable`."""
+"""With which a change of `SlowdownEstimate.detectable` is found: the convention, as in
+`stats.detectable`."""
 MIN_PROMPTS = 3
 """With fewer, no majority of prompts outvotes one that met a hiccup."""
 
 MIN_PAIRS = 5
 """With fewer, pairs do not tell how far they scatter."""
-ALONE = -1
+UNPAIRED = -1
 """The number of no pair."""
 
-_LENT = 8.0
+_SHARED_DF = 8.0
 """Degrees of freedom that the mean noise of all figures counts in one figure's, and a figure's in a
 row's: between them standard deviations differ by a factor of two, as under an F distribution of so
 many."""
 _PRIOR_DF = 10.0
 """Degrees of freedom that the assumed drift counts against what several processes show of it: two
 sides of six processes have as many."""
-_TURN_DF = 1.0
+_PAIR_PRIOR_DF = 1.0
 """Degrees of freedom that the variance assumed of a pair's difference counts against what pairs
 show of it: few, as some machines place each process anew and others do not."""
 _QUIET_DRIFT = 0.006
 """Drift on the quietest machine: memory is laid out anew in every process, which moves a ratio of
 times by about 1% from run to run, that is 0.6 or 0.7% a process."""
-_BAD_DRIFT, _BAD_NOISE = 0.6, 0.1
+_NOISY_DRIFT, _NOISY_LEVEL = 0.6, 0.1
 """Drift as a share of the noise of a cell where that is 10% or more (in proportion less below): on
 a virtual machine in a bad phase twelve runs of the same program differed by about 6% beside cells
 of 10%, because phases of its host outlast a run; mere hiccups do not, and are what is left on a
@@ -75,7 +77,7 @@ on vanilla's speed from 0.05 to 0.45)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class RegressionSeries:
     """One figure of one row.
 
     figure: series of the same one share what is learnt of noise. values: [prompts, processes],
@@ -87,23 +89,23 @@ class Series:
 
     figure: Hashable
     values: Floats
-    new: NDArray[np.bool_]
-    apart: float = 0.0
+    is_new: NDArray[np.bool_]
+    machine_slowdown: float = 0.0
     pair: NDArray[np.int_] | None = None
-    disturbed: bool = False
+    one_sided_noise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class SlowdownEstimate:
     """A change, as logarithms: above 0 slower.
 
     low, high: simultaneous interval. detects: the smallest that would be found with `POWER`.
     """
 
-    change: float
+    log_ratio: float
     low: float
     high: float
-    detects: float
+    detectable: float
 
     @property
     def significant(self) -> bool:
@@ -112,168 +114,174 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class _SeriesFit:
     """levels: [processes]. noise: variance of a cell, as levels feel it. df: its degrees of
     freedom. counts: [processes], prompts."""
 
-    of: Series
+    series: RegressionSeries
     levels: Floats
     noise: float
     df: int
     counts: Floats
 
 
-def shifts(
-    series: Sequence[Series], *, above: float = 0.0, level: float = LEVEL
-) -> list[Shift | None]:
+def estimate_slowdowns(
+    series: Sequence[RegressionSeries], *, tolerance: float = 0.0, level: float = LEVEL
+) -> list[SlowdownEstimate | None]:
     """The change of every series; None where a side has no process with `MIN_PROMPTS` prompts that
     both have, or fewer than `MIN_PAIRS` pairs are left of those that took turns.
 
     Args:
-        above: logarithm of the slowdown that is let pass, for `Shift.detects`.
+        above: logarithm of the slowdown that is let pass, for `SlowdownEstimate.detectable`.
         level: of all intervals together.
     """
-    fits = [_fit(shared) if (shared := _common(one)) else None for one in series]
+    fits = [_fit_series(shared) if (shared := _keep_common(one)) else None for one in series]
     kept = [fit for fit in fits if fit is not None]
     if not kept:
         return [None] * len(series)
     tail = -math.expm1(math.log(level) / len(kept)) / 2
-    noises = _noises(kept)
-    surprise = _surprise(kept, noises)
+    noises = _estimate_noise(kept)
+    deviations = _estimate_deviations(kept, noises)
     return [
-        None if fit is None else _shift(fit, *noises[fit.of.figure], surprise, above, tail)
+        None
+        if fit is None
+        else _estimate_slowdown(fit, *noises[fit.series.figure], deviations, tolerance, tail)
         for fit in fits
     ]
 
 
-def partnered(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def has_partner(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which processes have the other side's beside them."""
     both = np.intersect1d(pair[new], pair[~new])
-    found: NDArray[np.bool_] = np.isin(pair, both[both != ALONE])
+    found: NDArray[np.bool_] = np.isin(pair, both[both != UNPAIRED])
     return found
 
 
-def _common(one: Series) -> Series | None:
+def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
     """The prompts that both sides have, in the processes that have enough of them and, where they
     took turns, their partner."""
-    values, new, pair = one.values, one.new, one.pair
+    values, new, pair = series.values, series.is_new, series.pair
     while values.size and new.any() and not new.all():
         seen = np.isfinite(values)
         both = seen[:, new].any(1) & seen[:, ~new].any(1)
         kept = seen[both].sum(0) >= MIN_PROMPTS
         if pair is not None:
-            kept &= partnered(np.where(kept, pair, ALONE), new)
+            kept &= has_partner(np.where(kept, pair, UNPAIRED), new)
         if both.all() and kept.all():
             if pair is not None and len(np.unique(pair)) < MIN_PAIRS:
                 return None
-            return replace(one, values=values, new=new, pair=pair)
+            return replace(series, values=values, is_new=new, pair=pair)
         values, new = values[both][:, kept], new[kept]
         pair = None if pair is None else pair[kept]
     return None
 
 
-def _fit(one: Series) -> _Fit:
-    """The two-way fit, with undisturbed levels where they are asked for."""
-    found = two_way(one.values)
-    levels = undisturbed(one.values) if one.disturbed else found.levels
-    counts = np.isfinite(one.values).sum(0).astype(float)
-    return _Fit(one, levels, found.noise, found.df, counts)
+def _fit_series(series: RegressionSeries) -> _SeriesFit:
+    """The two-way fit, with fit_lower_envelope levels where they are asked for."""
+    fit = fit_two_way(series.values)
+    levels = fit_lower_envelope(series.values) if series.one_sided_noise else fit.levels
+    counts = np.isfinite(series.values).sum(0).astype(float)
+    return _SeriesFit(series, levels, fit.noise, fit.df, counts)
 
 
-def _noises(fits: Sequence[_Fit]) -> dict[Hashable, tuple[float, float]]:
+def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, float]]:
     """Variance of a cell by figure, and its degrees of freedom."""
-    everything = sum(fit.df for fit in fits)
-    mean = sum(fit.df * fit.noise for fit in fits) / everything
-    lent = min(_LENT, everything)
+    total_df = sum(fit.df for fit in fits)
+    mean = sum(fit.df * fit.noise for fit in fits) / total_df
+    shared_df = min(_SHARED_DF, total_df)
     found: dict[Hashable, tuple[float, float]] = {}
-    for figure in {fit.of.figure: None for fit in fits}:
-        own = [fit for fit in fits if fit.of.figure == figure]
+    for figure in {fit.series.figure: None for fit in fits}:
+        own = [fit for fit in fits if fit.series.figure == figure]
         df = sum(fit.df for fit in own)
         variance = sum(fit.df * fit.noise for fit in own) / df
-        found[figure] = (df * variance + lent * mean) / (df + lent), df + lent
+        found[figure] = (df * variance + shared_df * mean) / (df + shared_df), df + shared_df
     return found
 
 
-def _variances(fit: _Fit, noise: float) -> Floats:
+def _level_variances(fit: _SeriesFit, noise: float) -> Floats:
     """Of the levels of a row's processes [processes], but for what sides have in common."""
-    variance = _own_variance(fit, noise)
+    variance = _value_variance(fit, noise)
     # One prompt fewer: with three, weights follow the noise that they are to keep out.
-    return variance / (fit.counts - 1) + _drift(math.sqrt(variance)) ** 2
+    return variance / (fit.counts - 1) + _assumed_drift(math.sqrt(variance)) ** 2
 
 
-def _own_variance(fit: _Fit, noise: float) -> float:
+def _value_variance(fit: _SeriesFit, noise: float) -> float:
     """Of a row's cells."""
-    own = (fit.df * fit.noise + _LENT * noise) / (fit.df + _LENT)
+    own = (fit.df * fit.noise + _SHARED_DF * noise) / (fit.df + _SHARED_DF)
     return max(own, noise)
 
 
-def _drift(noise: float) -> float:
+def _assumed_drift(noise: float) -> float:
     """What processes differ by, as a standard deviation, where cells do by `noise`."""
-    share = _BAD_DRIFT * min(1.0, noise / _BAD_NOISE)
+    share = _NOISY_DRIFT * min(1.0, noise / _NOISY_LEVEL)
     return math.hypot(_QUIET_DRIFT, share * noise)
 
 
-def _surprise(
-    fits: Sequence[_Fit], noises: dict[Hashable, tuple[float, float]]
+def _estimate_deviations(
+    fits: Sequence[_SeriesFit], noises: dict[Hashable, tuple[float, float]]
 ) -> dict[Hashable, float]:
     """By figure: how much farther the processes of a side differ than assumed, as a ratio of
     variances; 1 where no side has two."""
     found: dict[Hashable, float] = {}
     for figure, (noise, _) in noises.items():
         squares, df = 0.0, 0
-        for fit in (fit for fit in fits if fit.of.figure == figure):
-            variances = _variances(fit, noise)
-            for side in (fit.of.new, ~fit.of.new):
-                apart = fit.levels[side] - fit.levels[side].mean()
-                squares += float((apart**2 / variances[side]).sum())
+        for fit in (fit for fit in fits if fit.series.figure == figure):
+            variances = _level_variances(fit, noise)
+            for side in (fit.series.is_new, ~fit.series.is_new):
+                residuals = fit.levels[side] - fit.levels[side].mean()
+                squares += float((residuals**2 / variances[side]).sum())
                 df += int(side.sum()) - 1
         found[figure] = squares / df if df else 1.0
     return found
 
 
-def _shift(
-    fit: _Fit,
+def _estimate_slowdown(
+    fit: _SeriesFit,
     noise: float,
     noise_df: float,
-    surprise: dict[Hashable, float],
-    above: float,
+    deviations: dict[Hashable, float],
+    tolerance: float,
     tail: float,
-) -> Shift:
+) -> SlowdownEstimate:
     """A row's change of a figure."""
-    if fit.of.pair is not None:
-        return _turns(fit, noise, above, tail)
-    sides = (fit.of.new, ~fit.of.new)
-    variances = _variances(fit, noise)
-    measured = len(fit.of.new) - 2
+    if fit.series.pair is not None:
+        return _estimate_from_pairs(fit, noise, tolerance, tail)
+    sides = (fit.series.is_new, ~fit.series.is_new)
+    variances = _level_variances(fit, noise)
+    measured = len(fit.series.is_new) - 2
     weight = measured / (_PRIOR_DF + measured)
-    factor = 1 + weight * (surprise[fit.of.figure] - 1)
+    factor = 1 + weight * (deviations[fit.series.figure] - 1)
     variance = factor * sum(float(variances[side].mean() / side.sum()) for side in sides)
-    error = math.hypot(math.sqrt(variance), _ELASTICITY * fit.of.apart)
+    error = math.hypot(math.sqrt(variance), _ELASTICITY * fit.series.machine_slowdown)
     change = float(fit.levels[sides[0]].mean() - fit.levels[sides[1]].mean())
-    return _judged(change, error, noise_df + measured, above, tail)
+    return _make_estimate(change, error, noise_df + measured, tolerance, tail)
 
 
-def _turns(fit: _Fit, noise: float, above: float, tail: float) -> Shift:
+def _estimate_from_pairs(
+    fit: _SeriesFit, noise: float, tolerance: float, tail: float
+) -> SlowdownEstimate:
     """A row's change of a figure, by pairs of processes that took turns."""
-    of, pair = fit.of, fit.of.pair
+    series, pair = fit.series, fit.series.pair
     assert pair is not None
-    spread = _own_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2
+    spread = _value_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2
     changes, assumed = [], 0.0
     for number in np.unique(pair):
-        sides = [(pair == number) & side for side in (of.new, ~of.new)]
+        sides = [(pair == number) & side for side in (series.is_new, ~series.is_new)]
         new, base = (float(fit.levels[side].mean()) for side in sides)
         changes.append(new - base)
         assumed += sum(float(spread[side].mean() / side.sum()) for side in sides)
     n = len(changes)
-    seen = float(np.var(changes, ddof=1))
-    variance = (_TURN_DF * assumed / n + (n - 1) * seen) / (_TURN_DF + n - 1)
+    observed = float(np.var(changes, ddof=1))
+    variance = (_PAIR_PRIOR_DF * assumed / n + (n - 1) * observed) / (_PAIR_PRIOR_DF + n - 1)
     error = math.sqrt(variance / n)
-    return _judged(float(np.mean(changes)), error, _TURN_DF + n - 1, above, tail)
+    return _make_estimate(float(np.mean(changes)), error, _PAIR_PRIOR_DF + n - 1, tolerance, tail)
 
 
-def _judged(change: float, error: float, df: float, above: float, tail: float) -> Shift:
+def _make_estimate(
+    change: float, error: float, df: float, tolerance: float, tail: float
+) -> SlowdownEstimate:
     """A change with its interval, and what would have been found."""
-    critical, beyond = stats.t.isf([tail, 1 - POWER], df)
+    critical, power_quantile = stats.t.isf([tail, 1 - POWER], df)
     width = float(critical) * error
-    needed = max(width, above) + float(beyond) * error
-    return Shift(change, change - width, change + width, needed)
+    needed = max(width, tolerance) + float(power_quantile) * error
+    return SlowdownEstimate(change, change - width, change + width, needed)

@@ -14,14 +14,14 @@ from string import ascii_lowercase, ascii_uppercase
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench_cli.stats.bootstrap import LEVEL, MAX_LOST, Floats, Resampled, studentized
+from specbench_cli.stats.bootstrap import LEVEL, MAX_UNDEFINED, BootstrapResult, Floats, studentize
 
-_AT_ONCE = 64
+_CHUNK = 64
 """Resamples whose pairs are compared at a time: as many as the cache holds."""
 
 
-def different(
-    drawn: Resampled, level: float = LEVEL, methods: Sequence[int] | None = None
+def find_different_pairs(
+    bootstrap: BootstrapResult, level: float = LEVEL, methods: Sequence[int] | None = None
 ) -> NDArray[np.bool_]:
     """Which pairs of k methods differ at a simultaneous `level`: [k, k], symmetric, the diagonal
     False.
@@ -31,42 +31,42 @@ def different(
     Args:
         methods: those that are compared, in this order; None for all.
     """
-    chosen = np.arange(len(drawn.theta)) if methods is None else np.array(methods, np.intp)
-    result = np.zeros((len(chosen), len(chosen)), dtype=bool)
-    limit = critical(drawn, level, chosen)
+    compared = np.arange(len(bootstrap.theta)) if methods is None else np.array(methods, np.intp)
+    result = np.zeros((len(compared), len(compared)), dtype=bool)
+    limit = critical_value(bootstrap, level, compared)
     if limit is None:
         return result
-    first, second = np.triu_indices(len(chosen), 1)
-    a, b = chosen[first], chosen[second]
-    delta = drawn.theta[a] - drawn.theta[b]
-    significant = np.abs(studentized(delta, standard_error(drawn.cov, a, b))) > limit
+    first, second = np.triu_indices(len(compared), 1)
+    a, b = compared[first], compared[second]
+    delta = bootstrap.theta[a] - bootstrap.theta[b]
+    significant = np.abs(studentize(delta, standard_error(bootstrap.cov, a, b))) > limit
     result[first, second] = result[second, first] = significant
     return result
 
 
-def critical(
-    drawn: Resampled, level: float = LEVEL, methods: NDArray[np.intp] | None = None
+def critical_value(
+    bootstrap: BootstrapResult, level: float = LEVEL, methods: NDArray[np.intp] | None = None
 ) -> float | None:
     """The studentized difference beyond which a pair differs; None where nothing is proved."""
-    chosen = np.arange(len(drawn.theta)) if methods is None else methods
-    if drawn.clusters < 2 or len(chosen) < 2:
+    compared = np.arange(len(bootstrap.theta)) if methods is None else methods
+    if bootstrap.clusters < 2 or len(compared) < 2:
         return None
-    a, b = (chosen[each] for each in np.triu_indices(len(chosen), 1))
-    delta = drawn.theta[a] - drawn.theta[b]
-    largest = np.empty(len(drawn.theta_star))
-    for start in range(0, len(largest), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        theta = drawn.theta_star[part]
-        spread = standard_error(drawn.cov_star[part], a, b)
-        t = np.abs(studentized(theta[:, a] - theta[:, b] - delta, spread))
+    a, b = (compared[each] for each in np.triu_indices(len(compared), 1))
+    delta = bootstrap.theta[a] - bootstrap.theta[b]
+    largest = np.empty(len(bootstrap.theta_star))
+    for start in range(0, len(largest), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        theta = bootstrap.theta_star[part]
+        spread = standard_error(bootstrap.cov_star[part], a, b)
+        t = np.abs(studentize(theta[:, a] - theta[:, b] - delta, spread))
         largest[part] = t.max(axis=1)
-    lost = np.isnan(largest)
-    if lost.mean() > MAX_LOST:
+    undefined = np.isnan(largest)
+    if undefined.mean() > MAX_UNDEFINED:
         return None
-    return float(np.quantile(largest[~lost], level, method="inverted_cdf"))
+    return float(np.quantile(largest[~undefined], level, method="inverted_cdf"))
 
 
-def letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
+def group_letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
     """The letters of each of k methods.
 
     Args:
@@ -78,7 +78,7 @@ def letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
         split: list[frozenset[int]] = []
         for group in groups:
             split += [group - {a}, group - {b}] if {a, b} <= group else [group]
-        groups = _absorbed(split)
+        groups = _absorb_subsets(split)
     rank = {method: place for place, method in enumerate(order)}
     groups.sort(key=lambda group: sorted(rank[method] for method in group))
     return [
@@ -93,7 +93,7 @@ def standard_error(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Flo
     return np.sqrt(np.maximum(variance, 0.0))
 
 
-def _absorbed(groups: list[frozenset[int]]) -> list[frozenset[int]]:
+def _absorb_subsets(groups: list[frozenset[int]]) -> list[frozenset[int]]:
     """The groups that are no part of another, each once."""
     distinct = list(dict.fromkeys(groups))
     return [g for g in distinct if not any(g < other for other in distinct)]

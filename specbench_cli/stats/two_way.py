@@ -18,14 +18,14 @@ Floats = NDArray[np.float64]
 _HUBER = 1.345
 """Where weights begin to fall, in standard deviations: 95% efficient at the normal distribution
 (Huber)."""
-_ROUNDS = 10
+_ITERATIONS = 10
 """Of the alternating fit, which is exact after one where nothing is missing or outlying."""
 _FLOOR = 0.003
 """Nobody's times repeat better than to 0.3%: a smaller deviation is a coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
-class TwoWay:
+class TwoWayFit:
     """levels: l [processes], but for what all have in common. noise: variance of a value, as levels
     feel it. df: its degrees of freedom."""
 
@@ -34,7 +34,7 @@ class TwoWay:
     df: int
 
 
-def two_way(values: Floats) -> TwoWay:
+def fit_two_way(values: Floats) -> TwoWayFit:
     """The fit with Huber's weights ("Robust estimation of a location parameter", Ann. Math. Stat.
     35, 1964).
 
@@ -44,24 +44,24 @@ def two_way(values: Floats) -> TwoWay:
     seen = np.isfinite(values)
     # Residuals are smaller than noise, by what levels and prompts took.
     df = max(1, int(seen.sum()) - sum(seen.shape) + 1)
-    taken = math.sqrt(seen.sum() / df)
-    levels = _medians((values - _medians(values)[:, None]).T)
-    prompts = _medians(values - levels)
-    rest = np.abs(values - prompts[:, None] - levels)[seen] * taken
-    bound = _HUBER * max(1.4826 * float(np.median(rest)), _FLOOR) / taken
+    correction = math.sqrt(seen.sum() / df)
+    levels = _row_medians((values - _row_medians(values)[:, None]).T)
+    prompts = _row_medians(values - levels)
+    residuals = np.abs(values - prompts[:, None] - levels)[seen] * correction
+    bound = _HUBER * max(1.4826 * float(np.median(residuals)), _FLOOR) / correction
     y = np.where(seen, values, 0.0)
-    for _ in range(_ROUNDS):
-        far = np.abs(y - prompts[:, None] - levels)
-        weights = np.where(seen, bound / np.maximum(far, bound), 0.0)
+    for _ in range(_ITERATIONS):
+        distance = np.abs(y - prompts[:, None] - levels)
+        weights = np.where(seen, bound / np.maximum(distance, bound), 0.0)
         levels = (weights * (y - prompts[:, None])).sum(0) / weights.sum(0)
         prompts = (weights * (y - levels)).sum(1) / weights.sum(1)
-    rest = (y - prompts[:, None] - levels)[seen]
-    inside = max(0.5, float((np.abs(rest) <= bound).mean()))
-    noise = float((np.clip(rest, -bound, bound) ** 2).sum()) / df / inside**2
-    return TwoWay(levels, max(noise, _FLOOR**2), df)
+    residuals = (y - prompts[:, None] - levels)[seen]
+    inlier_share = max(0.5, float((np.abs(residuals) <= bound).mean()))
+    noise = float((np.clip(residuals, -bound, bound) ** 2).sum()) / df / inlier_share**2
+    return TwoWayFit(levels, max(noise, _FLOOR**2), df)
 
 
-def undisturbed(values: Floats) -> Floats:
+def fit_lower_envelope(values: Floats) -> Floats:
     """The levels [processes] where noise is never below zero, the first one's 0.
 
     Of all a_i + l_p that are nowhere above a value, those that leave the least to disturbances: the
@@ -75,17 +75,17 @@ def undisturbed(values: Floats) -> Floats:
     at, ones = np.arange(len(prompt)), np.ones(2 * len(prompt))
     places = np.concatenate([at, at]), np.concatenate([prompt, n + process])
     count = np.concatenate([np.bincount(prompt, minlength=n), np.bincount(process)])
-    found = optimize.linprog(
+    solution = optimize.linprog(
         -count,
         A_ub=sparse.coo_array((ones, places)).tocsr(),
         b_ub=values[prompt, process],
         bounds=[(None, None)] * n + [(0, 0)] + [(None, None)] * (processes - 1),
     )
-    levels: Floats = found.x[n:]
+    levels: Floats = solution.x[n:]
     return levels
 
 
-def _medians(values: Floats) -> Floats:
+def _row_medians(values: Floats) -> Floats:
     """Of every row of what is there: np.nanmedian, which is slow on many short rows."""
     ordered = np.sort(values, axis=1)
     last = np.isfinite(values).sum(1) - 1

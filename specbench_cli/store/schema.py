@@ -1,12 +1,12 @@
-"""One record: what is kept of one output of one method (a prompt's turn, in one pass).
+"""Record of one output: one method, one prompt (a turn of a question), one repeat of the run.
 
-Null rules. Peers leave null what they cannot see, never `ns.total`, `n_tokens` or `output_ids`. A
-failed cell has `error`, finish "error", and nulls. A void cell may have lost its times; it keeps
-ids, counters and verdict. What a machine cannot measure (`peak_bytes`, `other_cpu`) and what a task
-does not have (`score`) may be null anywhere.
+Rules for null. Methods of other programs leave fields null that they cannot report, but never
+`ns.total`, `n_tokens` or `output_ids`. A failed output has `error`, finish "error", and nulls. A
+noisy output may have no times; it keeps ids, counters and verdict. Fields that the machine cannot
+measure (`peak_bytes`, `other_cpu`) or that the task does not have (`score`) may always be null.
 
-The types here are what reading a line checks, ranges included; `invariants` checks what fields say
-of each other.
+Reading a line checks these types with their ranges. `invariants` checks the fields against each
+other. docs/reference/records.md is generated from the sections "Attributes".
 """
 
 from __future__ import annotations
@@ -70,8 +70,13 @@ GUARANTEES = (*LOSSLESS, "bounded", "quality_only", "workflow")
 
 @dataclass(slots=True)
 class Params:
-    """Parameters as the user gave them, all of them as they took effect, and where those come
-    from: "paper", "default", "tuned(n)" (the best of n) or "set"."""
+    """Parameters of the method.
+
+    Attributes:
+        passed: parameters that the user gave.
+        effective: all parameters, as they took effect.
+        source: where they come from: "paper", "default", "tuned(n)" (the best of n) or "set".
+    """
 
     __pydantic_config__ = STRICT
 
@@ -85,9 +90,18 @@ class Params:
 
 @dataclass(slots=True)
 class Steps:
-    """Counters of every step, equally long lists: drafted levels and nodes, levels tested and
-    accepted, tokens committed (after the cut). relaxed: levels that stand by a lossy accept rule
-    alone, which are not among the accepted; null where the rule is lossless."""
+    """Counters of the decoding steps, one number per step. A chain has one token per level, a tree
+    has several.
+
+    Attributes:
+        levels: drafted levels.
+        nodes: drafted tokens.
+        tested: levels that verification reached, the rejected one included.
+        accepted: levels that verification accepted.
+        committed: tokens that were added to the output, after the stop rule.
+        relaxed: levels that only a lossy accept rule accepted. They are not counted in
+            `accepted`. Null if the method is lossless.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -101,8 +115,14 @@ class Steps:
 
 @dataclass(slots=True)
 class Drafted:
-    """What was proposed in a step: `tokens`, each one's parent among them (-1: the last committed
-    token; null: they are a chain), and those that were committed, root side first."""
+    """Draft of one step.
+
+    Attributes:
+        tokens: drafted token ids.
+        parents: index of the parent of each token; -1 is the last committed token. Null if the
+            draft is a chain.
+        path: indices of the tokens that were committed, in the order of the text.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -113,8 +133,17 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class ForwardKind:
-    """What many forwards of a trace have in common; `layers` is a half-open range, `share` how much
-    of the model's weights they read: 1 for a whole forward."""
+    """Properties that many forwards of a trace have in common.
+
+    Attributes:
+        model: name of the model: target, draft, or the kind of a head.
+        role: purpose of the forward: prefill, verify or draft.
+        worker: number of the worker that ran it; 0 is the target's.
+        batch: number of sequences in the forward.
+        layers: first layer, and the layer after the last one.
+        share: share of the model's weights that the forward reads, without the embedding; 1 is a
+            whole forward.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -126,10 +155,10 @@ class ForwardKind:
     share: Share = 1.0
 
     def share_of(self, n_layers: int | None) -> float:
-        """The share, by which a forward's cost is taken to scale.
+        """Return the share of the weights, which estimates the share of a whole forward's cost.
 
-        Records before schema 5 do not say it: each of the model's `n_layers` layers counts the same
-        (None: unknown).
+        Records before schema 5 do not have it. For them, each of the model's `n_layers` layers
+        counts the same (None: unknown).
         """
         first, end = self.layers
         return self.share if self.share < 1 or not n_layers else (end - first) / n_layers
@@ -177,9 +206,17 @@ class Message(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """Every forward, in columns: forward i is of kind `kinds[kind[i]]` and ran over `n_tokens[i]`
-    tokens from `t0_ns[i]` to `t1_ns[i]`, since the timer's start; `unused` lists cancelled ones.
-    `messages` between workers: [sender, receiver, t0_ns (sent), t1_ns (read), bytes] each."""
+    """All forwards, in columns. Times are in nanoseconds from the start of the timer.
+
+    Attributes:
+        kinds: properties that many forwards have in common.
+        kind: index in `kinds` of each forward.
+        n_tokens: number of input tokens of each forward.
+        t0_ns: start of each forward.
+        t1_ns: end of each forward.
+        unused: indices of the forwards that were cancelled.
+        messages: messages between workers, each as [sender, receiver, time sent, time read, bytes].
+    """
 
     __pydantic_config__ = STRICT
 
@@ -241,11 +278,19 @@ class Trace:
 
 @dataclass(slots=True)
 class Ns:
-    """Times in nanoseconds. With several workers, draft and verify are busy times and host is what
-    is left of decode after their union. learn: the time that learning before this request delayed
-    it by; in the total. Null where nothing is learnt.
+    """Times in nanoseconds. The records of a batch have an equal share of its times each.
 
-    Of a batch's records each has an equal share of the batch's times (`Batch`)."""
+    Attributes:
+        total: prefill, decode and learn together.
+        prefill: reading the prompt, until the first token.
+        decode: all steps after the first token.
+        draft: forwards that draft. With several workers: the time in which one of them drafts.
+        verify: forwards of the target. With several workers: the time in which it computes.
+        host: the rest of decode: Python code and launches. With several workers: the time in
+            which none of them computes.
+        learn: training of a draft before this request, which delays it. Null if the method does
+            not learn.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -260,12 +305,15 @@ class Ns:
 
 @dataclass(slots=True)
 class Verdict:
-    """How the output compares with vanilla's.
+    """Comparison of the output with vanilla's.
 
-    kind: one of `VERDICTS`. position: the first index at which the two differ. expected: vanilla's
-    token there. gap: what the output's worst token, anywhere, lacks of the best decision score.
-    rounding: of a near-tie, whether vanilla's own forward chooses the output's very tokens once it
-    reads as many at a time as the method did; null where that was not asked.
+    Attributes:
+        kind: reference (vanilla's own output), identical, near-tie, mismatch or unchecked.
+        position: first index at which the two outputs differ.
+        gap: largest difference between the best score and the score of a token of the output.
+        expected: vanilla's token at `position`.
+        rounding: for a near-tie, true if vanilla's decoder chooses the same tokens when it reads as
+            many tokens per forward as the method did. Null if this was not checked.
     """
 
     __pydantic_config__ = STRICT
@@ -279,10 +327,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Drawn tokens under the target's distribution, as transformers' own module says it: the sum of
-    their log-probabilities (natural, -12 at least) less what that distribution gives to be
-    expected, the variance that it gives, and the logarithms of the moments that `stats.martingale`
-    needs."""
+    """Likelihood of a sampled output under the target's distribution, as transformers computes it.
+
+    Attributes:
+        excess: sum of the log-probabilities (natural, at least -12 each), minus the expected sum.
+        variance: variance of that sum.
+        cumulants: logarithms of the moments that the test of `stats.martingale` needs.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -293,14 +344,18 @@ class Likelihood:
 
 @dataclass(slots=True)
 class Batch:
-    """The sequences that were decoded together, of which a record's is one.
+    """Sequences that were decoded together with this one. Times are in ns from the timer's start.
 
-    size: how many there were. place: this one's among them. total: ns from the timer's start to the
-    end of the method. finished: ns until this one's last token. at_once: most of them that took
-    part in a step, where others joined as these ended; null in records from before: all. arrived,
-    first: ns until the request was there, and until its first token; null where all were there.
-    load: how they arrived (`poisson:4`), of which a run may have several; null likewise, and in
-    records from before.
+    Attributes:
+        size: number of sequences.
+        place: index of this one.
+        total: time until all of them ended.
+        finished: time until the last token of this one.
+        at_once: largest number of sequences in one step, if new ones joined as others ended. Null
+            in older records, in which all were in one step.
+        arrived: time until the request arrived. Null without `--load`.
+        first: time until the first token. Null without `--load`.
+        load: arrivals, such as `poisson:4`. Null without `--load`.
     """
 
     __pydantic_config__ = STRICT
@@ -321,26 +376,63 @@ Key = tuple[str, int, str, int]
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One output; a line of `records.jsonl`, in this order of keys (`pass_` is written "pass").
+    """One output: a line of `records.jsonl`, with its keys in this order (`pass_` is "pass").
 
-    drafts: what was proposed in each step; of a sample of prompts, else null.
-    energy_j: joules that the machine's counters moved by while it was decoded, of a batch an equal
-        share; null where there is no counter (the manifest says why), and of a void or failed one.
-    extra: what else a method counted, summed over its steps; null where it counts nothing.
-    log_likelihood: of the output under the target's warped distribution, natural, all tokens; null
-    where outputs are compared token by token.
-    likelihood: how likely a drawn output is, against what was to be expected; null likewise.
-    log_probs: natural logarithm of each output token's probability under the target's distribution
-    (the warped one where temperature is above 0), to 3 decimals; null where it was not computed.
-    target_equivalents: the target's work, in whole forwards of it: parts count as their share.
-    version: how often what drafts had learnt before this request; null where nothing is learnt.
-    batch: null for a sequence that was decoded alone.
-    valid: whether the output belongs to the run's grammar; null where there is none, and of an
-        output that the budget cut.
-    synthetic: what of the models is made up: weights that were drawn, acceptance that was imposed;
-        null where nothing is.
-    worker: of a run that was dealt to several, which of them measured it; null elsewhere. Times of
-    two workers are of two devices, and in no ratio.
+    Attributes:
+        schema: version of the format. Fields that an older record does not have are null.
+        prompt_id: id of the question.
+        cluster: unit of resampling: questions of one cluster are not independent.
+        task: name of the task.
+        family: task family, the stratum of all statistics.
+        category: category of the question in its task.
+        turn: turn of the question, from 1.
+        method: name of the method.
+        label: name of the method in this run: one method may run with several settings.
+        peer: true for methods of other programs (`hf:*`, `engine:*`).
+        params: parameters of the method.
+        sampling: decoding rule: greedy, rejection, block, coupled or replay.
+        guarantee: promise of the method about its output under that rule.
+        pass_: repeat of the run, from 1. A process that measures several loads adds 1000 for each
+            further load.
+        seed: random seed.
+        output_ids: token ids of the output.
+        origin: source of each token: prefill, accepted, relaxed, recovered, bonus, or plain (a step
+            without a draft).
+        n_tokens: number of output tokens.
+        finish: reason for the end: eos, length, stop or error.
+        steps: counters of the steps.
+        drafts: draft of each step. Stored for the first question of each family in the first
+            repeat, else null.
+        extra: further counters of the method, summed over its steps.
+        target_forwards: forwards of the target: prefill and verifications.
+        draft_forwards: forwards that draft, those of target layers included.
+        target_equivalents: the target's work in whole forwards: partial forwards count as their
+            share. Null for methods of other programs.
+        version: number of updates of a draft that learns, before this request. Null if the method
+            does not learn.
+        batch: the sequences that were decoded together. Null if this one was decoded alone.
+        worker: worker of a cluster that measured the output (`--executor ray`). Times of two
+            workers are never compared.
+        forwards: trace of all forwards.
+        ns: times.
+        peak_bytes: peak memory during decoding.
+        energy_j: energy in joules, by the machine's counters. A batch is divided equally. Null if
+            there is no counter, and for a noisy or failed output.
+        other_cpu: share of the machine that other programs used meanwhile.
+        verdict: comparison with vanilla's output.
+        log_likelihood: natural logarithm of the output's probability under the target's
+            distribution (with temperature, top-k and top-p). Null if outputs are compared token by
+            token.
+        likelihood: test of a sampled output against the target's distribution. Null likewise.
+        log_probs: natural logarithm of each output token's probability under the target's
+            distribution, to 3 decimals. Computed after decoding, by one forward.
+        score: score of the answer, from 0 to 1. Null if the task has no scorer.
+        valid: true if the output matches the run's grammar. Null without a grammar, and for an
+            output that the token limit cut.
+        synthetic: artificial parts of the models: random weights, imposed acceptance. Null if there
+            are none.
+        void: true if the machine was not quiet: ids and counters are valid, times are not used.
+        error: reason why there is no output.
     """
 
     __pydantic_config__ = STRICT

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from specbench_cli.stats.difference import Difference, mean_difference
-from specbench_cli.stats.permutation import Paired, sign_flip
+from specbench_cli.stats.difference import MeanDifference, mean_difference
+from specbench_cli.stats.permutation import SignFlipTest, run_sign_flip_test
 from specbench_cli.store.schema import Record
 
 
@@ -26,9 +26,9 @@ class Evidence:
     score: difference of the mean score; scored: on how many questions.
     """
 
-    likelihood: Paired | None = None
-    length: Paired | None = None
-    score: Difference | None = None
+    likelihood: SignFlipTest | None = None
+    length: SignFlipTest | None = None
+    score: MeanDifference | None = None
     scored: int = 0
 
 
@@ -40,8 +40,8 @@ def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
         if None not in (_per_token(base), _per_token(own)):
             pairs.setdefault((own.task, own.cluster), []).append((base, own))
 
-    def test(figure: Callable[[Record], float | None]) -> Paired | None:
-        return sign_flip(
+    def test(figure: Callable[[Record], float | None]) -> SignFlipTest | None:
+        return run_sign_flip_test(
             [(figure(own) or 0.0) - (figure(base) or 0.0) for base, own in cluster]
             for cluster in pairs.values()
         )
@@ -54,7 +54,7 @@ def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     )
 
 
-def score_over(baseline: Iterable[Record], cells: Iterable[Record]) -> Difference | None:
+def score_over(baseline: Iterable[Record], cells: Iterable[Record]) -> MeanDifference | None:
     """The mean difference of the scores of the same prompts, turns and passes."""
     return _score(_paired(baseline, cells))
 
@@ -65,7 +65,7 @@ def _paired(baseline: Iterable[Record], cells: Iterable[Record]) -> list[tuple[R
     return [(base, own) for base, own in found if base is not None]
 
 
-def _score(paired: Iterable[tuple[Record, Record]]) -> Difference | None:
+def _score(paired: Iterable[tuple[Record, Record]]) -> MeanDifference | None:
     known = [
         (own.score - base.score, f"{own.task}/{own.cluster}")
         for base, own in paired

@@ -1,7 +1,7 @@
 """Every metric of a method, declared once: name, heading, unit, meaning, function and format.
 
 A metric is a field of `Row`. Its name is the key in `summary.csv`, JSON and pandas, in the order of
-the fields. Columns and the glossary's table come from the declarations. To add a metric, add a
+the fields. Columns and docs/reference/metrics.md come from the declarations. To add a metric, add a
 field here, and name it in the tables below.
 """
 
@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from specbench_cli.config.sweep import settings
-from specbench_cli.stats.proof import upper_bound
+from specbench_cli.stats.failure_rate import upper_bound
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.columns import Align, Column, Value
 from specbench_cli.summary.formats import (
@@ -380,7 +380,7 @@ class Row:
     acceptance_rate: float | None = metric(
         lambda o: quotient(o.accepted + o.reported["accepted"], o.levels + o.reported["drafted"]),
         "levels accepted / drafted",
-        heading="accept",
+        heading="accepted",
         form=percent,
         tsv="accept",
     )
@@ -802,14 +802,13 @@ PER_FORWARD = Column(
     data=_values("per_forward"),
 )
 TIME = Column(
-    "time goes to",
+    "time",
     "of decoding: target, draft, host",
     "l",
     shown=_time,
     data=_values(target="share_target", draft="share_draft", host="share_host"),
     look=lambda row: "time" if _shares(row) else "",
     shares=_shares,
-    narrow="time",
 )
 OUTPUT = words(
     "output",
@@ -860,7 +859,7 @@ def table(*columns: str | Column[Row]) -> tuple[Column[Row], ...]:
 
 
 TERMINAL = table(
-    GROUP, METHOD, SPEEDUP, INTERVAL, MAT, "acceptance_rate", "work", RELAXED, TOKENS, CHOSEN, TIME,
+    METHOD, SPEEDUP, INTERVAL, GROUP, MAT, "acceptance_rate", "work", RELAXED, TOKENS, CHOSEN, TIME,
     OUTPUT,
 )  # fmt: skip
 BY_TARGET = table(

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench_cli.stats.bootstrap import (
+    BootstrapResult,
     RareQuestions,
-    Resampled,
-    intervals,
-    rare_questions,
+    estimate_speedups,
+    find_rare_questions,
     resample,
 )
-from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.stats.simultaneous import find_different_pairs, group_letters
 from specbench_cli.store.recorded import without_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, Pairs, loss, pair
@@ -45,7 +45,7 @@ class Speedups:
 
     of: dict[str, Speedup]
     labels: tuple[str, ...]
-    drawn: Resampled | None
+    drawn: BootstrapResult | None
 
     def letters(self, ranked: Sequence[str]) -> dict[str, str]:
         """The group letters of labels that have a speedup, compared among themselves, best
@@ -54,7 +54,9 @@ class Speedups:
             return {}
         best_first = sorted(ranked, key=lambda label: -(self.of[label].ratio or 0.0))
         methods = [self.labels.index(label) for label in best_first]
-        named = letters(different(self.drawn, methods=methods), range(len(best_first)))
+        named = group_letters(
+            find_different_pairs(self.drawn, methods=methods), range(len(best_first))
+        )
         return dict(zip(best_first, named, strict=True))
 
 
@@ -75,8 +77,8 @@ def speedups(
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
     found = {label: _point(label, cells, pairs, baseline) for label in cells}
     if drawn is not None:
-        rare = rare_questions(pairs.times)
-        for label, estimate, few in zip(pairs.labels, intervals(drawn), rare, strict=True):
+        rare = find_rare_questions(pairs.times)
+        for label, estimate, few in zip(pairs.labels, estimate_speedups(drawn), rare, strict=True):
             if found[label].ratio is not None and label != baseline:
                 found[label] = Speedup(
                     estimate.ratio, estimate.low, estimate.high, estimate.reason, few

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.facts import Facts
 from specbench_cli.summary.formats import percent, ratio
-from specbench_cli.summary.metrics import AS_MANY, REPLAY, WORK, Row, as_many, group, has_partial
+from specbench_cli.summary.metrics import (
+    AS_MANY,
+    REPLAY,
+    WORK,
+    Row,
+    as_many,
+    group,
+    has_partial,
+    letters_of,
+)
 from specbench_cli.summary.summary import PEER_BASELINE, Summary
 
 LOSSY = "lossy: speed and quality; the output is not vanilla's; not ranked with the above"
@@ -89,10 +98,10 @@ def proof(summary: Summary) -> str:
     whose = f"{row.label} " if row.questions_mismatched else ""
     at_most = percent(bound, 0 if bound >= 0.1 else 1 if bound >= 0.01 else 2)
     return (
-        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} mismatched"
-        f" (at most {at_most} at 95%)"
+        f"proof: {whose}{row.questions_mismatched} of {row.questions_checked} prompts differ from"
+        f" vanilla (95% bound: {at_most})"
         + "".join(
-            f"; {row.reference_read} of {row.n_outputs} of vanilla's read by transformers"
+            f"; transformers checked {row.reference_read} of its {row.n_outputs}"
             for row in summary.rows
             if row.label == BASELINE and row.reference_read
         )
@@ -137,7 +146,7 @@ def evidence(summary: Summary) -> list[str]:
 
 FEW = 20
 """The fewest questions with which it was simulated how often intervals hold the truth
-(docs/statistics.md): fewer say little of others of their kind."""
+(docs/explanations/statistics.md): fewer say little of others of their kind."""
 
 
 def family(name: str, rows: Iterable[Row]) -> str:
@@ -164,8 +173,7 @@ def few_questions(summary: Summary, then: str = "") -> list[str]:
         return []
     questions = "1 question" if n == 1 else f"{n} questions"
     return [
-        f"too few questions to rank by: {questions}; intervals were tested with {FEW} and more"
-        f"{then}"
+        f"{questions} are too few to rank methods (intervals are validated from {FEW} on){then}"
     ]
 
 
@@ -200,13 +208,41 @@ def two_intervals(summary: Summary) -> list[str]:
     ]
 
 
+def disagreements(summary: Summary) -> list[str]:
+    """Return one note on the methods whose interval and group seem to contradict each other."""
+    baseline = next((row for row in summary.rows if row.label == BASELINE and row.letters), None)
+    if baseline is None:
+        return []
+    own: dict[bool, list[str]] = {True: [], False: []}
+    for row in summary.rows:
+        if row is baseline or not row.letters or row.engine:
+            continue
+        low, high = row.speedup_low, row.speedup_high
+        excludes = low is not None and high is not None and (low > 1 or high < 1)
+        shares = bool(set(letters_of(row)) & set(letters_of(baseline)))
+        if low is not None and excludes == shares:
+            own[excludes].append(row.label)
+    notes = []
+    if own[True]:
+        notes.append(
+            f"{', '.join(own[True])}: differs from vanilla by its own interval, but not after"
+            " correction for all pairs"
+        )
+    if own[False]:
+        notes.append(
+            f"{', '.join(own[False])}: its interval contains 1.00x, but the test of all pairs"
+            " shows a difference from vanilla"
+        )
+    return notes
+
+
 def one_process(summary: Summary) -> list[str]:
     """What a single process cannot say of its own intervals and letters."""
     if summary.passes > 1 or not any(row.letters for row in summary.rows):
         return []
     return [
-        "1 process: how much starts of a program differ is in none of these intervals; where they"
-        " differ by 5%, a 95% interval holds the truth 73% of the time: --repeats 3"
+        "1 process: these intervals do not include variation between processes, so they are too"
+        " narrow (where processes differ by 5%, a 95% interval covers 73%): --repeats 3"
     ]
 
 

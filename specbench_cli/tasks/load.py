@@ -148,7 +148,7 @@ def _find(name_or_path: str) -> tuple[Card, Path]:
         raise UsageError(
             f"{name_or_path} is {what}, which holds no questions that can be read",
             f"use a file that ends in {', '.join(ENDINGS)} (or one of these and {ZIPPED}) or"
-            " .yaml: docs/tasks.md",
+            " .yaml: docs/how-to/tasks.md",
         )
     near = nearest(name_or_path, names)
     raise UsageError(

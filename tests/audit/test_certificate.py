@@ -62,7 +62,7 @@ def test_a_file_that_is_not_a_certificate_is_not_reused(text, tmp_path):
 
 
 def test_the_certificates_page_names_every_field_check_and_verdict():
-    page = (DOCS / "certificate.md").read_text()
+    page = (DOCS / "reference/certificate.md").read_text()
     fields = {*written().to_dict(), *written().to_dict()["checks"][0]}
     assert [field for field in fields if f"`{field}`" not in page] == []
     rows = [f"| `{name}` | {what} | {bound} |" for name, (what, bound) in COMPARISONS.items()]
@@ -77,7 +77,7 @@ def test_every_finding_says_what_it_compares():
 def test_the_audit_page_counts_the_planted_faults():
     assert (
         f"`python -m tests.audit.faults` plants {len(FAULTS)} faults"
-        in (DOCS / "audit.md").read_text()
+        in (DOCS / "explanations/audit.md").read_text()
     )
 
 

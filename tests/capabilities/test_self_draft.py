@@ -373,7 +373,7 @@ def test_shares_and_equivalents_are_those_counted_by_hand(self_draft, tmp_path):
     work = sum(r.target_equivalents for r in own) / sum(r.n_tokens for r in own)
     assert found["keep False"].work == pytest.approx(work)
     printed = run_text(summary, Facts.of(run.manifest))
-    assert "accept work tok/s" in " ".join(printed.split())
+    assert "accepted work tok/s" in " ".join(printed.split())
     assert f" {work:.2f} " in printed
     assert " work: target forwards a token, parts of one" in printed
 

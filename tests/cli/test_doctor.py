@@ -125,7 +125,9 @@ def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
 def test_what_each_extra_is_for_is_said_by_doctor_and_on_the_page():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = set(project["project"]["optional-dependencies"])
-    table = (ROOT / "docs/install.md").read_text(encoding="utf-8").split("| extra | for |")[1]
+    table = (
+        (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8").split("| extra | for |")[1]
+    )
     rows = [line.split("|")[1] for line in table.split("##")[0].splitlines() if "|" in line]
     assert set(health.EXTRAS) == extras
     assert {name for row in rows for name in re.findall("`(.+?)`", row)} == extras

@@ -79,7 +79,7 @@ def test_no_runs_are_an_empty_table(listed):
 
 def test_markdown_is_the_table_of_the_catalogue(listed):
     table = listed("methods", "--markdown")
-    page = (ROOT / "docs/catalogue.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
     (after,) = page.split("<!-- methods -->\n")[1:]
     assert after.startswith(table)
 

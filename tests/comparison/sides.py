@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specbench_cli.comparison.cell import Cell, Counters, Key
+from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey
 from specbench_cli.comparison.side import RowFacts, Side
 
 
-def cell_of(key: Key, **changes: Any) -> Cell:
+def cell_of(key: PairKey, **changes: Any) -> ComparedOutput:
     """Return the greedy output of 17 tokens in 4 steps, without times."""
     values = {
         "task": key.prompt_id.partition("/")[0],
@@ -26,10 +26,10 @@ def cell_of(key: Key, **changes: Any) -> Cell:
         "error": None,
         "times": None,
     }
-    return Cell(key=key, **(values | changes))
+    return ComparedOutput(key=key, **(values | changes))
 
 
-def side_of(cells: Sequence[Cell], **changes: Any) -> Side:
+def side_of(cells: Sequence[ComparedOutput], **changes: Any) -> Side:
     """Return the side of a quiet run of one process whose methods have no parameters."""
     labels = dict.fromkeys(cell.key.label for cell in cells)
     values = {

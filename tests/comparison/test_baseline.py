@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from specbench_cli.comparison.baselines import baseline
 from specbench_cli.comparison.baselines.baseline import dump, parse
 from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.cell import Cell, Counters, Key, Times
-from specbench_cli.comparison.scope import scope
+from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
+from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.schema import FAMILIES, FINISHES, VERDICTS, Ns, Steps
@@ -58,8 +58,8 @@ def sides(draw):
 
     def run():
         return [
-            Cell(
-                key=Key(*place, label, pass_, 3),
+            ComparedOutput(
+                key=PairKey(*place, label, pass_, 3),
                 **of_place[place],
                 **of_row[label],
                 ids=draw(st.none() | text),
@@ -116,16 +116,16 @@ def test_what_is_written_is_what_is_read(side):
 def test_run_compares_with_its_baseline_as_with_itself(make_run, tmp_path):
     run = make_run(passes=2)
     side, saved = read_run(run), baseline.load(baseline.save("ci", [run], root=tmp_path))
-    assert replace(saved, name=side.name, began=side.began) == side
-    assert scope(saved, side) == scope(side, side)
+    assert replace(saved, name=side.name, start_times=side.start_times) == side
+    assert determine_scope(saved, side) == determine_scope(side, side)
 
 
 def test_file_goes_by_name_and_machine(make_run, tmp_path):
     path = baseline.save("ci", [make_run()], root=tmp_path / "b")
     assert path == tmp_path / "b" / "ci" / "aaaabbbbcccc.json"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert baseline.find("ci", tmp_path / "b") == path
-    assert baseline.names(tmp_path / "b") == ["ci"]
+    assert baseline.find_file("ci", tmp_path / "b") == path
+    assert baseline.list_names(tmp_path / "b") == ["ci"]
 
 
 def test_every_output_has_a_line_of_its_own(make_run, tmp_path):
@@ -159,10 +159,10 @@ def test_noisy_runs_give_no_times(make_run, tmp_path):
 
     runs = [make_run("a", change=noisy), make_run("b"), make_run("c", change=noisy)]
     told = []
-    one = baseline.load(baseline.save("ci", runs, root=tmp_path, tell=told.append))
+    one = baseline.load(baseline.save("ci", runs, root=tmp_path, warn=told.append))
     assert told == [f"times of {name} are left out: it is labelled noisy" for name in "ac"]
     told.clear()
-    saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, tell=told.append)
+    saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, warn=told.append)
     none = baseline.load(saved)
     assert told == ["no times are kept, ids and counters alone: noisy, as the runs are labelled"]
     assert (one.noisy, len(one.processes)) == (False, 1)

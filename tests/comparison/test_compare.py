@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from specbench_cli.comparison import compare as module
-from specbench_cli.comparison.cell import Counters, Key, RowKey, Times
+from specbench_cli.comparison.cell import Counters, PairKey, RowKey, Times
 from specbench_cli.comparison.compare import compare
-from specbench_cli.comparison.outcome import FAIL_ON, Change, Finding
+from specbench_cli.comparison.outcome import FAIL_ON, ComparisonFinding, TimeChange
 from specbench_cli.errors import UsageError
 from tests.comparison.sides import cell_of, side_of
 
@@ -16,7 +16,7 @@ SPS = RowKey("mini", "sps")
 
 def cell(number, label="sps", task="mini", **changes):
     times = Times(1000, 300, 600, 100, 20, 150, 1100)
-    return cell_of(Key(f"{task}/{number}", 1, label, 1, 0), **({"times": times} | changes))
+    return cell_of(PairKey(f"{task}/{number}", 1, label, 1, 0), **({"times": times} | changes))
 
 
 def side(*cells, name="a", **changes):
@@ -40,7 +40,7 @@ def test_equal_sides_are_the_same_in_every_row_and_pass():
     assert (found.base, found.new) == ("a", "b")
     assert [row.outcome for row in found.rows] == ["same", "same"]
     assert [row.pairs for row in found.rows] == [4, 4]
-    assert not found.failed
+    assert not found.failed_rows
     assert found.rows[1].mat == (4.0, 4.0)
 
 
@@ -58,7 +58,7 @@ def test_a_new_row_that_is_broken_is_broken():
     row = rows_of(side(*vanilla), side(*vanilla, cell(0), bad))[SPS]
     assert row.outcome == "broken"
     assert [found.outcome for found in row.findings] == ["broken", "new"]
-    assert row.findings[0].says == "1 of 2 outputs broken in NEW alone: 1 mismatch"
+    assert row.findings[0].message == "1 of 2 outputs broken in NEW alone: 1 mismatch"
 
 
 def test_only_named_outcomes_close_the_gate():
@@ -66,8 +66,8 @@ def test_only_named_outcomes_close_the_gate():
         *(cell(n, label) for label in ("vanilla", "sps") for n in range(3)), cell(3, ids="f")
     )
     closed = compare(side(), new, tolerance=0.05, fail_on=FAIL_ON)
-    assert [row.key for row in closed.failed] == [SPS]
-    assert not compare(side(), new, tolerance=0.05, fail_on=("mat",)).failed
+    assert [row.key for row in closed.failed_rows] == [SPS]
+    assert not compare(side(), new, tolerance=0.05, fail_on=("mat",)).failed_rows
 
 
 def test_a_parameter_that_changed_is_named_as_the_likely_cause():
@@ -78,11 +78,11 @@ def test_a_parameter_that_changed_is_named_as_the_likely_cause():
     was = replace(was, rows={**was.rows, "sps": replace(was.rows["sps"], params={"length": 5})})
     (found,) = rows_of(was, replace(new, rows={**new.rows, "sps": facts}))[SPS].findings
     assert found.outcome == "mat"
-    assert found.says.endswith("; likely cause: parameters differ: length 5 -> 4")
+    assert found.message.endswith("; likely cause: parameters differ: length 5 -> 4")
 
 
 def test_times_of_a_noisy_run_are_not_judged(monkeypatch):
-    monkeypatch.setattr(module.timing, "changes", None)
+    monkeypatch.setattr(module.timing, "estimate_changes", None)
     found = compare(side(), side(name="b"), tolerance=0.05, fail_on=FAIL_ON)
     assert found.timing.startswith("skipped: ")
     assert "noisy" in found.timing
@@ -97,7 +97,7 @@ def test_runs_whose_times_are_left_out_are_named():
 
 
 def test_times_of_quiet_runs_on_one_machine_are_judged_by_the_timing_gate(monkeypatch):
-    change = Change(figure="decode", ratio=1.2, low=1.1, high=1.3, significant=True)
+    change = TimeChange(figure="decode", ratio=1.2, low=1.1, high=1.3, significant=True)
     asked = []
 
     def changes(scope, run, tolerance):
@@ -105,10 +105,12 @@ def test_times_of_quiet_runs_on_one_machine_are_judged_by_the_timing_gate(monkey
         return {SPS: (change,)}
 
     def findings(changes, tolerance):
-        return (Finding(outcome="slower", says="decode 20% slower"),) if changes else ()
+        return (
+            (ComparisonFinding(outcome="slower", message="decode 20% slower"),) if changes else ()
+        )
 
-    monkeypatch.setattr(module.timing, "changes", changes)
-    monkeypatch.setattr(module.timing, "findings", findings)
+    monkeypatch.setattr(module.timing, "estimate_changes", changes)
+    monkeypatch.setattr(module.timing, "find_significant_changes", findings)
     found = compare(side(noisy=False), side(noisy=False, name="b"), tolerance=0.03, fail_on=FAIL_ON)
     assert found.timing.startswith("applied")
     assert asked == [0.03]
@@ -124,7 +126,7 @@ def drawn(name, machine, **changes):
     return side(*(replace(one, **changes) for one in cells), name=name, machine=machine)
 
 
-def elsewhere(name, **changes):
+def drawn_elsewhere(name, **changes):
     made = drawn(name, "m2", **changes)
     return replace(made, facts={**made.facts, "machine": "another"})
 
@@ -133,9 +135,9 @@ def test_a_comparison_of_nothing_is_an_error_not_a_pass():
     here = drawn("a", "m1")
     here = replace(here, facts={**here.facts, "machine": "this one"})
     with pytest.raises(UsageError) as refused:
-        rows_of(here, elsewhere("b"))
+        rows_of(here, drawn_elsewhere("b"))
     assert "nothing of a and b can be compared" in refused.value.message
     assert "this one -> another" in refused.value.message
-    failed = elsewhere("b", error="MethodFault: no", ids=None)
+    failed = drawn_elsewhere("b", error="MethodFault: no", ids=None)
     (row,) = rows_of(here, failed).values()
     assert row.outcome == "broken"

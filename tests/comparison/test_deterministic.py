@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.comparison.cell import Counters, Key, RowKey
-from specbench_cli.comparison.deterministic import findings, mats
+from specbench_cli.comparison.cell import Counters, PairKey, RowKey
+from specbench_cli.comparison.deterministic import compare_outputs, mean_accepted_tokens
 from specbench_cli.comparison.scope import Scope
 from tests.comparison.sides import cell_of
 
@@ -24,7 +24,7 @@ COUNTERS = Counters(
 
 
 def cell(number=0, turn=1, pass_=1, *, counters=None, **changes):
-    key = Key(f"mini/qa-{number}", turn, "sps", pass_, 0)
+    key = PairKey(f"mini/qa-{number}", turn, "sps", pass_, 0)
     return cell_of(key, counters=replace(COUNTERS, **(counters or {})), **changes)
 
 
@@ -44,12 +44,12 @@ def scope(pairs, rule, *, same_machine=True):
         timing="not asked",
         not_compared=(),
         causes={},
-        elsewhere=None if same_machine else "machine a -> b",
+        rounding_difference=None if same_machine else "machine a -> b",
     )
 
 
 def judged(pairs, rule="exact", **how):
-    return findings(scope(pairs, rule, **how))[SPS]
+    return compare_outputs(scope(pairs, rule, **how))[SPS]
 
 
 def outcomes(pairs, rule="exact", **how):
@@ -76,17 +76,17 @@ def test_broken_outputs_are_counted_by_what_they_are_and_named():
     pairs = [(cell(n), failed(n)) for n in range(2)]
     pairs += [(cell(2), cell(2, verdict="mismatch")), (cell(3), cell(3))]
     (found,) = judged(pairs)
-    assert found.says == (
+    assert found.message == (
         "3 of 4 outputs broken in NEW alone: 2 error: MethodFault: too many tokens; 1 mismatch"
     )
-    assert found.where == ("mini/qa-0 turn 1", "mini/qa-1 turn 1", "mini/qa-2 turn 1")
+    assert found.locations == ("mini/qa-0 turn 1", "mini/qa-1 turn 1", "mini/qa-2 turn 1")
 
 
 def test_other_ids_are_a_changed_output_however_good_both_verdicts():
     pairs = [(cell(0), cell(0)), (cell(1, turn=2), cell(1, turn=2, ids="f" * 16))]
     (found,) = judged(pairs)
-    assert (found.outcome, found.says) == ("changed-output", "1 of 2 outputs changed")
-    assert found.where == ("mini/qa-1 turn 2",)
+    assert (found.outcome, found.message) == ("changed-output", "1 of 2 outputs changed")
+    assert found.locations == ("mini/qa-1 turn 2",)
 
 
 def test_an_output_that_ends_by_another_rule_is_changed():
@@ -97,7 +97,7 @@ def test_an_output_that_ends_by_another_rule_is_changed():
 def test_a_mended_output_is_a_change_to_accept(old):
     (found,) = judged([(old, cell())])
     assert found.outcome == "changed-output"
-    assert "1 of them errors or mismatches in BASE" in found.says
+    assert "1 of them errors or mismatches in BASE" in found.message
 
 
 def test_counters_of_a_changed_output_say_nothing_more():
@@ -123,17 +123,17 @@ def test_changed_counters_are_told_as_sums_from_and_to_with_mat_first():
     pairs = [(cell(n), cell(n)) for n in range(300)]
     pairs[7] = (cell(7), cell(7, counters={"steps": 5, "nodes": 14, "draft_forwards": None}))
     (found,) = judged(pairs)
-    assert found.says == (
+    assert found.message == (
         "counters of 1 of 300 outputs differ: MAT 4.000 -> 3.997; steps 1,200 -> 1,201;"
         " nodes 4,800 -> 4,798; draft forwards 5,100 -> none"
     )
-    assert found.where == ("mini/qa-7 turn 1",)
+    assert found.locations == ("mini/qa-7 turn 1",)
 
 
 def test_counters_that_differ_with_equal_sums_are_told_of_the_first_output():
     more, fewer = cell(0, counters={"nodes": 17}), cell(1, counters={"nodes": 15})
     (found,) = judged([(cell(0), more), (cell(1), fewer)])
-    assert found.says == (
+    assert found.message == (
         "counters of 2 of 2 outputs differ: their sums do not, at mini/qa-0 turn 1 nodes 16 -> 17"
     )
 
@@ -164,8 +164,8 @@ def test_elsewhere_counters_may_differ_at_a_hundredth_of_the_prompts_and_at_one_
 def test_prompts_are_counted_once_whatever_their_turns_and_passes():
     assert outcomes(strayed(1, 10, turns=2), "verdict", same_machine=False) == []
     (found,) = judged(strayed(2, 10, turns=2), "verdict", same_machine=False)
-    assert found.says.startswith("counters at 2 of 10 prompts differ, 1 may: MAT 4.00 -> 3.81")
-    assert len(found.where) == 4
+    assert found.message.startswith("counters at 2 of 10 prompts differ, 1 may: MAT 4.00 -> 3.81")
+    assert len(found.locations) == 4
 
 
 def test_steps_that_depend_on_timing_may_be_others_and_the_ids_may_not():
@@ -183,11 +183,11 @@ def test_a_near_tie_of_a_row_whose_steps_depend_on_timing_is_no_change():
 
 def test_a_mat_is_of_the_outputs_that_neither_side_failed_at():
     pairs = [(cell(0), cell(0, counters={"steps": 8})), (cell(1), failed(1))]
-    assert mats(pairs) == (4.0, 2.0)
-    assert mats([(cell(), failed())]) == (None, None)
+    assert mean_accepted_tokens(pairs) == (4.0, 2.0)
+    assert mean_accepted_tokens([(cell(), failed())]) == (None, None)
 
 
 def test_a_place_is_named_once_however_many_passes_differ_there():
     pairs = [(cell(pass_=n), cell(pass_=n, counters={"nodes": 15})) for n in (1, 2)]
     (found,) = judged(pairs)
-    assert found.where == ("mini/qa-0 turn 1",)
+    assert found.locations == ("mini/qa-0 turn 1",)

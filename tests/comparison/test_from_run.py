@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_cli.comparison.baselines.from_run import cell_of, read_run
-from specbench_cli.comparison.cell import Counters, Key, Times
-from specbench_cli.comparison.scope import scope
+from specbench_cli.comparison.baselines.from_run import output_from_record, read_run
+from specbench_cli.comparison.cell import Counters, PairKey, Times
+from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.errors import UsageError
 from specbench_cli.store.manifest import ORDER
 from specbench_cli.store.run_dir import RunDir
@@ -14,14 +14,16 @@ from specbench_cli.store.schema import Ns, Trace
 
 
 def test_counters_are_sums_over_steps(make_side):
-    cell = make_side().cells[Key("mini/qa-1", 1, "sps", 1, 0)]
+    cell = make_side().cells[PairKey("mini/qa-1", 1, "sps", 1, 0)]
     assert cell.counters == Counters(4, 3, 2, 4, 6, 3, 2, 3, 2)
     assert cell.counters.mat == 1.5
 
 
 def test_time_of_a_forward_is_the_mean_of_its_kinds_medians_by_count(make_side):
     side = make_side()
-    vanilla, sps = (side.cells[Key("mini/qa-1", 1, label, 1, 0)] for label in ("vanilla", "sps"))
+    vanilla, sps = (
+        side.cells[PairKey("mini/qa-1", 1, label, 1, 0)] for label in ("vanilla", "sps")
+    )
     assert (vanilla.times.draft_forward, vanilla.times.verify_forward) == (None, 10)
     assert (sps.times.draft_forward, sps.times.verify_forward) == (2, 6)  # (3 + 2) / 2; of 5, 8
     assert (vanilla.times.draft_fastest, sps.times.draft_fastest) == (None, 2)
@@ -49,7 +51,7 @@ def test_void_and_failed_outputs_have_no_times_and_void_ones_keep_the_rest(make_
 
     cells = read_run(make_run(edit=edit)).cells
     void, failed = (
-        cells[Key(*place, "sps", 1, 0)] for place in (("mini/qa-1", 2), ("mini/rag-2", 1))
+        cells[PairKey(*place, "sps", 1, 0)] for place in (("mini/qa-1", 2), ("mini/rag-2", 1))
     )
     assert void.times is None and void.counters.steps == 2 and void.ids is not None
     assert failed.times is failed.ids is failed.verdict is failed.counters.n_tokens is None
@@ -121,7 +123,10 @@ def test_who_was_decoded_together_and_when_they_arrived_are_facts(make_side):
         "64",
         "poisson:2",
     ]
-    assert "batch 1 -> 8" in scope(replace(side, facts={**side.facts, "batch": "1"}), side).timing
+    assert (
+        "batch 1 -> 8"
+        in determine_scope(replace(side, facts={**side.facts, "batch": "1"}), side).timing
+    )
 
 
 def test_what_was_asked_is_kept_as_checksums(make_side):
@@ -145,4 +150,4 @@ def test_run_without_output_and_damaged_manifest_are_said(make_run):
 
 def test_cell_of_a_record_names_its_row(make_run):
     (record, *_) = RunDir.open(make_run()).records()
-    assert cell_of(record).row == ("mini", "vanilla")
+    assert output_from_record(record).row == ("mini", "vanilla")

@@ -7,38 +7,43 @@ from specbench_cli.comparison.outcome import (
     FAIL_ON,
     OUTCOMES,
     Comparison,
-    Finding,
+    ComparisonFinding,
     RowOutcome,
-    gate,
-    worst,
+    parse_fail_on,
+    worst_outcome,
 )
 from specbench_cli.errors import UsageError
 
 
 def found(*outcomes):
-    return tuple(Finding(outcome=outcome, says=outcome) for outcome in outcomes)
+    return tuple(ComparisonFinding(outcome=outcome, message=outcome) for outcome in outcomes)
 
 
 def row(*outcomes):
     findings = found(*outcomes)
     key = RowKey("mini", "sps")
     return RowOutcome(
-        key=key, outcome=worst(findings), rule="exact", why="", pairs=1, findings=findings
+        key=key,
+        outcome=worst_outcome(findings),
+        rule="exact",
+        rule_reason="",
+        pairs=1,
+        findings=findings,
     )
 
 
 def failed(fail_on, *outcomes):
     rows = (row(*outcomes),)
-    return bool(Comparison(base="a", new="b", rows=rows, fail_on=fail_on).failed)
+    return bool(Comparison(base="a", new="b", rows=rows, fail_on=fail_on).failed_rows)
 
 
 def test_a_row_without_findings_is_the_same():
-    assert worst(()) == "same"
+    assert worst_outcome(()) == "same"
 
 
 def test_a_row_has_its_worst_outcome():
-    assert worst(found("faster", "mat", "slower")) == "mat"
-    assert worst(found(*reversed(OUTCOMES))) == "broken"
+    assert worst_outcome(found("faster", "mat", "slower")) == "mat"
+    assert worst_outcome(found(*reversed(OUTCOMES))) == "broken"
 
 
 def test_a_row_fails_by_any_of_its_findings_not_by_its_worst_alone():
@@ -47,7 +52,7 @@ def test_a_row_fails_by_any_of_its_findings_not_by_its_worst_alone():
 
 
 def test_nothing_closes_a_gate_of_none():
-    assert not failed(gate("none"), "broken")
+    assert not failed(parse_fail_on("none"), "broken")
 
 
 def test_by_default_what_got_worse_closes_the_gate():
@@ -56,8 +61,8 @@ def test_by_default_what_got_worse_closes_the_gate():
 
 
 def test_a_gate_is_named_by_its_outcomes_worst_first():
-    assert gate("slower, broken,") == ("broken", "slower")
-    assert gate(",".join(OUTCOMES[:-1])) == OUTCOMES[:-1]
+    assert parse_fail_on("slower, broken,") == ("broken", "slower")
+    assert parse_fail_on(",".join(OUTCOMES[:-1])) == OUTCOMES[:-1]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +76,6 @@ def test_a_gate_is_named_by_its_outcomes_worst_first():
 )
 def test_a_word_that_is_no_outcome_is_refused_with_those_there_are(words, says):
     with pytest.raises(UsageError) as refused:
-        gate(words)
+        parse_fail_on(words)
     assert says in refused.value.message
     assert refused.value.hint == "--fail-on broken,changed-output,mat,slower"

@@ -10,7 +10,7 @@ import methods.sps_tree
 from methods.sps import Sps
 from specbench_cli.comparison.compare import compare
 from specbench_cli.comparison.outcome import FAIL_ON
-from specbench_cli.comparison.reading import side
+from specbench_cli.comparison.reading import load_side
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.drafting.template import tree_of_choices, tree_of_widths
 from specbench_cli.engine.types import Tokens
@@ -77,7 +77,7 @@ def quiet(tmp_path):
 
 
 def compared(base, new):
-    found = compare(side(str(base)), side(str(new)), tolerance=0.05, fail_on=FAIL_ON)
+    found = compare(load_side(str(base)), load_side(str(new)), tolerance=0.05, fail_on=FAIL_ON)
     return {row.key.label: row for row in found.rows}
 
 
@@ -85,8 +85,8 @@ def outcomes(base, new):
     return {label: row.outcome for label, row in compared(base, new).items()}
 
 
-def says(base, new, label):
-    return " ".join(found.says for found in compared(base, new)[label].findings)
+def messages(base, new, label):
+    return " ".join(found.message for found in compared(base, new)[label].findings)
 
 
 def only(label, outcome):
@@ -105,9 +105,9 @@ def test_verification_that_stops_one_token_early_costs_mat(run, base):
     early = patch.object(verify, "match", lambda *given: max(0, right(*given) - 1))
     new = run(early)
     assert outcomes(base, new) == only("sps", "mat")
-    cells = side(str(base)).cells
-    assert all(cell.ids == cells[key].ids for key, cell in side(str(new)).cells.items())
-    assert "accepted levels" in says(base, new, "sps")
+    cells = load_side(str(base)).cells
+    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).cells.items())
+    assert "accepted levels" in messages(base, new, "sps")
 
 
 def test_a_tree_one_node_smaller_is_named_by_its_nodes(run, base):
@@ -118,7 +118,7 @@ def test_a_tree_one_node_smaller_is_named_by_its_nodes(run, base):
     )
     new = run(smaller)
     assert outcomes(base, new) == only("sps-tree", "mat")
-    assert "nodes" in says(base, new, "sps-tree")
+    assert "nodes" in messages(base, new, "sps-tree")
 
 
 def test_a_stale_draft_state_costs_mat(run, base):
@@ -132,7 +132,7 @@ def test_a_stale_draft_state_costs_mat(run, base):
 
     new = run(patch.object(Sps, "start", stale))
     assert outcomes(base, new) == only("sps", "mat")
-    assert "MAT" in says(base, new, "sps")
+    assert "MAT" in messages(base, new, "sps")
 
 
 def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
@@ -145,7 +145,7 @@ def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
     with patch.object(verdict, "measure_tolerance", lambda *_: known):
         new = run(lax)
     assert outcomes(base, new) == only("sps", "broken")
-    assert "mismatch" in says(base, new, "sps")
+    assert "mismatch" in messages(base, new, "sps")
 
 
 def test_another_distribution_that_no_verdict_can_see_is_a_changed_output(run):
@@ -180,5 +180,5 @@ def test_a_draft_that_is_8_percent_slower_is_found_by_the_time_of_its_forwards(b
     assert outcomes(was, quiet(base, "same")) == dict.fromkeys(ROWS, "same")
     new = quiet(base, "slower", slowed(1.08))
     assert outcomes(was, new) == only("sps", "slower")
-    assert "draft forward" in says(was, new, "sps")
+    assert "draft forward" in messages(was, new, "sps")
     assert outcomes(was, quiet(base, "a bit slower", slowed(1.03))) == only("sps", "same")

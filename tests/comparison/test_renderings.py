@@ -10,25 +10,31 @@ import pytest
 from markdown_it import MarkdownIt
 
 from specbench_cli.comparison.cell import RowKey
-from specbench_cli.comparison.outcome import Change, Comparison, Finding, RowOutcome
+from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowOutcome, TimeChange
 from specbench_cli.comparison.pages import columns, junit, markdown, text, words
 from specbench_cli.comparison.pages.as_dict import as_dict
 
 
-def row(label, outcome="same", says="", where=(), *, task="mini", rule="exact", **more):
-    found = (Finding(outcome=outcome, says=says, where=where),) if outcome != "same" else ()
+def row(label, outcome="same", message="", locations=(), *, task="mini", rule="exact", **more):
+    found = (
+        (ComparisonFinding(outcome=outcome, message=message, locations=locations),)
+        if outcome != "same"
+        else ()
+    )
     return RowOutcome(
         key=RowKey(task, label),
         outcome=outcome,
         rule=rule,
-        why=more.pop("why", "same machine, torch and threads"),
+        rule_reason=more.pop("rule_reason", "same machine, torch and threads"),
         pairs=more.pop("pairs", 48),
         findings=found,
         **more,
     )
 
 
-SLOWER = Change(figure="decode", ratio=1.081, low=1.05, high=1.112, significant=True, detects=1.03)
+SLOWER = TimeChange(
+    figure="decode", ratio=1.081, low=1.05, high=1.112, significant=True, detects=1.03
+)
 PLACES = tuple(f"mini/qa-{i:03} turn 1" for i in range(5))
 
 
@@ -44,8 +50,10 @@ def failing():
             row("pearl", "broken", "1 mismatch that the base had not", PLACES[:1]),
             row("staged", "slower", "decoding takes 8.1% longer", changes=(SLOWER,)),
             row("eagle2", "faster", "decoding takes 9% less", task="gsm8k"),
-            row("ssd", "new", "not in the base", rule="nothing", why="only in new", pairs=0),
-            row("sampled", rule="nothing", why="rejection on another machine", pairs=0),
+            row(
+                "ssd", "new", "not in the base", rule="nothing", rule_reason="only in new", pairs=0
+            ),
+            row("sampled", rule="nothing", rule_reason="rejection on another machine", pairs=0),
         ),
         not_compared=("task code: only the base has it",),
         timing="applied: same machine, 3 processes against 3",
@@ -96,7 +104,7 @@ def test_markdown_of_a_pass_asks_for_nothing(passing):
 
 
 def test_markdown_shows_hostile_text_as_it_is(failing):
-    bad = row(HOSTILE, "mat", HOSTILE, (HOSTILE,), why=HOSTILE)
+    bad = row(HOSTILE, "mat", HOSTILE, (HOSTILE,), rule_reason=HOSTILE)
     page = rendered(
         dataclasses.replace(failing, base=HOSTILE, rows=(bad,), not_compared=(HOSTILE,))
     )
@@ -111,15 +119,15 @@ def test_markdown_shows_hostile_text_as_it_is(failing):
 
 
 def test_a_row_and_its_reason_define_no_link_together(failing):
-    odd = row("y]", task="[x", rule="nothing", why="z", pairs=0)
+    odd = row("y]", task="[x", rule="nothing", rule_reason="z", pairs=0)
     shown = row("sps", "mat", "[x y] changed")
     assert "<a " not in rendered(dataclasses.replace(failing, rows=(odd, shown)))
 
 
 def test_wrong_outputs_are_never_offered_to_be_accepted(failing, capsys):
     broken = dataclasses.replace(failing, rows=(failing.rows[3],))
-    text.show(broken)
-    assert broken.failed
+    text.print_comparison(broken)
+    assert broken.failed_rows
     assert "--save" not in markdown.render(broken) + "".join(capsys.readouterr())
 
 
@@ -127,7 +135,7 @@ def test_commits_are_named_where_they_are_known(failing, capsys):
     facts = {"base": {"commit": "0123abcd"}, "new": {}}
     told = dataclasses.replace(failing, facts=facts)
     assert "base `main-2cores` (commit 0123abcd)." in markdown.render(told)
-    text.show(told)
+    text.print_comparison(told)
     assert "base main-2cores (commit 0123abcd), new\n" in capsys.readouterr().out
 
 
@@ -186,12 +194,12 @@ def test_json_has_every_row_and_every_place(failing):
 
 def test_a_row_is_the_same_in_every_rendering(failing):
     sps = next(each for each in failing.rows if each.key.label == "sps")
-    flat, nested = columns.flat(sps, failing), columns.document(sps, failing)
+    flat, nested = columns.flat_row(sps, failing), columns.document_row(sps, failing)
     assert (flat["outcome"], flat["fails"], flat["method"]) == ("mat", "yes", "sps")
     assert (nested["outcome"], nested["fails"], nested["label"]) == ("mat", True, "sps")
     assert [flat["mat_base"], flat["mat_new"]] == [*nested["mat"].values()] == [4.38, 4.31]
     assert flat["where"] == nested["findings"][0]["where"] == list(PLACES)
-    headings = {each.heading for each in (*columns.CHANGED, *columns.SAME)}
+    headings = {each.heading for each in (*columns.CHANGED, *columns.UNCHANGED)}
     page = markdown.render(failing)
     assert all(f"| {heading} |" in page for heading in headings)
     assert "**mat** | mini sps |" in page
@@ -199,7 +207,7 @@ def test_a_row_is_the_same_in_every_rendering(failing):
 
 
 def test_tsv_has_a_line_a_row_and_the_talk_apart(failing, capsys):
-    text.show(failing, "tsv")
+    text.print_comparison(failing, "tsv")
     out, err = capsys.readouterr()
     heading, *lines = [line.split("\t") for line in out.splitlines()]
     assert len(lines) == len(failing.rows)
@@ -212,12 +220,12 @@ def test_tsv_has_a_line_a_row_and_the_talk_apart(failing, capsys):
 def test_a_log_has_the_table_of_a_terminal_of_100_columns(failing, capsys, monkeypatch):
     long = row("a-rather-long-label-of-a-sweep-7", "mat", "MAT 4.38 -> 4.31; " * 9, PLACES)
     more = dataclasses.replace(failing, rows=(*failing.rows, long))
-    text.show(more)
+    text.print_comparison(more)
     log = capsys.readouterr()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    text.show(more)
+    text.print_comparison(more)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 100
     assert (log.out.splitlines(), log.err) == (lines, "")
@@ -227,5 +235,5 @@ def test_a_log_has_the_table_of_a_terminal_of_100_columns(failing, capsys, monke
 
 def test_what_is_the_same_of_several_rows_is_told_once(failing, capsys):
     fresh = [row(label, "new", "not in BASE", rule="nothing") for label in ("medusa", "hydra")]
-    text.show(dataclasses.replace(failing, rows=(*failing.rows, *fresh)))
+    text.print_comparison(dataclasses.replace(failing, rows=(*failing.rows, *fresh)))
     assert "mini medusa, hydra: new: not in BASE" in capsys.readouterr().out.splitlines()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.comparison.cell import Counters, Key, RowKey
-from specbench_cli.comparison.scope import scope
+from specbench_cli.comparison.cell import Counters, PairKey, RowKey
+from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.errors import UsageError
 from tests.comparison.sides import cell_of, side_of
 
@@ -30,16 +30,16 @@ def rule(found, row=SPS):
 
 def test_side_and_itself_are_pairs_throughout_and_exact(make_side):
     side = make_side(passes=2)
-    found = scope(side, side)
+    found = determine_scope(side, side)
     assert sum(map(len, found.pairs.values())) == len(side.cells)
     assert all(base is new for pairs in found.pairs.values() for base, new in pairs)
     assert {name for name, _ in found.rules.values()} == {"exact"}
     assert (found.missing, found.new, found.not_compared, found.causes) == ((), (), (), {})
-    assert found.timing is None and found.elsewhere is None
+    assert found.timing is None and found.rounding_difference is None
 
 
 keys = st.builds(
-    Key,
+    PairKey,
     st.sampled_from(["mini/1", "mini/2", "gsm8k/1"]),
     st.integers(1, 2),
     st.sampled_from(["vanilla", "sps", "pld"]),
@@ -58,9 +58,9 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
     base, new = side_with(ours), side_with(theirs)
     if not ours & theirs:
         with pytest.raises(UsageError, match="nothing of"):
-            scope(base, new)
+            determine_scope(base, new)
         return
-    found = scope(base, new)
+    found = determine_scope(base, new)
     paired = {was.key for pairs in found.pairs.values() for was, _ in pairs}
     assert paired == ours & theirs
     assert all(was.key == now.key for pairs in found.pairs.values() for was, now in pairs)
@@ -92,7 +92,7 @@ def test_other_questions_are_nothing_to_compare(make_side, what, where):
         return replace(record, seed=7) if what == "seed" else record
 
     with pytest.raises(UsageError, match=f"nothing of a and b can be compared:\n  {what} .* -> "):
-        scope(make_side("a"), make_side("b", change=change, edit=edit))
+        determine_scope(make_side("a"), make_side("b", change=change, edit=edit))
 
 
 def test_another_version_of_a_task_is_named_and_the_others_are_compared(make_side):
@@ -105,7 +105,7 @@ def test_another_version_of_a_task_is_named_and_the_others_are_compared(make_sid
         two(manifest)
         manifest["tasks"][0] |= {"version": "3", "sha256": "def"}
 
-    found = scope(
+    found = determine_scope(
         make_side("a", places=places, change=two), make_side("b", places=places, change=newer)
     )
     assert {row.task for row in found.pairs} == {"gsm8k"}
@@ -116,15 +116,15 @@ def test_task_that_one_side_has_is_named_and_not_missing(make_side):
     both = [("mini/1", 1), ("gsm8k/1", 1)]
     base = make_side("a", places=both, change=lambda m: m["tasks"].append({"name": "gsm8k"}))
     new = make_side("b", places=[("mini/1", 1)])
-    found = scope(base, new)
+    found = determine_scope(base, new)
     assert found.not_compared == ("task gsm8k: only BASE has it",) and not found.missing
-    assert scope(new, base).not_compared == ("task gsm8k: only NEW has it",)
+    assert determine_scope(new, base).not_compared == ("task gsm8k: only NEW has it",)
 
 
 def test_prompts_that_one_side_has_are_named_and_the_common_ones_compared(make_side):
     base = make_side("a")
     new = make_side("b", places=[("mini/qa-1", 1)])
-    found = scope(base, new)
+    found = determine_scope(base, new)
     assert [len(pairs) for pairs in found.pairs.values()] == [1, 1]
     assert found.not_compared == ("task mini: 2 prompts only BASE has (first: mini/qa-1 turn 2)",)
 
@@ -132,16 +132,16 @@ def test_prompts_that_one_side_has_are_named_and_the_common_ones_compared(make_s
 def test_prompts_asked_otherwise_are_no_pairs(make_side):
     base, new = make_side("a"), make_side("b")
     new = replace(new, prompts={**new.prompts, ("mini/qa-1", 2): "other"})
-    found = scope(base, new)
+    found = determine_scope(base, new)
     assert [len(pairs) for pairs in found.pairs.values()] == [2, 2]
     (said,) = found.not_compared
     assert said == ("task mini: 1 prompt whose text or context changed (first: mini/qa-1 turn 2)")
     unsaid = replace(new, prompts={})
-    assert scope(base, unsaid).not_compared == ()
+    assert determine_scope(base, unsaid).not_compared == ()
 
 
 def test_methods_of_one_side_are_missing_and_new(make_side):
-    found = scope(make_side("a", ["vanilla", "sps"]), make_side("b", ["vanilla", "pld"]))
+    found = determine_scope(make_side("a", ["vanilla", "sps"]), make_side("b", ["vanilla", "pld"]))
     assert (found.missing, found.new) == ((SPS,), (PLD,))
     assert found.not_compared == ()
 
@@ -152,7 +152,7 @@ def test_outputs_that_an_unfinished_run_lacks_are_named(make_side):
 
     base = make_side("a")
     new = make_side("b", edit=edit, status="interrupted")
-    found = scope(base, new)
+    found = determine_scope(base, new)
     assert len(found.pairs[SPS]) == 2
     assert found.not_compared == (
         "NEW (b) is interrupted: what it lacks is not compared",
@@ -161,7 +161,7 @@ def test_outputs_that_an_unfinished_run_lacks_are_named(make_side):
 
 
 def test_passes_of_one_side_are_named_once(make_side):
-    found = scope(make_side("a"), make_side("b", passes=3))
+    found = determine_scope(make_side("a"), make_side("b", passes=3))
     assert found.not_compared == ("outputs of pass 2, 3: only NEW has them",)
     assert len(found.pairs[SPS]) == 3 and found.timing is None
 
@@ -170,41 +170,46 @@ def test_passes_of_one_side_are_named_once(make_side):
 def test_where_sums_round_otherwise_verdicts_are_compared(make_side, fact):
     side = make_side()
     other = with_fact(side, **{fact: "another"})
-    found = scope(side, other)
+    found = determine_scope(side, other)
     assert {rule(found, row) for row in found.pairs} == {"verdict"}
-    assert found.elsewhere in "; ".join(found.not_compared) and fact in found.elsewhere
+    assert (
+        found.rounding_difference in "; ".join(found.not_compared)
+        and fact in found.rounding_difference
+    )
 
 
 def test_run_that_does_not_say_its_machine_is_not_taken_for_the_same(make_side):
-    found = scope(make_side(), replace(make_side("b"), machine=None))
+    found = determine_scope(make_side(), replace(make_side("b"), machine=None))
     assert rule(found) == "verdict"
-    assert found.timing == found.elsewhere == "NEW does not say what machine it was run on"
+    assert (
+        found.timing == found.rounding_difference == "NEW does not say what machine it was run on"
+    )
 
 
 @pytest.mark.parametrize("sampling", ["rejection", "block"])
 def test_drawn_tokens_are_exact_on_the_same_machine_and_say_nothing_elsewhere(make_side, sampling):
     side = with_cells(make_side(), sampling=sampling)
-    assert rule(scope(side, side)) == "exact"
-    name, why = scope(side, with_fact(side, torch="another")).rules[SPS]
+    assert rule(determine_scope(side, side)) == "exact"
+    name, why = determine_scope(side, with_fact(side, torch="another")).rules[SPS]
     assert name == "nothing" and sampling in why
 
 
 def test_coupled_outputs_are_judged_by_verdict_elsewhere(make_side):
     side = with_cells(make_side(), sampling="coupled")
-    assert rule(scope(side, with_fact(side, torch="another"))) == "verdict"
+    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "verdict"
 
 
 def test_replayed_tokens_are_the_same_elsewhere_only_where_nothing_was_drawn(make_side):
     side = with_cells(make_side(), sampling="replay")
-    assert rule(scope(side, with_fact(side, torch="another"))) == "verdict"
+    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "verdict"
     drawn = with_fact(side, temperature="0.8")
-    assert rule(scope(drawn, with_fact(drawn, torch="another"))) == "nothing"
+    assert rule(determine_scope(drawn, with_fact(drawn, torch="another"))) == "nothing"
 
 
 def test_lossy_output_may_differ_elsewhere(make_side):
     side = with_cells(make_side(), guarantee="quality_only")
-    assert rule(scope(side, side)) == "exact"
-    assert rule(scope(side, with_fact(side, torch="another"))) == "nothing"
+    assert rule(determine_scope(side, side)) == "exact"
+    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "nothing"
 
 
 @pytest.mark.parametrize("says", [False, None])
@@ -213,11 +218,11 @@ def test_steps_that_depend_on_timing_or_may_are_compared_by_ids(make_side, says)
         manifest["rows"][1]["timing_free"] = says
 
     side, other = make_side("a"), make_side("b", change=change)
-    found = scope(side, other)
+    found = determine_scope(side, other)
     assert (rule(found, VANILLA), rule(found)) == ("exact", "ids only")
     assert "timing" in found.rules[SPS][1]
     drawn, others = (with_cells(each, sampling="rejection") for each in (side, other))
-    assert rule(scope(drawn, others)) == "nothing"
+    assert rule(determine_scope(drawn, others)) == "nothing"
 
 
 def test_another_draft_concerns_the_rows_that_use_it(make_side):
@@ -225,7 +230,7 @@ def test_another_draft_concerns_the_rows_that_use_it(make_side):
         manifest["models"]["draft"] = {"label": "embedded-xv", "sha256": "ee"}
 
     labels = ["vanilla", "sps", "pld"]
-    found = scope(make_side("a", labels), make_side("b", labels, change=change))
+    found = determine_scope(make_side("a", labels), make_side("b", labels, change=change))
     assert [rule(found, row) for row in (VANILLA, SPS, PLD)] == ["exact", "ids only", "exact"]
     assert found.not_compared == ("counters of sps: draft embedded-1m 1ff8701f -> embedded-xv ee",)
     assert found.causes == {"sps": "models differ: draft embedded-1m 1ff8701f -> embedded-xv ee"}
@@ -236,7 +241,7 @@ def test_another_head_concerns_the_rows_that_use_it(make_side):
         manifest["heads"] = {"eagle other": {"sha256": "ff"}}
 
     labels = ["vanilla", "sps", "eagle"]
-    found = scope(make_side("a", labels), make_side("b", labels, change=change))
+    found = determine_scope(make_side("a", labels), make_side("b", labels, change=change))
     eagle = RowKey("mini", "eagle")
     assert [rule(found, row) for row in (VANILLA, SPS, eagle)] == ["exact", "exact", "ids only"]
     assert found.causes == {
@@ -252,7 +257,7 @@ def test_peer_of_an_older_run_may_use_the_draft(make_side):
         rows = {label: replace(row, models=None) for label, row in side.rows.items()}
         return replace(side, rows=rows)
 
-    found = scope(unsaid(make_side("a")), unsaid(make_side("b", change=change)))
+    found = determine_scope(unsaid(make_side("a")), unsaid(make_side("b", change=change)))
     assert rule(found) == "ids only"
 
 
@@ -260,14 +265,14 @@ def test_changed_parameters_are_compared_and_named_as_the_cause(make_side):
     def change(manifest):
         manifest["rows"][1]["params"] = {"length": 6, "threshold": 0.5}
 
-    found = scope(make_side("a"), make_side("b", change=change))
+    found = determine_scope(make_side("a"), make_side("b", change=change))
     assert rule(found) == "exact" and found.not_compared == ()
     assert found.causes == {"sps": "parameters differ: length 5 -> 6, threshold absent -> 0.5"}
 
 
 def test_another_method_or_guarantee_under_a_label_is_named(make_side):
     side = make_side()
-    found = scope(side, with_cells(side, method="pld", guarantee="bounded"))
+    found = determine_scope(side, with_cells(side, method="pld", guarantee="bounded"))
     assert found.causes["sps"] == (
         "method differs: sps -> pld; guarantee differs: exact_tokens -> bounded"
     )
@@ -275,7 +280,7 @@ def test_another_method_or_guarantee_under_a_label_is_named(make_side):
 
 def test_another_version_of_the_program_is_what_comparisons_are_for(make_side):
     side = make_side()
-    found = scope(side, with_fact(side, specbench="0.2.0", commit="fedcba98"))
+    found = determine_scope(side, with_fact(side, specbench="0.2.0", commit="fedcba98"))
     assert rule(found) == "exact" and found.timing is None and found.not_compared == ()
 
 
@@ -293,4 +298,4 @@ def test_another_version_of_the_program_is_what_comparisons_are_for(make_side):
 )
 def test_times_are_compared_on_one_quiet_machine_with_equal_settings(make_side, change, why):
     side = make_side()
-    assert scope(side, change(side)).timing == why
+    assert determine_scope(side, change(side)).timing == why

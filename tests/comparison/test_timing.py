@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import timing
-from specbench_cli.comparison.cell import Counters, Key, RowKey, Times
-from specbench_cli.comparison.outcome import Change
-from specbench_cli.comparison.processes import processes
+from specbench_cli.comparison.cell import Counters, PairKey, RowKey, Times
+from specbench_cli.comparison.outcome import TimeChange
+from specbench_cli.comparison.processes import collect_processes
 from specbench_cli.comparison.scope import Scope
 from specbench_cli.comparison.timing import (
     DECODE,
@@ -17,9 +17,9 @@ from specbench_cli.comparison.timing import (
     HOST,
     VANILLA,
     VERIFY,
-    changes,
-    findings,
-    not_judged,
+    estimate_changes,
+    explain_unjudged,
+    find_significant_changes,
 )
 from tests.comparison.sides import cell_of, side_of
 
@@ -49,7 +49,7 @@ def cell(label, number, rng, slower, pass_=1):
         total=round(speed * 100 if peer else 1.1 * decode),
     )
     return cell_of(
-        Key(f"mini/qa-{number}", 1, label, pass_, 0),
+        PairKey(f"mini/qa-{number}", 1, label, pass_, 0),
         peer=peer,
         counters=Counters(64, 63, steps, 48, 48, 40, 32, steps + 1, None),
         times=times,
@@ -87,24 +87,24 @@ def scope(base, new):
 
 
 def judged(base, new):
-    return changes(scope(base, new), processes(base, new), TOLERANCE)
+    return estimate_changes(scope(base, new), collect_processes(base, new), TOLERANCE)
 
 
 def unjudged(base, new):
     """What is said of rows whose times are not judged."""
-    return list(not_judged(scope(base, new), processes(base, new)))
+    return list(explain_unjudged(scope(base, new), collect_processes(base, new)))
 
 
 def turns(base, new):
-    return processes(base, new).pairs
+    return collect_processes(base, new).pairs
 
 
 def slower(base, new):
     """By label, what its finding says."""
     return {
-        row.label: found.says
+        row.label: found.message
         for row, own in judged(base, new).items()
-        for found in findings(own, TOLERANCE)
+        for found in find_significant_changes(own, TOLERANCE)
         if found.outcome == "slower"
     }
 
@@ -119,7 +119,7 @@ BASE = side(1)
 def test_same_program_is_neither_slower_nor_faster():
     found = judged(BASE, side(2))
     assert set(found) == {RowKey("mini", label) for label in ("vanilla", "sps", "pld")}
-    assert not any(findings(own, TOLERANCE) for own in found.values())
+    assert not any(find_significant_changes(own, TOLERANCE) for own in found.values())
     assert [c.figure for c in found[RowKey("mini", "sps")]] == [DECODE, VERIFY, DRAFT, HOST]
     assert all(c.low < c.ratio < c.high and c.detects > 1.05 for own in found.values() for c in own)
 
@@ -163,9 +163,9 @@ def test_faster_verification_does_not_make_draft_and_host_look_slower():
         )
 
     new = edited(side(2), faster)
-    (found,) = findings(judged(BASE, new)[RowKey("mini", "sps")], TOLERANCE)
+    (found,) = find_significant_changes(judged(BASE, new)[RowKey("mini", "sps")], TOLERANCE)
     assert found.outcome == "faster"
-    assert found.says.startswith("decode -")
+    assert found.message.startswith("decode -")
 
 
 def test_vanilla_without_hf_vanilla_is_not_judged_and_this_is_said():
@@ -220,7 +220,7 @@ def in_turn(began, **more):
                 for c in one.processes[0]
             )
         )
-    return replace(of(made), began=tuple(f"{hour:02}:00" for hour in began))
+    return replace(of(made), start_times=tuple(f"{hour:02}:00" for hour in began))
 
 
 ODD, EVEN = range(1, 17, 2), range(2, 18, 2)
@@ -256,7 +256,7 @@ def test_faster_verification_explains_no_draft_that_is_compared_as_it_is():
             ),
         ),
     )
-    assert "draft forward" in slower(base, replace(quicker, began=new.began))["sps"]
+    assert "draft forward" in slower(base, replace(quicker, start_times=new.start_times))["sps"]
 
 
 def test_runs_one_side_after_the_other_took_no_turns():
@@ -271,7 +271,7 @@ def test_runs_that_lost_too_much_are_left_out_and_the_others_judged():
     def lost(c):
         return replace(c, times=None) if c in first and c.key.label == "sps" else c
 
-    hurt = replace(edited(new, lost), began=new.began)
+    hurt = replace(edited(new, lost), start_times=new.start_times)
     assert slower(base, hurt).keys() == {"sps"}
     assert unjudged(base, hurt) == [
         "times of mini sps: 1 of 16 runs are left out (void or failed outputs)"
@@ -282,7 +282,8 @@ def test_too_few_whole_pairs_are_not_judged_and_this_is_said():
     base, new = in_turn(ODD[:5]), in_turn(EVEN[:5], draft=1.5)
     first = set(new.processes[0])
     hurt = replace(
-        edited(new, lambda c: replace(c, times=None) if c in first else c), began=new.began
+        edited(new, lambda c: replace(c, times=None) if c in first else c),
+        start_times=new.start_times,
     )
     assert judged(base, hurt) == {}
     assert "of 5 pairs of runs 4 are whole" in unjudged(base, hurt)[0]
@@ -298,7 +299,7 @@ def test_every_process_counts_though_only_the_first_are_pairs():
 
 def change(figure, ratio, *, significant=True):
     spread = 0.01 if significant else 0.5
-    return Change(
+    return TimeChange(
         figure=figure,
         ratio=ratio,
         low=ratio * (1 - spread),
@@ -319,15 +320,15 @@ def change(figure, ratio, *, significant=True):
     ],
 )
 def test_slower_needs_both_significance_and_more_than_the_tolerance(given, outcomes):
-    assert [found.outcome for found in findings((given,), TOLERANCE)] == outcomes
+    assert [found.outcome for found in find_significant_changes((given,), TOLERANCE)] == outcomes
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.4, 109.8), (-1e9, 1e9), (-math.inf, math.inf)])
 def test_an_interval_whose_ends_are_no_figures_is_not_printed(low, high):
-    ends = timing._ends(low, high)
+    ends = timing._interval_bounds(low, high)
     told = {"low": ends[0], "high": ends[1], "significant": False}
-    found = Change(figure=DECODE, ratio=1.25, **told)
+    found = TimeChange(figure=DECODE, ratio=1.25, **told)
     assert ends == (None, None)
     assert str(found) == "decode +25.0%"
     assert found.percent == "+25.0%"
-    assert timing._ends(-0.1, 0.1) == (math.exp(-0.1), math.exp(0.1))
+    assert timing._interval_bounds(-0.1, 0.1) == (math.exp(-0.1), math.exp(0.1))

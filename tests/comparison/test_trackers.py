@@ -1,4 +1,4 @@
-"""The lines of docs/trackers.md do on a comparison's JSON what they say."""
+"""The lines of docs/how-to/trackers.md do on a comparison's JSON what they say."""
 
 import json
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from specbench_cli.comparison.cell import RowKey
-from specbench_cli.comparison.outcome import Comparison, Finding, RowOutcome
+from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowOutcome
 from specbench_cli.comparison.pages.as_dict import as_dict, trends_as_dict
-from specbench_cli.comparison.trend import ChangePoint, Run, Series, Trends
+from specbench_cli.comparison.trend import ChangePoint, TrendRun, Trends, TrendSeries
 
 pytestmark = pytest.mark.jq
 
-PAGE = Path(__file__).parents[2] / "docs" / "trackers.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/trackers.md"
 LINES = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
 KEY = RowKey("mini", "hf:assisted")
 COMPARISON = Comparison(
@@ -25,27 +25,32 @@ COMPARISON = Comparison(
             key=KEY,
             outcome="mat",
             rule="exact",
-            why="",
+            rule_reason="",
             pairs=2,
             findings=(
-                Finding(outcome="mat", says="MAT 4.25 -> 3.75 (2%)", where=("mini/qa/1 turn 1",)),
-                Finding(outcome="faster", says="decoding takes 9% less"),
+                ComparisonFinding(
+                    outcome="mat", message="MAT 4.25 -> 3.75 (2%)", locations=("mini/qa/1 turn 1",)
+                ),
+                ComparisonFinding(outcome="faster", message="decoding takes 9% less"),
             ),
         ),
     ),
 )
 TRENDS = Trends(
-    runs=(Run("a", "2026-01-01T00:00:00+00:00", "aaaa"), Run("b", "2026-01-02T00:00:00Z", "bbbb")),
+    runs=(
+        TrendRun("a", "2026-01-01T00:00:00+00:00", "aaaa"),
+        TrendRun("b", "2026-01-02T00:00:00Z", "bbbb"),
+    ),
     series=(
-        Series(key=KEY, figure="decode speedup", values=(1.5, 1.25), noisy=True),
-        Series(
+        TrendSeries(key=KEY, figure="decode speedup", values=(1.5, 1.25), noisy=True),
+        TrendSeries(
             key=KEY,
             figure="MAT",
             values=(4.25, 3.75),
             noisy=False,
             changes=(ChangePoint(0, 1, 4.25, 3.75, 0),),
         ),
-        Series(key=KEY, figure="acceptance", values=(0.5, None), noisy=False),
+        TrendSeries(key=KEY, figure="acceptance", values=(0.5, None), noisy=False),
     ),
     left_out=(),
     level=0.05,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specbench_cli.comparison import trend
-from specbench_cli.comparison.cell import Counters, Key, Times
+from specbench_cli.comparison.cell import Counters, PairKey, Times
 from specbench_cli.comparison.pages import figure
 from specbench_cli.comparison.pages.as_dict import trends_as_dict
 from specbench_cli.comparison.pages.text import print_trends
@@ -25,7 +25,7 @@ def cell(i, label, *, decode, steps=10, verdict="identical"):
     if label == "vanilla":
         counters = Counters(41, 40, 40, 0, 0, 0, 0, 41, 0)
     return cell_of(
-        Key(f"mini/qa-{i:03}", 1, label, 0, 0),
+        PairKey(f"mini/qa-{i:03}", 1, label, 0, 0),
         counters=counters,
         verdict=verdict,
         times=None if decode is None else Times(decode, 1, 1, 1, None, None),
@@ -68,11 +68,11 @@ def history():
         run(day, speed[day - 1], steps=10 if day < 19 else 11, length=5 if day < 19 else 4)
         for day in range(1, 25)
     ]
-    return trend.trends(runs)
+    return trend.find_trends(runs)
 
 
 def test_figures_are_those_of_the_cells():
-    found = trend.trends([run(1, 1.5, bad=2), run(2, 1.5)])
+    found = trend.find_trends([run(1, 1.5, bad=2), run(2, 1.5)])
     assert series_of(found, trend.SPEEDUP).values == pytest.approx((1.5, 1.5), rel=1e-6)
     assert series_of(found, trend.MAT).values == (4.0, 4.0)
     assert series_of(found, trend.ACCEPTANCE).values == (0.6, 0.6)
@@ -96,28 +96,30 @@ def test_a_counter_that_cannot_vary_changes_at_once_and_names_the_parameter(hist
 
 def test_order_is_of_time_and_not_of_arguments(history):
     runs = [run(day) for day in (3, 1, 2)]
-    assert [r.name for r in trend.trends(runs).runs] == ["run-01", "run-02", "run-03"]
+    assert [r.name for r in trend.find_trends(runs).runs] == ["run-01", "run-02", "run-03"]
 
 
 def test_rows_are_in_the_newest_runs_order_and_its_lost_ones_last():
     old, new = run(1, label="gone"), run(2)
-    found = trend.trends([old, dataclasses.replace(new, cells=dict(reversed(new.cells.items())))])
+    found = trend.find_trends(
+        [old, dataclasses.replace(new, cells=dict(reversed(new.cells.items())))]
+    )
     labels = list(dict.fromkeys(series.key.label for series in found.series))
     assert labels == ["vanilla", "sps", "gone"]
 
 
 def test_runs_that_do_not_belong_with_the_newest_are_named():
-    found = trend.trends([run(1), run(2, machine="gpu"), run(3), run(4)])
+    found = trend.find_trends([run(1), run(2, machine="gpu"), run(3), run(4)])
     assert [r.name for r in found.runs] == ["run-01", "run-03", "run-04"]
     assert found.left_out == ("run-02 does not belong with run-04: machine (gpu)",)
 
 
 def test_versions_and_commits_may_differ():
-    assert len(trend.trends([run(1, specbench="0.1.0"), run(2, specbench="0.2.0")]).runs) == 2
+    assert len(trend.find_trends([run(1, specbench="0.1.0"), run(2, specbench="0.2.0")]).runs) == 2
 
 
 def test_noisy_runs_keep_their_counters_and_lose_their_times():
-    found = trend.trends([run(1), run(2, 9.0, noisy=True), run(3)])
+    found = trend.find_trends([run(1), run(2, 9.0, noisy=True), run(3)])
     assert series_of(found, trend.SPEEDUP).values[1] is None
     assert series_of(found, trend.MAT).values == (4.0, 4.0, 4.0)
     assert "run-02 is labelled noisy: its times are left out" in found.left_out
@@ -130,16 +132,16 @@ def test_a_row_with_too_few_times_has_no_speedup():
     void = [cell(i, "sps", decode=None) for i in (8, 9)]
     cells = {c.key: c for c in (*few, *void)}
     less = dataclasses.replace(first, cells=cells, processes=(tuple(cells.values()),))
-    assert series_of(trend.trends([less, run(2)]), trend.SPEEDUP).values[0] is None
+    assert series_of(trend.find_trends([less, run(2)]), trend.SPEEDUP).values[0] is None
 
 
 def test_a_baseline_of_a_run_that_is_there_counts_once():
-    assert len(trend.trends([run(1), run(1), run(2)]).runs) == 2
+    assert len(trend.find_trends([run(1), run(1), run(2)]).runs) == 2
 
 
 def test_one_run_is_no_trend():
     with pytest.raises(UsageError, match="needs two runs that belong together"):
-        trend.trends([run(1), run(2, seed="1")])
+        trend.find_trends([run(1), run(2, seed="1")])
 
 
 def test_unchanged_code_shows_changes_in_no_more_than_one_history_in_twenty():
@@ -147,7 +149,7 @@ def test_unchanged_code_shows_changes_in_no_more_than_one_history_in_twenty():
     told = 0
     for _ in range(20):
         speeds = 1.4 * np.exp(rng.normal(0, 0.03, 20))
-        found = trend.trends([run(day, speeds[day - 1]) for day in range(1, 21)])
+        found = trend.find_trends([run(day, speeds[day - 1]) for day in range(1, 21)])
         told += any(series.changes for series in found.series)
     assert told <= 4
 
@@ -200,7 +202,7 @@ def test_plot_is_of_the_figures_that_are_not_the_same_in_all_runs(history, tmp_p
 def test_panel_draws_levels_changes_bad_outputs_and_what_is_beyond(tmp_path):
     speeds = [1.4, 1.41, 1.39] * 10
     speeds[3] = 0.7
-    found = trend.trends([run(day, v, bad=day == 7) for day, v in enumerate(speeds, start=1)])
+    found = trend.find_trends([run(day, v, bad=day == 7) for day, v in enumerate(speeds, start=1)])
     axes = figure.draw(found, [series_of(found, trend.SPEEDUP)]).axes[0]
     places = {
         line.get_marker(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())
@@ -223,7 +225,7 @@ def test_thirteen_rows_take_two_pages(tmp_path, monkeypatch):
             dataclasses.replace(own[0], cells=cells, rows=rows, processes=(tuple(cells.values()),))
         )
     monkeypatch.setattr(figure.style, "write", lambda drawn, _, name: [(name, len(drawn.axes))])
-    assert figure.write(trend.trends(sides), tmp_path)[:2] == [
+    assert figure.write(trend.find_trends(sides), tmp_path)[:2] == [
         ("trend-speedup-1", 12),
         ("trend-speedup-2", 1),
     ]

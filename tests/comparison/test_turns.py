@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.comparison.processes import pairs_of
-from specbench_cli.stats.regression import ALONE, MIN_PAIRS
+from specbench_cli.comparison.processes import pair_processes
+from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED
 
 
 def of(order):
     """The pairs of runs in the order of a word: b of BASE, n of NEW."""
-    return pairs_of([f"{at:02}" for at in range(len(order))], [side == "n" for side in order])
+    return pair_processes([f"{at:02}" for at in range(len(order))], [side == "n" for side in order])
 
 
 def test_neighbours_of_both_sides_are_pairs():
@@ -18,7 +18,7 @@ def test_neighbours_of_both_sides_are_pairs():
 
 
 def test_run_without_a_neighbour_of_the_other_side_stays_alone():
-    assert of("bbnnbnbnbnb") == [ALONE, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert of("bbnnbnbnbnb") == [UNPAIRED, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_sides_one_after_the_other_took_no_turns():
@@ -29,7 +29,7 @@ def test_sides_one_after_the_other_took_no_turns():
 def test_passes_of_a_run_are_in_its_pair_and_unknown_times_in_none():
     began = ["0", "0", *"123456789", None]
     new = [False, *([False, True] * 5), True]
-    assert pairs_of(began, new) == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, ALONE]
+    assert pair_processes(began, new) == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, UNPAIRED]
 
 
 @given(st.lists(st.booleans(), max_size=30), st.randoms())
@@ -37,11 +37,11 @@ def test_every_pair_has_one_run_of_each_side_with_none_between(new, random):
     began = [f"{at:02}" for at in range(len(new))]
     order = list(range(len(new)))
     random.shuffle(order)
-    found = pairs_of([began[at] for at in order], [new[at] for at in order])
+    found = pair_processes([began[at] for at in order], [new[at] for at in order])
     if found is None:
         return
     by_time = dict(zip(order, found, strict=True))
-    numbers = sorted(set(found) - {ALONE})
+    numbers = sorted(set(found) - {UNPAIRED})
     assert numbers == list(range(len(numbers))) and len(numbers) >= MIN_PAIRS
     for number in numbers:
         one, other = sorted(at for at in by_time if by_time[at] == number)

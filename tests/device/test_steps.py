@@ -1,6 +1,6 @@
 """Whole steps of every method on a device that is not there: where tensors are, and who waits.
 
-What a step must wait for is in `CASES`; docs/device.md says why.
+What a step must wait for is in `CASES`; docs/explanations/devices.md says why.
 """
 
 import pytest

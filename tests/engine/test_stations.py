@@ -1,4 +1,4 @@
-"""The walk of a draft in docs/architecture.md is the one that the code takes."""
+"""The walk of a draft in docs/explanations/architecture.md is the one that the code takes."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from methods.sps import Sps, SpsParams
 from specbench_cli.engine.verify.sampling import Sampling
 
 ROOT = Path(methods.__path__[0]).parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanations/architecture.md").read_text(encoding="utf-8")
 
 
 def stations() -> list[tuple[str, str]]:

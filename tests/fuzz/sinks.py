@@ -81,7 +81,7 @@ class Sinks(Subject):
             "a comparison": markdown.code(text),
             "LaTeX": str(escape(text)),
             "a page's data": str(embedded({text: text})),
-            "JUnit": junit._legal(text),
+            "JUnit": junit._escape_illegal(text),
             "a CSV cell": str(output.harmless(text)),
         }
         for where, said in shown.items():
@@ -154,8 +154,8 @@ def _wrong(text: str, told: str) -> str | None:
         return f"a CSV cell is a formula: {_brief(text)}"
     if len(table(["a", "b"], [[text, text]]).splitlines()) != 3:
         return f"a Markdown table is torn: {_brief(text)}"
-    ElementTree.fromstring("<a/>").set("b", junit._legal(text))
-    made = ElementTree.Element("a", b=junit._legal(text))
+    ElementTree.fromstring("<a/>").set("b", junit._escape_illegal(text))
+    made = ElementTree.Element("a", b=junit._escape_illegal(text))
     ElementTree.fromstring(ElementTree.tostring(made, encoding="unicode"))
     return None if str(escape(text)).isascii() else f"LaTeX of {_brief(text)} is not ASCII"
 

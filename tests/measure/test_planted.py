@@ -23,7 +23,7 @@ import torch
 from methods.sps import Sps
 from methods.vanilla import Vanilla
 from specbench_cli import registry
-from specbench_cli.comparison.reading import side
+from specbench_cli.comparison.reading import load_side
 from specbench_cli.config import run as config
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.fused import FusedDecoder
@@ -431,7 +431,7 @@ def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
     line["steps"][column][0] = to
     file.write_text("".join(json.dumps(each) + "\n" for each in lines))
     with pytest.raises(UsageError, match=r"line \d+ is no record: "):
-        side(str(path))
+        load_side(str(path))
 
 
 # ---- state between prompts ----------------------------------------------------------------------

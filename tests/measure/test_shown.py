@@ -34,7 +34,7 @@ def test_what_is_no_path_stays_as_it_is(value: object) -> None:
     [
         ("no such head: /home/me/heads/mine", "no such head: mine"),
         ("(delete ~/heads/mine, or '/data/x.bin')", "(delete mine, or 'x.bin')"),
-        ("org/name, or https://host/a/b: see docs/heads.md", None),
+        ("org/name, or https://host/a/b: see docs/how-to/heads.md", None),
     ],
 )
 def test_a_sentence_keeps_the_last_name_of_a_path(said: str, kept: str | None) -> None:

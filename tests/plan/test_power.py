@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from specbench_cli.plan.power import outlook
-from specbench_cli.stats.detectable import SPREAD, detectable
+from specbench_cli.stats.detectable import SPREAD, estimate_detectable_ratio
 
 COLUMNS = "family,label,speedup_low,speedup_high,n_prompts"
 
@@ -43,7 +43,7 @@ def _earlier(folder, name: str, rows: str, target: str = "embedded-7m", status: 
 def test_without_an_earlier_run_a_spread_is_assumed_and_says_so(tmp_path):
     found = outlook(_plan(), tmp_path)
     assert (found["spread"], found["spread_from"]) == (SPREAD, "assumed")
-    assert found["ratio"] == pytest.approx(detectable(24, 3, families=6), abs=1e-3)
+    assert found["ratio"] == pytest.approx(estimate_detectable_ratio(24, 3, families=6), abs=1e-3)
 
 
 def test_spread_is_that_of_the_newest_finished_run_of_the_target(tmp_path):

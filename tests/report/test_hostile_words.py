@@ -252,7 +252,7 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     assert not hidden(str(harmless(words)))
     assert not hidden(str(embedded({words: words})))
     assert not hidden(comparison_page.code(words))
-    assert not hidden(junit._legal(words))
+    assert not hidden(junit._escape_illegal(words))
     ElementTree.fromstring(f"<a>{output.plain(words).replace('<', '').replace('&', '')}</a>")
 
 

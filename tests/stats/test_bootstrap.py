@@ -8,14 +8,16 @@ import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specbench_cli.stats.bootstrap import Estimate, PairedTimes, intervals, resample
+from specbench_cli.stats.bootstrap import PairedTimes, RatioEstimate, estimate_speedups, resample
 
 
-def _interval(baseline, method, strata=None, **options) -> Estimate:
+def _interval(baseline, method, strata=None, **options) -> RatioEstimate:
     baseline, method = np.atleast_2d(baseline), np.atleast_2d(method)
     if strata is None:
         strata = np.zeros(baseline.shape[1], dtype=int)
-    return intervals(resample(PairedTimes(baseline[None], method[None], strata), **options))[0]
+    return estimate_speedups(
+        resample(PairedTimes(baseline[None], method[None], strata), **options)
+    )[0]
 
 
 def _lognormal_pair(rng, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.statistics.simulated_intervals import SimulationSettings
 from specbench_cli.stats.bootstrap import PairedTimes, resample
-from specbench_cli.stats.detectable import POWER, detectable
-from specbench_cli.stats.simultaneous import different
+from specbench_cli.stats.detectable import POWER, estimate_detectable_ratio
+from specbench_cli.stats.simultaneous import find_different_pairs
 
 
 def _found(speedup: float, setting: SimulationSettings, methods: int, replications: int) -> float:
@@ -21,7 +21,7 @@ def _found(speedup: float, setting: SimulationSettings, methods: int, replicatio
         method = np.array(times.method)
         method[0] /= speedup
         drawn = resample(PairedTimes(times.baseline, method, times.strata), resamples=199)
-        found += bool(different(drawn)[0, 1])
+        found += bool(find_different_pairs(drawn)[0, 1])
     return found / replications
 
 
@@ -35,22 +35,25 @@ def test_difference_is_found_with_the_power_promised(questions, families, method
         vanilla_spread=0.0,
         common=0.3,
     )
-    smallest = detectable(questions, methods, spread, families=families)
+    smallest = estimate_detectable_ratio(questions, methods, spread, families=families)
     assert _found(smallest, setting, methods, 200) == pytest.approx(POWER, abs=0.12)
     assert _found(smallest**0.5, setting, methods, 200) < 0.5
 
 
 def test_more_questions_fewer_methods_and_less_spread_detect_less():
-    base = detectable(48, 5, 0.25)
-    assert 1 < detectable(96, 5, 0.25) < base
-    assert 1 < detectable(48, 2, 0.25) < base
-    assert 1 < detectable(48, 5, 0.1) < base
+    base = estimate_detectable_ratio(48, 5, 0.25)
+    assert 1 < estimate_detectable_ratio(96, 5, 0.25) < base
+    assert 1 < estimate_detectable_ratio(48, 2, 0.25) < base
+    assert 1 < estimate_detectable_ratio(48, 5, 0.1) < base
 
 
 def test_beyond_the_simulated_size_it_shrinks_as_the_square_root():
-    one, four = detectable(200, 3, 0.25, families=6), detectable(800, 3, 0.25, families=6)
+    one, four = (
+        estimate_detectable_ratio(200, 3, 0.25, families=6),
+        estimate_detectable_ratio(800, 3, 0.25, families=6),
+    )
     assert math.log(one) == pytest.approx(2 * math.log(four))
 
 
 def test_nothing_is_detected_on_one_question():
-    assert detectable(1, 3) is None
+    assert estimate_detectable_ratio(1, 3) is None

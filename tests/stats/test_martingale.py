@@ -5,25 +5,25 @@ import math
 import numpy as np
 import pytest
 
-from specbench_cli.stats.martingale import LEVEL, TILTS, chance
+from specbench_cli.stats.martingale import LEVEL, TILTS, bound_chance
 
 DISTRIBUTION = np.array([0.7, 0.2, 0.07, 0.02, 0.01])
 STEPS = np.log(DISTRIBUTION) - (DISTRIBUTION * np.log(DISTRIBUTION)).sum()
 CUMULANTS = [math.log((DISTRIBUTION * np.exp(t * STEPS)).sum()) for t in TILTS]
 
 
-def p_of(total, n):
-    return chance(total, [n * each for each in CUMULANTS])
+def bound_for(total, n):
+    return bound_chance(total, [n * each for each in CUMULANTS])
 
 
 def test_nothing_is_said_of_what_was_to_be_expected():
-    assert p_of(0.0, 100) == 1.0
+    assert bound_for(0.0, 100) == 1.0
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
 def test_chance_meets_a_level_no_more_often_than_it_says(n):
     drawn = np.random.default_rng(n).choice(STEPS, (4000, n), p=DISTRIBUTION).sum(1)
-    ps = np.array([p_of(total, n) for total in drawn])
+    ps = np.array([bound_for(total, n) for total in drawn])
     for level in (0.5, 0.1, 0.01):
         assert (ps <= level).mean() <= level
 
@@ -31,12 +31,12 @@ def test_chance_meets_a_level_no_more_often_than_it_says(n):
 def test_outputs_of_another_distribution_are_found_the_sooner_the_more_there_is_of_them():
     other = DISTRIBUTION**2 / (DISTRIBUTION**2).sum()
     each = (other * STEPS).sum()
-    ps = [p_of(n * each, n) for n in (100, 400)]
+    ps = [bound_for(n * each, n) for n in (100, 400)]
     assert ps[1] < LEVEL < ps[0] < 1
-    assert p_of(-400 * each, 400) < LEVEL
+    assert bound_for(-400 * each, 400) < LEVEL
 
 
 def test_the_toll_on_a_normal_tail_is_small_on_a_long_run():
     n, variance = 10_000, (DISTRIBUTION * STEPS**2).sum()
-    p = p_of(8.0 * math.sqrt(n * variance), n)
+    p = bound_for(8.0 * math.sqrt(n * variance), n)
     assert math.exp(-32) < p < 1e-10

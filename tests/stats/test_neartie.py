@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from specbench_cli.stats.neartie import LEVEL, at_least_one, upper_tail
+from specbench_cli.stats.neartie import LEVEL, chance_of_any, upper_tail
 
 
 @given(st.integers(0, 40), st.integers(0, 42), st.floats(0, 1))
@@ -38,8 +38,8 @@ def test_a_chance_beyond_one_is_refused():
 
 
 def test_one_of_several():
-    assert at_least_one([]) == 0.0
-    assert at_least_one([0.5, 0.5]) == 0.75
+    assert chance_of_any([]) == 0.0
+    assert chance_of_any([0.5, 0.5]) == 0.75
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "normal", "spike"])

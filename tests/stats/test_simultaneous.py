@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.stats.bootstrap import PairedTimes, resample
-from specbench_cli.stats.simultaneous import different, letters
+from specbench_cli.stats.simultaneous import find_different_pairs, group_letters
 
 
 def _matrix(k: int, *pairs: tuple[int, int]) -> np.ndarray:
@@ -34,18 +34,18 @@ def _matrix(k: int, *pairs: tuple[int, int]) -> np.ndarray:
     ],
 )
 def test_letters_of_hand_made_cases(differ, expected):
-    assert letters(differ, range(len(differ))) == expected
+    assert group_letters(differ, range(len(differ))) == expected
 
 
 def test_letter_a_goes_to_the_best_method():
-    assert letters(_matrix(3, (0, 1), (0, 2), (1, 2)), order=[2, 0, 1]) == ["B", "C", "A"]
+    assert group_letters(_matrix(3, (0, 1), (0, 2), (1, 2)), order=[2, 0, 1]) == ["B", "C", "A"]
 
 
 @given(st.integers(1, 7), st.data())
 def test_methods_share_a_letter_exactly_if_they_do_not_differ(k, data):
     pairs = list(itertools.combinations(range(k), 2))
     differing = data.draw(st.sets(st.sampled_from(pairs))) if pairs else set()
-    named = letters(_matrix(k, *differing), range(k))
+    named = group_letters(_matrix(k, *differing), range(k))
     assert all(named)
     for a, b in pairs:
         assert bool(set(named[a]) & set(named[b])) == ((a, b) not in differing)
@@ -60,7 +60,7 @@ def _times(rng, ratios, n=48, spread=0.05) -> PairedTimes:
 
 def test_clearly_faster_methods_are_told_apart_and_equal_ones_are_not():
     times = _times(np.random.default_rng(0), [1.5, 1.5, 1.2])
-    assert letters(different(resample(times)), [0, 1, 2]) == ["A", "A", "B"]
+    assert group_letters(find_different_pairs(resample(times)), [0, 1, 2]) == ["A", "A", "B"]
 
 
 def test_baseline_row_takes_part_without_spread_of_its_own():
@@ -69,9 +69,9 @@ def test_baseline_row_takes_part_without_spread_of_its_own():
     whole = PairedTimes(
         np.concatenate([times.baseline, own]), np.concatenate([times.method, own]), times.strata
     )
-    assert letters(different(resample(whole)), [0, 1, 2]) == ["A", "B", "B"]
+    assert group_letters(find_different_pairs(resample(whole)), [0, 1, 2]) == ["A", "B", "B"]
 
 
 def test_one_question_proves_no_difference():
     times = _times(np.random.default_rng(3), [2.0, 1.0], n=1)
-    assert not different(resample(times)).any()
+    assert not find_different_pairs(resample(times)).any()

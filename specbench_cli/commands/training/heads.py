@@ -209,7 +209,8 @@ def stateless(asked: MethodHeadOptions) -> None:
 
     OUT gets a folder named after its kind, for --set METHOD.head=FOLDER. Each level of a head
     without a state (a FeatureHead) learns the target's distribution at its place, on the target's
-    own replies; otherwise as [bold]specbench train eagle[/bold]. docs/heads.md has an example.
+    own replies; otherwise as [bold]specbench train eagle[/bold].
+    Example: docs/tutorials/add-a-head.md.
     """
     from specbench_cli import registry
 

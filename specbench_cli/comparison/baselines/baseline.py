@@ -29,8 +29,8 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 from specbench_cli import files
-from specbench_cli.comparison.baselines.join import join
-from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.baselines.join import join_runs
+from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.config.problems import first_problem
 from specbench_cli.errors import UsageError
@@ -40,7 +40,7 @@ from specbench_cli.store.schema import STRICT, Count, Family, Json, Name
 ROOT = Path("results/baselines")
 """Where baselines are, one folder a name."""
 
-MOST_BYTES = 256 * files.MB
+MAX_BYTES = 256 * files.MB
 """Maximum size of a baseline file in bytes."""
 _NO_TIMES = ("no times are kept, ids and counters alone: noisy, as the runs are labelled",)
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
@@ -51,14 +51,14 @@ def save(
     runs: Sequence[Path],
     *,
     root: Path = ROOT,
-    tell: Callable[[str], object] = lambda _: None,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Write a baseline, in place of the one that this machine had by that name. Times of runs that
     are labelled noisy are not kept.
 
     Args:
         runs: of one program on one machine, with the same outputs; at least one.
-        tell: who is told of runs whose times are not kept.
+        warn: who is told of runs whose times are not kept.
 
     Returns:
         Its file.
@@ -84,7 +84,7 @@ def save(
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     for sentence in side.left_out:
-        tell(sentence)
+        warn(sentence)
     return path
 
 
@@ -96,7 +96,7 @@ def _is_baseline(content: bytes) -> bool:
 def load(path: Path) -> Side:
     """The side that a baseline is. Raises UsageError where there is none or it is damaged."""
     try:
-        return parse(files.read_text(path, MOST_BYTES))
+        return parse(files.read_text(path, MAX_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", hint="specbench compare --save NAME RUN"
@@ -108,12 +108,12 @@ def load(path: Path) -> Side:
         ) from error
 
 
-def names(root: Path = ROOT) -> list[str]:
+def list_names(root: Path = ROOT) -> list[str]:
     """All baselines."""
     return sorted({path.parent.name for path in root.glob("*/*.json")})
 
 
-def find(name: str, root: Path = ROOT) -> Path | None:
+def find_file(name: str, root: Path = ROOT) -> Path | None:
     """The file of a baseline: this machine's, else the first; null where there is none."""
     files = sorted((root / name).glob("*.json")) if _NAME.fullmatch(name) else []
     if len(files) < 2:
@@ -131,18 +131,18 @@ def _join(name: str, runs: Sequence[Path]) -> Side:
         raise UsageError(
             "a baseline is made of a run", hint=f"specbench compare --save {name} last"
         )
-    side = join(name, runs)
+    side = join_runs(name, runs)
     return replace(
         side,
-        cells={key: _bare(cell, side.noisy) for key, cell in side.cells.items()},
+        cells={key: _strip_output(cell, side.noisy) for key, cell in side.cells.items()},
         processes=tuple(
-            tuple(_bare(cell, side.noisy) for cell in process) for process in side.processes
+            tuple(_strip_output(cell, side.noisy) for cell in process) for process in side.processes
         ),
         left_out=_NO_TIMES if side.noisy else side.left_out,
     )
 
 
-def _bare(cell: Cell, noisy: bool) -> Cell:
+def _strip_output(cell: ComparedOutput, noisy: bool) -> ComparedOutput:
     """A cell without times that nothing is compared with, and with its error's kind alone: the text
     may hold paths."""
     if noisy:
@@ -164,7 +164,7 @@ _Verdict = Literal["reference", "identical", "near-tie", "mismatch", "unchecked"
 _Finish = Literal["eos", "length", "stop", "error"]
 
 
-class _Run(TypedDict):
+class _BaselineRun(TypedDict):
     """A further run that came out otherwise."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
@@ -177,7 +177,7 @@ class _Run(TypedDict):
     times: _Times | None
 
 
-class _Row(TypedDict):
+class _BaselineRow(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
     label: Name
@@ -190,19 +190,19 @@ class _Row(TypedDict):
     models: list[Name] | None
 
 
-class _Line:
+class _BaselineLine:
     """An output: what all have, and a run's entry as often as there were runs."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Each place's own type; the last stands for all that follow."""
         key, own = (Name, Count, Name, Count, Count), (_Finish, _Verdict | None, str | None)
-        of = (*key, str | None, *own, _Counters, _Times | _Run | None)
+        of = (*key, str | None, *own, _Counters, _Times | _BaselineRun | None)
         places = [handler.generate_schema(each) for each in of]
         return core_schema.tuple_schema(places, variadic_item_index=len(places) - 1)
 
 
-class _File(TypedDict):
+class _BaselineFile(TypedDict):
     """The whole file."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
@@ -213,14 +213,14 @@ class _File(TypedDict):
     machine: Name
     noisy: bool
     facts: dict[str, str]
-    rows: list[_Row]
+    rows: list[_BaselineRow]
     prompts: list[tuple[Name, Count, Name, Family, str, str | None]]
-    outputs: list[Annotated[list[Any], _Line]]
+    outputs: list[Annotated[list[Any], _BaselineLine]]
 
 
-_OF_ROW = ("method", "sampling", "guarantee", "peer")
-_OF_PROMPT = ("task", "family", "cluster")
-_OWN = ("ids", "finish", "verdict", "error")
+_ROW_FIELDS = ("method", "sampling", "guarantee", "peer")
+_PROMPT_FIELDS = ("task", "family", "cluster")
+_OUTPUT_FIELDS = ("ids", "finish", "verdict", "error")
 """What an output has beside counters and times that neither its row nor its prompt says."""
 
 
@@ -233,22 +233,28 @@ def dump(side: Side) -> str:
     rows: dict[str, dict[str, Any]] = {}
     prompts: dict[tuple[str, int], list[Any]] = {}
     for cell in (cell for process in side.processes for cell in process):
-        _put(rows, cell.key.label, {name: getattr(cell, name) for name in _OF_ROW})
-        _put(prompts, cell.key.place, [getattr(cell, name) for name in _OF_PROMPT])
+        _set_consistent(rows, cell.key.label, {name: getattr(cell, name) for name in _ROW_FIELDS})
+        _set_consistent(
+            prompts, cell.key.prompt_turn, [getattr(cell, name) for name in _PROMPT_FIELDS]
+        )
     parts = {
         "schema": _json(SCHEMA),
         "name": _json(side.name),
         "created_utc": _json(side.created_utc),
         "machine": _json(side.machine),
         "noisy": _json(side.noisy),
-        "facts": _block("{}", (f"{_json(what)}: {_json(v)}" for what, v in side.facts.items())),
-        "rows": _block("[]", (_json(_row(row, rows[label])) for label, row in side.rows.items())),
-        "prompts": _block(
+        "facts": _format_block(
+            "{}", (f"{_json(what)}: {_json(v)}" for what, v in side.facts.items())
+        ),
+        "rows": _format_block(
+            "[]", (_json(_dump_row(row, rows[label])) for label, row in side.rows.items())
+        ),
+        "prompts": _format_block(
             "[]", (_json([*at, *prompts[at], side.prompts.get(at)]) for at in sorted(prompts))
         ),
-        "outputs": _block("[]", map(_json, _outputs(side))),
+        "outputs": _format_block("[]", map(_json, _dump_outputs(side))),
     }
-    return _block("{}", (f"{_json(name)}: {part}" for name, part in parts.items())) + "\n"
+    return _format_block("{}", (f"{_json(name)}: {part}" for name, part in parts.items())) + "\n"
 
 
 def parse(text: str) -> Side:
@@ -258,15 +264,15 @@ def parse(text: str) -> Side:
         UsageError: a schema newer than this program's.
         ValueError, TypeError, LookupError: it is no baseline, or one that contradicts itself.
     """
-    data = _file(text)
+    data = _validate_file(text)
     rows = {row["label"]: row for row in data["rows"]}
     prompts = {(prompt_id, turn): rest for prompt_id, turn, *rest in data["prompts"]}
     if len(rows) < len(data["rows"]) or len(prompts) < len(data["prompts"]):
         raise ValueError("a row or a prompt is in it twice")
-    cells: dict[Key, Cell] = {}
-    processes: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    cells: dict[PairKey, ComparedOutput] = {}
+    processes: dict[tuple[int, int], list[ComparedOutput]] = defaultdict(list)
     for line in data["outputs"]:
-        cell, *more = _cells(line, rows, prompts)
+        cell, *more = _read_outputs(line, rows, prompts)
         if cell.key in cells:
             raise ValueError(f"a second output of {cell.key}")
         cells[cell.key] = cell
@@ -282,7 +288,7 @@ def parse(text: str) -> Side:
         facts=data["facts"],
         machine=data["machine"],
         noisy=data["noisy"],
-        rows={label: _row_facts(row) for label, row in rows.items()},
+        rows={label: _read_row(row) for label, row in rows.items()},
         cells=dict(sorted(cells.items())),
         processes=tuple(
             tuple(sorted(processes[at], key=lambda cell: cell.key)) for at in sorted(processes)
@@ -291,50 +297,56 @@ def parse(text: str) -> Side:
     )
 
 
-def _outputs(side: Side) -> Iterator[list[Any]]:
+def _dump_outputs(side: Side) -> Iterator[list[Any]]:
     """The lines of outputs, a method's together."""
-    runs: dict[Key, list[Cell]] = defaultdict(list)
+    runs: dict[PairKey, list[ComparedOutput]] = defaultdict(list)
     for cell in (cell for process in side.processes for cell in process):
         runs[cell.key].append(cell)
     order = {label: place for place, label in enumerate(side.rows)}
     for key in sorted(runs, key=lambda key: (order[key.label], key)):
         first, *more = runs[key]
-        own = [getattr(first, name) for name in _OWN]
-        yield [*key, *own, astuple(first.counters), _times(first), *(_run(c, first) for c in more)]
+        own = [getattr(first, name) for name in _OUTPUT_FIELDS]
+        yield [
+            *key,
+            *own,
+            astuple(first.counters),
+            _dump_times(first),
+            *(_dump_run(c, first) for c in more),
+        ]
 
 
-def _run(cell: Cell, first: Cell) -> Any:
+def _dump_run(cell: ComparedOutput, first: ComparedOutput) -> Any:
     """What a further run adds to an output."""
     if replace(cell, times=first.times) == first:
-        return _times(cell)
-    own = {name: getattr(cell, name) for name in _OWN}
-    return {**own, "counters": astuple(cell.counters), "times": _times(cell)}
+        return _dump_times(cell)
+    own = {name: getattr(cell, name) for name in _OUTPUT_FIELDS}
+    return {**own, "counters": astuple(cell.counters), "times": _dump_times(cell)}
 
 
-def _times(cell: Cell) -> Any:
+def _dump_times(cell: ComparedOutput) -> Any:
     return None if cell.times is None else astuple(cell.times)
 
 
-def _cells(
+def _read_outputs(
     line: Sequence[Any],
     rows: Mapping[str, Mapping[str, Any]],
     prompts: Mapping[tuple[str, int], Sequence[Any]],
-) -> Iterator[Cell]:
+) -> Iterator[ComparedOutput]:
     """An output's cells, one a run."""
     prompt_id, turn, label, pass_, seed, *rest = line
-    own, (counters, first, *more) = rest[: len(_OWN)], rest[len(_OWN) :]
-    cell = Cell(
-        key=Key(prompt_id, turn, label, pass_, seed),
-        **dict(zip(_OF_PROMPT, prompts[prompt_id, turn][:-1], strict=True)),
-        **{name: rows[label][name] for name in _OF_ROW},
-        **dict(zip(_OWN, own, strict=True)),
+    own, (counters, first, *more) = rest[: len(_OUTPUT_FIELDS)], rest[len(_OUTPUT_FIELDS) :]
+    cell = ComparedOutput(
+        key=PairKey(prompt_id, turn, label, pass_, seed),
+        **dict(zip(_PROMPT_FIELDS, prompts[prompt_id, turn][:-1], strict=True)),
+        **{name: rows[label][name] for name in _ROW_FIELDS},
+        **dict(zip(_OUTPUT_FIELDS, own, strict=True)),
         counters=Counters(*counters),
         times=_read_times(first),
     )
     yield cell
     for run in more:
         if isinstance(run, dict):
-            others = {name: run[name] for name in _OWN}
+            others = {name: run[name] for name in _OUTPUT_FIELDS}
             counted = Counters(*run["counters"])
             yield replace(cell, **others, counters=counted, times=_read_times(run["times"]))
         else:
@@ -345,22 +357,22 @@ def _read_times(times: Any) -> Times | None:
     return None if times is None else Times(*times)
 
 
-def _file(text: str) -> _File:
+def _validate_file(text: str) -> _BaselineFile:
     """What a file says, its types and ranges checked."""
     try:
-        return _reader().validate_json(text)
+        return _file_adapter().validate_json(text)
     except ValidationError as error:
         with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-            _refuse_newer(json.loads(text)["schema"])
+            _check_schema(json.loads(text)["schema"])
         raise ValueError(first_problem(error)) from None
 
 
 @cache
-def _reader() -> TypeAdapter[_File]:
-    return TypeAdapter(_File)
+def _file_adapter() -> TypeAdapter[_BaselineFile]:
+    return TypeAdapter(_BaselineFile)
 
 
-def _refuse_newer(schema: int) -> None:
+def _check_schema(schema: int) -> None:
     if schema > SCHEMA:
         raise UsageError(
             f"this baseline has schema {schema}; this specbench reads up to {SCHEMA}",
@@ -368,17 +380,17 @@ def _refuse_newer(schema: int) -> None:
         )
 
 
-def _row(facts: RowFacts, of_row: Mapping[str, Any]) -> dict[str, Any]:
+def _dump_row(facts: RowFacts, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "label": facts.label,
-        **of_row,
+        **fields,
         "params": dict(facts.params),
         "timing_free": facts.timing_free,
         "models": facts.models,
     }
 
 
-def _row_facts(row: Mapping[str, Any]) -> RowFacts:
+def _read_row(row: Mapping[str, Any]) -> RowFacts:
     models = row["models"]
     return RowFacts(
         label=row["label"],
@@ -389,12 +401,12 @@ def _row_facts(row: Mapping[str, Any]) -> RowFacts:
     )
 
 
-def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+def _set_consistent(table: dict[Any, Any], key: Any, value: Any) -> None:
     if table.setdefault(key, value) != value:
         raise UsageError(f"the outputs of {key} contradict each other: {table[key]}, {value}")
 
 
-def _block(brackets: str, lines: Iterable[str]) -> str:
+def _format_block(brackets: str, lines: Iterable[str]) -> str:
     """Lines between brackets, one under the other."""
     opening, closing = brackets[0], brackets[1]
     inside = ",\n".join(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from specbench_cli.comparison.cell import Cell, Counters, Key, Times
+from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.jsonl import uncollected
@@ -33,17 +33,17 @@ def read_run(path: Path) -> Side:
         UsageError: there is no run, it is damaged, or it holds no record.
     """
     run = RunDir.open(path)
-    cells: dict[Key, Cell] = {}
-    processes: dict[int, list[Cell]] = defaultdict(list)
+    cells: dict[PairKey, ComparedOutput] = {}
+    processes: dict[int, list[ComparedOutput]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
     with uncollected():
-        for cell, row in run.each(_cell_and_row):
+        for cell, row in run.each(_output_and_row):
             cells[cell.key] = cell
             processes[cell.key.pass_].append(cell)
-            seen[row.label] = _joined(seen.get(row.label), row)
+            seen[row.label] = _merge_row(seen.get(row.label), row)
     if not cells:
         raise no_output(path)
-    answered = {key.place for key in cells}
+    answered = {key.prompt_turn for key in cells}
     try:
         return Side(
             name=path.resolve().name,
@@ -57,7 +57,7 @@ def read_run(path: Path) -> Side:
                 tuple(sorted(processes[number], key=lambda cell: cell.key))
                 for number in sorted(processes)
             ),
-            began=(run.manifest.get("created_utc"),) * len(processes),
+            start_times=(run.manifest.get("created_utc"),) * len(processes),
             prompts={
                 (prompt.prompt_id, prompt.turn): _digest([prompt.text, prompt.ids])
                 for prompt in run.prompts()
@@ -72,11 +72,11 @@ def read_run(path: Path) -> Side:
         ) from error
 
 
-def cell_of(record: Record) -> Cell:
+def output_from_record(record: Record) -> ComparedOutput:
     """What a comparison needs of a record."""
     lost = loss(record) is not None
-    return Cell(
-        key=Key(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
+    return ComparedOutput(
+        key=PairKey(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
         task=record.task,
         family=record.family,
         cluster=record.cluster,
@@ -109,7 +109,9 @@ def _counters(record: Record, steps: Steps | None) -> Counters:
 
 def _times(record: Record) -> Times:
     ns = record.ns
-    draft, verify, fastest = (None,) * 3 if record.forwards is None else _forwards(record.forwards)
+    draft, verify, fastest = (
+        (None,) * 3 if record.forwards is None else _forward_times(record.forwards)
+    )
     return Times(
         decode=ns.decode,
         draft=ns.draft,
@@ -122,28 +124,28 @@ def _times(record: Record) -> Times:
     )
 
 
-def _forwards(trace: Trace) -> tuple[int | None, int | None, int | None]:
+def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
     """Time of a draft and of a verify forward, and of the fastest draft one of each kind, in ns;
     null where there was none. Cancelled ones do not count: they were cut short."""
-    cancelled, spans = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
+    cancelled, durations = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
     for place, (kind, n, t0, t1) in enumerate(
         zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
     ):
         if place not in cancelled:
-            spans[kind, n].append(t1 - t0)
+            durations[kind, n].append(t1 - t0)
     draft, verify = (
-        [own for (kind, _), own in spans.items() if trace.kinds[kind].role == role]
+        [own for (kind, _), own in durations.items() if trace.kinds[kind].role == role]
         for role in ("draft", "verify")
     )
-    return _weighted(draft, median), _weighted(verify, median), _weighted(draft, min)
+    return _weighted_mean(draft, median), _weighted_mean(verify, median), _weighted_mean(draft, min)
 
 
-def _weighted(
-    spans: Sequence[Sequence[int]], of_kind: Callable[[Sequence[int]], float]
+def _weighted_mean(
+    durations: Sequence[Sequence[int]], summarize: Callable[[Sequence[int]], float]
 ) -> int | None:
     """A figure of each kind, weighted by how many there are."""
-    count = sum(map(len, spans))
-    return round(sum(len(own) * of_kind(own) for own in spans) / count) if count else None
+    count = sum(map(len, durations))
+    return round(sum(len(own) * summarize(own) for own in durations) / count) if count else None
 
 
 def _facts(run: RunDir) -> dict[str, str]:
@@ -155,12 +157,12 @@ def _facts(run: RunDir) -> dict[str, str]:
     return found
 
 
-def _cell_and_row(record: Record) -> tuple[Cell, RowFacts]:
+def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
     """What a comparison needs of a record, and its row as it shows it."""
     models = None
     if record.forwards is not None:
         models = tuple(sorted({kind.model for kind in record.forwards.kinds} - {_TARGET}))
-    return cell_of(record), RowFacts(
+    return output_from_record(record), RowFacts(
         label=record.label,
         method=record.method,
         params=record.params.effective,
@@ -169,7 +171,7 @@ def _cell_and_row(record: Record) -> tuple[Cell, RowFacts]:
     )
 
 
-def _joined(before: RowFacts | None, row: RowFacts) -> RowFacts:
+def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
     """A row as its records show it."""
     if before is None or before.models is None or row.models == before.models:
         return row

@@ -9,14 +9,14 @@ from itertools import chain
 from pathlib import Path
 
 from specbench_cli.comparison.baselines.from_run import read_run
-from specbench_cli.comparison.cell import Cell, Counters
+from specbench_cli.comparison.cell import ComparedOutput, Counters
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.compatibility import differences, short_names
 
 
-def join(name: str, runs: Sequence[Path]) -> Side:
+def join_runs(name: str, runs: Sequence[Path]) -> Side:
     """The side that runs are together. Those labelled noisy keep their times only where all are.
 
     Args:
@@ -38,11 +38,11 @@ def join(name: str, runs: Sequence[Path]) -> Side:
                 hint=f"specbench run --resume {shlex.quote(str(run))}",
             )
     short = short_names(runs)
-    apart = list(map(str, differences([RunDir.open(run) for run in runs], short)))
-    for other, called in zip(sides[1:], short[1:], strict=True):
-        apart += _apart(sides[0], other, short[0], called)
-    if apart:
-        lines = "".join(f"\n  {line}" for line in apart)
+    differing = list(map(str, differences([RunDir.open(run) for run in runs], short)))
+    for other, run_name in zip(sides[1:], short[1:], strict=True):
+        differing += _describe_differences(sides[0], other, short[0], run_name)
+    if differing:
+        lines = "".join(f"\n  {line}" for line in differing)
         raise UsageError(
             f"these runs are not several processes of one program; they differ in{lines}",
             hint=f"take one of them, {shlex.quote(str(runs[0]))}; or see what changed:"
@@ -54,16 +54,18 @@ def join(name: str, runs: Sequence[Path]) -> Side:
         name=name,
         noisy=all(side.noisy for side in sides),
         processes=tuple(chain.from_iterable(side.processes for side in quiet)),
-        began=tuple(chain.from_iterable(side.began for side in quiet)),
+        start_times=tuple(chain.from_iterable(side.start_times for side in quiet)),
         left_out=tuple(
-            f"times of {called} are left out: it is labelled noisy"
-            for called, side in zip(short, sides, strict=True)
+            f"times of {run_name} are left out: it is labelled noisy"
+            for run_name, side in zip(short, sides, strict=True)
             if side not in quiet
         ),
     )
 
 
-def _apart(first: Side, other: Side, first_name: str, other_name: str) -> Iterable[str]:
+def _describe_differences(
+    first: Side, other: Side, first_name: str, other_name: str
+) -> Iterable[str]:
     """What tells runs apart that timing does not explain, by label."""
     for label in dict.fromkeys((*first.rows, *other.rows)):
         if label not in first.rows or label not in other.rows:
@@ -72,10 +74,10 @@ def _apart(first: Side, other: Side, first_name: str, other_name: str) -> Iterab
         elif first.rows[label] != other.rows[label]:
             yield f"{label}: its method or parameters"
         else:
-            yield from _apart_in(label, first, other, first_name, other_name)
+            yield from _describe_row_differences(label, first, other, first_name, other_name)
 
 
-def _apart_in(
+def _describe_row_differences(
     label: str, first: Side, other: Side, first_name: str, other_name: str
 ) -> Iterable[str]:
     """The first output at which two runs of a row differ."""
@@ -83,27 +85,27 @@ def _apart_in(
         {key: cell for key, cell in side.cells.items() if key.label == label}
         for side in (first, other)
     )
-    if odd := sorted(ours.keys() ^ theirs.keys()):
-        holder = first_name if odd[0] in ours else other_name
-        at = f"{odd[0].prompt_id} turn {odd[0].turn} pass {odd[0].pass_}"
-        yield f"{label}: {len(odd)} outputs that only one has; the first, {at}, only {holder}"
+    if differing := sorted(ours.keys() ^ theirs.keys()):
+        holder = first_name if differing[0] in ours else other_name
+        at = f"{differing[0].prompt_id} turn {differing[0].turn} pass {differing[0].pass_}"
+        yield f"{label}: {len(differing)} outputs that only one has; the first, {at}, only {holder}"
     elif first.rows[label].timing_free:
-        odd = [
+        differing = [
             key
             for key, cell in ours.items()
             if replace(cell, times=theirs[key].times) != theirs[key]
         ]
-        if odd:
-            key = min(odd)
-            what = ", ".join(_changes(ours[key], theirs[key]))
+        if differing:
+            key = min(differing)
+            what = ", ".join(_describe_output_changes(ours[key], theirs[key]))
             yield (
-                f"{label}: {len(odd)} of {len(ours)} outputs; the first, {key.prompt_id} turn"
+                f"{label}: {len(differing)} of {len(ours)} outputs; the first, {key.prompt_id} turn"
                 f" {key.turn} pass {key.pass_}: {what} ({first_name} -> {other_name})"
             )
 
 
-def _changes(ours: Cell, theirs: Cell) -> Iterable[str]:
-    for field in fields(Cell):
+def _describe_output_changes(ours: ComparedOutput, theirs: ComparedOutput) -> Iterable[str]:
+    for field in fields(ComparedOutput):
         if field.name not in ("key", "counters", "times"):
             was, now = getattr(ours, field.name), getattr(theirs, field.name)
             if was != now:

@@ -16,13 +16,13 @@ SCHEMA = 1
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The document: verdict first, then every row with its findings and times."""
-    counts = Counter(words.outcome(row) for row in comparison.rows)
+    counts = Counter(words.outcome_name(row) for row in comparison.rows)
     return {
         "schema": SCHEMA,
         "kind": "comparison",
         "base": comparison.base,
         "new": comparison.new,
-        "passed": not comparison.failed,
+        "passed": not comparison.failed_rows,
         "headline": words.headline(comparison),
         "fail_on": list(comparison.fail_on),
         "tolerance": comparison.tolerance,
@@ -30,7 +30,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "counts": dict(counts),
         "not_compared": list(comparison.not_compared),
         "facts": comparison.facts,
-        "rows": [columns.document(row, comparison) for row in comparison.rows],
+        "rows": [columns.document_row(row, comparison) for row in comparison.rows],
     }
 
 

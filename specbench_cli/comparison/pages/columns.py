@@ -14,13 +14,13 @@ from specbench_cli.comparison.outcome import Comparison, RowOutcome
 from specbench_cli.comparison.pages import words
 from specbench_cli.summary.metrics import METRICS
 
-Of = Callable[[RowOutcome, Comparison], Any]
+Getter = Callable[[RowOutcome, Comparison], Any]
 _PLACES = 3
 """Prompts shown for a finding; data has them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ComparisonColumn:
     """A column of a comparison's rows.
 
     shown: a row's cell in words, a line each.
@@ -29,102 +29,108 @@ class Column:
     """
 
     heading: str = ""
-    shown: Callable[[RowOutcome, Comparison], Sequence[str]] = lambda *_: ()
-    data: Mapping[str, Of]
-    document: Mapping[str, Of]
+    lines: Callable[[RowOutcome, Comparison], Sequence[str]] = lambda *_: ()
+    data: Mapping[str, Getter]
+    document: Mapping[str, Getter]
 
 
-def _same(name: str, get: Callable[[RowOutcome], Any], *, document: str | None = None) -> Column:
+def _plain_column(
+    name: str, get: Callable[[RowOutcome], Any], *, document: str | None = None
+) -> ComparisonColumn:
     """A column that is the same in words and as data."""
 
     def value(row: RowOutcome, _: Comparison) -> Any:
         return get(row)
 
-    return Column(
+    return ComparisonColumn(
         heading=name,
-        shown=lambda row, _: (str(get(row)),),
+        lines=lambda row, _: (str(get(row)),),
         data={name: value},
         document={document or name: value},
     )
 
 
-def _fails(row: RowOutcome, comparison: Comparison) -> bool:
-    return row in comparison.failed
+def _is_failed(row: RowOutcome, comparison: Comparison) -> bool:
+    return row in comparison.failed_rows
 
 
-def _decode(name: str) -> Of:
+def _get_decode_change(name: str) -> Getter:
     """A figure of the change of a row's decoding time."""
-    return lambda row, _: getattr(words.decode(row), name, None)
+    return lambda row, _: getattr(words.decode_change(row), name, None)
 
 
 def _findings(row: RowOutcome, _: Comparison) -> list[dict[str, Any]]:
     return [
-        {"outcome": found.outcome, "says": found.says, "where": list(found.where)}
-        for found in words.findings(row)
+        {"outcome": found.outcome, "says": found.message, "where": list(found.locations)}
+        for found in words.sort_findings(row)
     ]
 
 
-FAILS = Column(
-    shown=lambda *of: ("!",) if _fails(*of) else (),
-    data={"fails": lambda *of: "yes" if _fails(*of) else "no"},
-    document={"fails": _fails},
+FAILS = ComparisonColumn(
+    lines=lambda *of: ("!",) if _is_failed(*of) else (),
+    data={"fails": lambda *of: "yes" if _is_failed(*of) else "no"},
+    document={"fails": _is_failed},
 )
-OUTCOME = _same("outcome", words.outcome)
-TASK = _same("task", lambda row: row.key.task)
-METHOD = _same("method", lambda row: row.key.label, document="label")
-NAME = Column(heading="method", shown=lambda row, _: (words.name(row),), data={}, document={})
+OUTCOME = _plain_column("outcome", words.outcome_name)
+TASK = _plain_column("task", lambda row: row.key.task)
+METHOD = _plain_column("method", lambda row: row.key.label, document="label")
+NAME = ComparisonColumn(
+    heading="method", lines=lambda row, _: (words.row_name(row),), data={}, document={}
+)
 """Task and method."""
-RULE = _same("rule", lambda row: row.rule)
-WHY = _same("why", lambda row: row.why)
-PAIRS = _same("pairs", lambda row: row.pairs)
-MAT = Column(
+RULE = _plain_column("rule", lambda row: row.rule)
+WHY = _plain_column("why", lambda row: row.rule_reason)
+PAIRS = _plain_column("pairs", lambda row: row.pairs)
+MAT = ComparisonColumn(
     heading=METRICS["mat"].heading,
-    shown=lambda row, _: (words.mat(row),),
+    lines=lambda row, _: (words.format_mat(row),),
     data={"mat_base": lambda row, _: row.mat[0], "mat_new": lambda row, _: row.mat[1]},
     document={"mat": lambda row, _: dict(zip(("base", "new"), row.mat, strict=True))},
 )
-DECODE = Column(
+DECODE = ComparisonColumn(
     heading="decode time",
-    shown=lambda row, _: [found.percent for found in [words.decode(row)] if found],
-    data={f"decode_{name}": _decode(name) for name in ("ratio", "low", "high")},
+    lines=lambda row, _: [found.percent for found in [words.decode_change(row)] if found],
+    data={f"decode_{name}": _get_decode_change(name) for name in ("ratio", "low", "high")},
     document={},
 )
-TIMES = Column(
+TIMES = ComparisonColumn(
     heading="times",
-    shown=lambda row, _: words.times(row),
+    lines=lambda row, _: words.format_times(row),
     data={},
     document={"times": lambda row, _: [asdict(change) for change in row.changes]},
 )
-FOUND = Column(
+FINDINGS = ComparisonColumn(
     heading="what",
-    shown=lambda row, _: [found.says for found in words.findings(row)],
-    data={"found": lambda row, _: "; ".join(found.says for found in words.findings(row))},
+    lines=lambda row, _: [found.message for found in words.sort_findings(row)],
+    data={"found": lambda row, _: "; ".join(found.message for found in words.sort_findings(row))},
     document={"findings": _findings},
 )
-WHERE = Column(
+WHERE = ComparisonColumn(
     heading="where",
-    shown=lambda row, _: [
-        words.places(found.where, _PLACES) for found in words.findings(row) if found.where
+    lines=lambda row, _: [
+        words.format_locations(found.locations, _PLACES)
+        for found in words.sort_findings(row)
+        if found.locations
     ],
-    data={"where": lambda row, _: [place for found in row.findings for place in found.where]},
+    data={"where": lambda row, _: [place for found in row.findings for place in found.locations]},
     document={},
 )
 
 TERMINAL = (FAILS, OUTCOME, TASK, METHOD, RULE, PAIRS, MAT, DECODE)
-FLAT = (OUTCOME, FAILS, TASK, METHOD, RULE, PAIRS, MAT, DECODE, FOUND, WHERE)
+FLAT = (OUTCOME, FAILS, TASK, METHOD, RULE, PAIRS, MAT, DECODE, FINDINGS, WHERE)
 """Of TSV and pandas."""
-DOCUMENT = (TASK, METHOD, OUTCOME, FAILS, RULE, WHY, PAIRS, MAT, FOUND, TIMES)
-CHANGED = (OUTCOME, NAME, FOUND, WHERE, TIMES)
+DOCUMENT = (TASK, METHOD, OUTCOME, FAILS, RULE, WHY, PAIRS, MAT, FINDINGS, TIMES)
+CHANGED = (OUTCOME, NAME, FINDINGS, WHERE, TIMES)
 """Of Markdown: rows with an outcome to tell."""
-SAME = (NAME, RULE, PAIRS, MAT, TIMES)
+UNCHANGED = (NAME, RULE, PAIRS, MAT, TIMES)
 """Of Markdown: rows without."""
 
 
-def flat(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+def flat_row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
     """A row with every figure, for programs that want a value a column."""
     return {name: get(row, comparison) for each in FLAT for name, get in each.data.items()}
 
 
-def document(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
+def document_row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:
     """A row of the JSON document."""
     return {name: get(row, comparison) for each in DOCUMENT for name, get in each.document.items()}

@@ -8,20 +8,20 @@ from pathlib import Path
 from statistics import median
 
 from specbench_cli.comparison.pages import words
-from specbench_cli.comparison.trend import ACCEPTANCE, BAD, MAT, SPEEDUP, Series, Trends
+from specbench_cli.comparison.trend import ACCEPTANCE, BAD, MAT, SPEEDUP, Trends, TrendSeries
 from specbench_cli.report.figures.drawing import plots, style
 
 PANELS = 12
 """Maximum number of panels on a page."""
 _NAMES = {SPEEDUP: "speedup", MAT: "mat", ACCEPTANCE: "acceptance"}
 """The figures that are plotted, and the words of their files."""
-_LEAST_REACH = 0.05
+_MIN_REACH = 0.05
 """Smallest reach of the y axis, so that small changes are not blown up."""
-_ROOM = 1.5
+_MARGIN = 1.5
 """Reach of the y axis over the farthest level."""
-_WITHIN = 0.98
+_VISIBLE_SHARE = 0.98
 """Share of runs within the axes; the others are drawn at their edge."""
-_CHANGED = "#D55E00"
+_CHANGE_COLOUR = "#D55E00"
 
 
 def write(trends: Trends, folder: Path) -> list[Path]:
@@ -30,7 +30,9 @@ def write(trends: Trends, folder: Path) -> list[Path]:
     files = []
     with style.applied():
         for figure, name in _NAMES.items():
-            shown = [s for s in trends.series if s.figure == figure and len(set(s.known)) > 1]
+            shown = [
+                s for s in trends.series if s.figure == figure and len(set(s.known_values)) > 1
+            ]
             pages = [shown[i : i + PANELS] for i in range(0, len(shown), PANELS)]
             for number, page in enumerate(pages, start=1):
                 tail = f"-{number}" if len(pages) > 1 else ""
@@ -38,9 +40,9 @@ def write(trends: Trends, folder: Path) -> list[Path]:
     return files
 
 
-def draw(trends: Trends, page: Sequence[Series]) -> plots.Figure:
+def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
     """One page: panels of one figure on the same axes; at least one series."""
-    reach = _reach(page)
+    reach = _axis_reach(page)
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}
     x = plots.Axis(low=0.4, high=len(trends.runs) + 0.6, bins=5)
     percent = lambda value, _: f"{100 * value:.3g}"  # noqa: E731 - as an axis takes it
@@ -54,54 +56,59 @@ def draw(trends: Trends, page: Sequence[Series]) -> plots.Figure:
     return plots.small_multiples(panels, name, "% off the median", ratio=0.7, columns=5)
 
 
-def _marks(series: Series, bad: Sequence[float | None], reach: float) -> list[plots.Mark]:
+def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> list[plots.Mark]:
     """Return a series' runs, levels and change points. A run beyond `reach` is at the edge."""
-    middle = median(series.known) or 1.0
-    away = {run: value / middle - 1 for run, value in enumerate(series.values) if value is not None}
-    inside = [plots.Point(run + 1, y) for run, y in away.items() if abs(y) <= reach]
+    middle = median(series.known_values) or 1.0
+    deviations = {
+        run: value / middle - 1 for run, value in enumerate(series.values) if value is not None
+    }
+    inside = [plots.Point(run + 1, y) for run, y in deviations.items() if abs(y) <= reach]
     beyond = [
         plots.Point(run + 1, reach if y > 0 else -reach)
-        for run, y in away.items()
+        for run, y in deviations.items()
         if abs(y) > reach
     ]
     wrong = [
         plots.Point(run + 1, max(-reach, min(reach, y)))
-        for run, y in away.items()
+        for run, y in deviations.items()
         if run < len(bad) and bad[run]
     ]
     ends = [0, *(point.first for point in series.changes), len(series.values)]
     levels = list[plots.Series]()
     for start, end in pairwise(ends):
-        level = median(y for run, y in away.items() if start <= run < end)
+        level = median(y for run, y in deviations.items() if start <= run < end)
         line = [plots.Point(start + 0.6, level), plots.Point(end + 0.4, level)]
         levels.append(plots.Series(line, style.guide(style.INK, width=0.8), "level"))
     changes = [(point.last + point.first) / 2 + 1 for point in series.changes]
     return [
         plots.Series(inside, style.Look(style.OURS, line="", size=2.4, edge=0), "run"),
         *levels,
-        *(plots.Rule(x=x, colour=_CHANGED, width=0.9, line="--", label="change") for x in changes),
-        plots.Series(wrong, style.Look(_CHANGED, "x", "", "", 4, 0.9), "bad outputs"),
+        *(
+            plots.Rule(x=x, colour=_CHANGE_COLOUR, width=0.9, line="--", label="change")
+            for x in changes
+        ),
+        plots.Series(wrong, style.Look(_CHANGE_COLOUR, "x", "", "", 4, 0.9), "bad outputs"),
         plots.Series(beyond, style.Look(style.OURS, "D", "white", "", 3, 0.6), "beyond"),
     ]
 
 
-def _titles(trends: Trends, page: Sequence[Series]) -> dict[str, Series]:
+def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSeries]:
     """Series by their row, with its newest value; the task is said where there are several."""
     several = len({series.key.task for series in trends.series}) > 1
     return {
-        f"{words.name(series) if several else series.key.label}"
-        f" {words.figure(series.figure, series.known[-1])}": series
+        f"{words.row_name(series) if several else series.key.label}"
+        f" {words.format_figure(series.figure, series.known_values[-1])}": series
         for series in page
     }
 
 
-def _reach(page: Sequence[Series]) -> float:
+def _axis_reach(page: Sequence[TrendSeries]) -> float:
     """How far the y axis goes to either side of the medians: every level has room, and all but a
     few runs have."""
-    levels, away = [_LEAST_REACH], [_LEAST_REACH]
+    levels, deviations = [_MIN_REACH], [_MIN_REACH]
     for series in page:
-        middle = median(series.known) or 1.0
+        middle = median(series.known_values) or 1.0
         ends = [level for point in series.changes for level in (point.before, point.after)]
-        levels += [_ROOM * abs(level / middle - 1) for level in ends]
-        away += [abs(value / middle - 1) for value in series.known]
-    return max(*levels, sorted(away)[int(_WITHIN * (len(away) - 1))])
+        levels += [_MARGIN * abs(level / middle - 1) for level in ends]
+        deviations += [abs(value / middle - 1) for value in series.known_values]
+    return max(*levels, sorted(deviations)[int(_VISIBLE_SHARE * (len(deviations) - 1))])

@@ -8,7 +8,7 @@ from itertools import groupby
 from xml.etree import ElementTree as Xml
 
 from specbench_cli import output
-from specbench_cli.comparison.outcome import Comparison, Finding, RowOutcome
+from specbench_cli.comparison.outcome import Comparison, ComparisonFinding, RowOutcome
 from specbench_cli.comparison.pages import words
 
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -22,44 +22,52 @@ def render(comparison: Comparison) -> str:
     root = Xml.Element("testsuites", name="specbench compare")
     rows = sorted(comparison.rows, key=lambda row: row.key.task)
     for task, own in groupby(rows, key=lambda row: row.key.task):
-        suite = Xml.SubElement(root, "testsuite", name=_legal(task))
+        suite = Xml.SubElement(root, "testsuite", name=_escape_illegal(task))
         for row in own:
-            _case(suite, row, comparison)
+            _add_row(suite, row, comparison)
     if comparison.not_compared:
         suite = Xml.SubElement(root, "testsuite", name=_NOT_COMPARED)
         for sentence in comparison.not_compared:
-            case = _named(suite, _NOT_COMPARED, sentence)
-            Xml.SubElement(case, "skipped", message=_legal(sentence))
+            case = _add_case(suite, _NOT_COMPARED, sentence)
+            Xml.SubElement(case, "skipped", message=_escape_illegal(sentence))
     for element in (root, *root):
-        _count(element)
+        _set_counts(element)
     Xml.indent(root)
     document: bytes = Xml.tostring(root, encoding="utf-8", xml_declaration=True)
     return document.decode() + "\n"
 
 
-def _case(suite: Xml.Element, row: RowOutcome, comparison: Comparison) -> None:
-    case = _named(suite, f"specbench.{row.key.task}", row.key.label)
-    closing = words.gates(row, comparison)
+def _add_row(suite: Xml.Element, row: RowOutcome, comparison: Comparison) -> None:
+    case = _add_case(suite, f"specbench.{row.key.task}", row.key.label)
+    closing = words.failing_findings(row, comparison)
     if closing:
-        says = "; ".join(found.says for found in closing)
-        failure = Xml.SubElement(case, "failure", type=closing[0].outcome, message=_legal(says))
-        failure.text = _legal("\n".join(_told(closing)))
-    elif not words.compared(row):
-        says = "; ".join(found.says for found in row.findings)
-        Xml.SubElement(case, "skipped", message=_legal(says or row.why))
-    lines = [f"outcome: {words.outcome(row)}", f"rule: {row.rule} ({row.why})"]
-    lines += [f"pairs: {row.pairs}", f"MAT: {words.mat(row)}", *words.times(row)]
-    Xml.SubElement(case, "system-out").text = _legal("\n".join([*lines, *_told(row.findings)]))
-
-
-def _named(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
-    """A case. Nothing was timed by comparing, so its time is 0; readers ask for one."""
-    return Xml.SubElement(
-        suite, "testcase", classname=_legal(classname), name=_legal(name), time="0"
+        says = "; ".join(found.message for found in closing)
+        failure = Xml.SubElement(
+            case, "failure", type=closing[0].outcome, message=_escape_illegal(says)
+        )
+        failure.text = _escape_illegal("\n".join(_finding_lines(closing)))
+    elif not words.is_compared(row):
+        says = "; ".join(found.message for found in row.findings)
+        Xml.SubElement(case, "skipped", message=_escape_illegal(says or row.rule_reason))
+    lines = [f"outcome: {words.outcome_name(row)}", f"rule: {row.rule} ({row.rule_reason})"]
+    lines += [f"pairs: {row.pairs}", f"MAT: {words.format_mat(row)}", *words.format_times(row)]
+    Xml.SubElement(case, "system-out").text = _escape_illegal(
+        "\n".join([*lines, *_finding_lines(row.findings)])
     )
 
 
-def _count(element: Xml.Element) -> None:
+def _add_case(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
+    """A case. Nothing was timed by comparing, so its time is 0; readers ask for one."""
+    return Xml.SubElement(
+        suite,
+        "testcase",
+        classname=_escape_illegal(classname),
+        name=_escape_illegal(name),
+        time="0",
+    )
+
+
+def _set_counts(element: Xml.Element) -> None:
     """What readers take from the attributes of a suite, and of all suites."""
     for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
         element.set(attribute, str(sum(1 for _ in element.iter(tag))))
@@ -67,11 +75,11 @@ def _count(element: Xml.Element) -> None:
     element.set("time", "0")
 
 
-def _told(findings: Iterable[Finding]) -> list[str]:
+def _finding_lines(findings: Iterable[ComparisonFinding]) -> list[str]:
     """A line a finding, and a line for each place."""
-    return [line for f in findings for line in (f"{f.outcome}: {f.says}", *f.where)]
+    return [line for f in findings for line in (f"{f.outcome}: {f.message}", *f.locations)]
 
 
-def _legal(text: str) -> str:
+def _escape_illegal(text: str) -> str:
     """Text without what XML cannot hold; that is spelled out instead."""
     return _FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], output.plain(text))

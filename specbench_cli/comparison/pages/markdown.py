@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specbench_cli import output
 from specbench_cli.comparison.outcome import Comparison, RowOutcome
 from specbench_cli.comparison.pages import columns, words
-from specbench_cli.comparison.pages.columns import Column
+from specbench_cli.comparison.pages.columns import ComparisonColumn
 from specbench_cli.report.markdown_table import inline, table
 from specbench_cli.summary import formats
 
@@ -18,8 +18,8 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 def render(comparison: Comparison) -> str:
     """The comment: verdict, what changed and where, what could not be compared, how to accept."""
-    changed, same = words.changed(comparison), words.same(comparison)
-    base, new = (_side(*side) for side in words.sides(comparison))
+    changed, same = words.changed_rows(comparison), words.unchanged_rows(comparison)
+    base, new = (_format_side(*side) for side in words.side_names(comparison))
     verdict, _, why = words.headline(comparison).partition(": ")
     parts = [
         f"### specbench compare: {verdict}",
@@ -29,15 +29,17 @@ def render(comparison: Comparison) -> str:
     if changed:
         parts.append(_table(columns.CHANGED, changed, comparison))
     parts += _not_compared(comparison)
-    if words.acceptable(comparison):
+    if words.can_accept(comparison):
         parts.append(
             f"Wanted? Make the new run the baseline, and commit it: `{words.ACCEPT}`"
             " (it writes `results/baselines/NAME/`)."
         )
     if same:
-        title = f"{words.of_rows(len(same))} the same"
-        parts += _folded(title, _table(columns.SAME, same, comparison))
-    parts += _folded("How it was compared", "\n".join(f"- {inline(s)}" for s in _how(comparison)))
+        title = f"{words.format_row_count(len(same))} the same"
+        parts += _fold(title, _table(columns.UNCHANGED, same, comparison))
+    parts += _fold(
+        "How it was compared", "\n".join(f"- {inline(s)}" for s in _explain_comparison(comparison))
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,37 +48,42 @@ def code(value: object) -> str:
     return output.plain(" ".join(str(value).split())).replace("`", "'")
 
 
-def _side(name: str, commit: str) -> str:
+def _format_side(name: str, commit: str) -> str:
     known = commit if _COMMIT.fullmatch(commit) else inline(commit)
     return f"`{code(name)}`" + (f" (commit {known})" if commit else "")
 
 
-def _table(shown: Sequence[Column], rows: Sequence[RowOutcome], comparison: Comparison) -> str:
-    cells = ([_cell(column, row, comparison) for column in shown] for row in rows)
+def _table(
+    shown: Sequence[ComparisonColumn], rows: Sequence[RowOutcome], comparison: Comparison
+) -> str:
+    cells = ([_format_cell(column, row, comparison) for column in shown] for row in rows)
     return table([column.heading for column in shown], cells, escaped=True)
 
 
-def _cell(column: Column, row: RowOutcome, comparison: Comparison) -> str:
+def _format_cell(column: ComparisonColumn, row: RowOutcome, comparison: Comparison) -> str:
     """A cell of a row; the outcome that closes the gate is bold."""
-    said = "<br>".join(map(inline, column.shown(row, comparison))) or formats.NONE
-    return f"**{said}**" if column is columns.OUTCOME and row in comparison.failed else said
+    text = "<br>".join(map(inline, column.lines(row, comparison))) or formats.NONE
+    return f"**{text}**" if column is columns.OUTCOME and row in comparison.failed_rows else text
 
 
 def _not_compared(comparison: Comparison) -> list[str]:
     sentences = [inline(sentence) for sentence in comparison.not_compared]
-    sentences += [inline(f"{words.name(row)}: {row.why}") for row in words.left_out(comparison)]
+    sentences += [
+        inline(f"{words.row_name(row)}: {row.rule_reason}")
+        for row in words.uncompared_rows(comparison)
+    ]
     return ["**Not compared:**", "\n".join(f"- {s}" for s in sentences)] if sentences else []
 
 
-def _how(comparison: Comparison) -> list[str]:
+def _explain_comparison(comparison: Comparison) -> list[str]:
     """The gates, and why each row had the rule that it had."""
-    why: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
-        if row.why and words.compared(row):
-            why.setdefault((row.rule, row.why), []).append(words.name(row))
-    lines = [f"{rule}: {reason}: {', '.join(rows)}" for (rule, reason), rows in why.items()]
-    return [*words.basis(comparison), *lines]
+        if row.rule_reason and words.is_compared(row):
+            reasons.setdefault((row.rule, row.rule_reason), []).append(words.row_name(row))
+    lines = [f"{rule}: {reason}: {', '.join(rows)}" for (rule, reason), rows in reasons.items()]
+    return [*words.describe_basis(comparison), *lines]
 
 
-def _folded(title: str, content: str) -> list[str]:
+def _fold(title: str, content: str) -> list[str]:
     return [f"<details><summary>{title}</summary>", content, "</details>"]

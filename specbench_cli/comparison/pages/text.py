@@ -10,7 +10,7 @@ from specbench_cli.comparison import trend
 from specbench_cli.comparison.cell import RowKey
 from specbench_cli.comparison.outcome import OUTCOMES, Comparison, RowOutcome
 from specbench_cli.comparison.pages import columns, words
-from specbench_cli.comparison.trend import ChangePoint, Series, Trends
+from specbench_cli.comparison.trend import ChangePoint, Trends, TrendSeries
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.summary import formats
 
@@ -18,34 +18,35 @@ _PLACES = 2
 """Prompts named for a finding; TSV has them all."""
 
 
-def show(comparison: Comparison, form: output.Format = "table") -> None:
+def print_comparison(comparison: Comparison, form: output.Format = "table") -> None:
     """Print a comparison, the worst rows first, as a table or TSV. What is said of the rows goes
     below the table, beside TSV to stderr."""
-    say = partial(_say, form)
+    say = partial(_print_line, form)
     rows = sorted(comparison.rows, key=lambda row: OUTCOMES.index(row.outcome))
     base, new = (
-        f"{name} (commit {commit})" if commit else name for name, commit in words.sides(comparison)
+        f"{name} (commit {commit})" if commit else name
+        for name, commit in words.side_names(comparison)
     )
     say(f"specbench compare: base {base}, new {new}")
     if form == "tsv":
-        output.tsv(columns.flat(row, comparison) for row in rows)
+        output.tsv(columns.flat_row(row, comparison) for row in rows)
     else:
-        output.table(_drawn(row, comparison) for row in rows)
-    for names, found in words.told(comparison):
-        where = f": {words.places(found.where, _PLACES)}" if found.where else ""
-        say(f"{names}: {found.outcome}: {found.says}{where}")
+        output.table(_format_row(row, comparison) for row in rows)
+    for names, found in words.group_findings(comparison):
+        where = f": {words.format_locations(found.locations, _PLACES)}" if found.locations else ""
+        say(f"{names}: {found.outcome}: {found.message}{where}")
     for sentence in comparison.not_compared:
         say(f"not compared: {sentence}")
-    for row in words.left_out(comparison):
-        say(f"not compared: {words.name(row)}: {row.why}")
-    for line in words.basis(comparison):
+    for row in words.uncompared_rows(comparison):
+        say(f"not compared: {words.row_name(row)}: {row.rule_reason}")
+    for line in words.describe_basis(comparison):
         say(line)
     say(words.headline(comparison))
-    if words.acceptable(comparison):
+    if words.can_accept(comparison):
         say(f"if that is wanted: {words.ACCEPT}")
 
 
-def _say(form: output.Format, line: str) -> None:
+def _print_line(form: output.Format, line: str) -> None:
     if form == "tsv":
         output.note(line)
     else:
@@ -53,48 +54,50 @@ def _say(form: output.Format, line: str) -> None:
         output.data("\n".join(output.wrapped(line, width)))
 
 
-def _drawn(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
-    lines = {each.heading: each.shown(row, comparison) for each in columns.TERMINAL}
+def _format_row(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
+    lines = {each.heading: each.lines(row, comparison) for each in columns.TERMINAL}
     return {name: "; ".join(own) or (name and formats.NONE) for name, own in lines.items()}
 
 
 def print_trends(trends: Trends, form: output.Format = "table") -> None:
     """Print trends: first and newest value of each figure and its change points. TSV has a line a
     run and figure, the rest goes to stderr."""
-    say = partial(_say, form)
+    say = partial(_print_line, form)
     first, newest = trends.runs[0], trends.runs[-1]
     say(f"specbench compare --over-time: {len(trends.runs)} runs, {first.name} to {newest.name}")
     if form == "tsv":
-        output.tsv(_every(trends))
+        output.tsv(_value_rows(trends))
     else:
-        output.table(_newest(trends), ("task", "method", "runs", *trend.FIGURES))
+        output.table(_summary_rows(trends), ("task", "method", "runs", *trend.FIGURES))
     for series in trends.series:
         for point in series.changes:
-            say(f"{series.key.task} {series.key.label} {_change(trends, series, point)}")
+            say(f"{series.key.task} {series.key.label} {_describe_change(trends, series, point)}")
     for sentence in trends.left_out:
         say(f"left out: {sentence}")
-    say(_meaning(trends))
+    say(_explain_changes(trends))
 
 
-def _newest(trends: Trends) -> list[dict[str, Any]]:
+def _summary_rows(trends: Trends) -> list[dict[str, Any]]:
     """A line a row, a column a figure."""
     lines: dict[RowKey, dict[str, Any]] = {}
     for series in trends.series:
         line = lines.setdefault(
             series.key, {"task": series.key.task, "method": series.key.label, "runs": 0}
         )
-        line["runs"] = max(line["runs"], len(series.known))
-        values = list(dict.fromkeys(words.figure(series.figure, v) for v in series.known))
+        line["runs"] = max(line["runs"], len(series.known_values))
+        values = list(
+            dict.fromkeys(words.format_figure(series.figure, v) for v in series.known_values)
+        )
         ends = (
             values
             if len(values) < 2
-            else [values[0], words.figure(series.figure, series.known[-1])]
+            else [values[0], words.format_figure(series.figure, series.known_values[-1])]
         )
         line[series.figure] = " -> ".join(ends) + " *" * bool(series.changes)
     return list(lines.values())
 
 
-def _every(trends: Trends) -> list[dict[str, Any]]:
+def _value_rows(trends: Trends) -> list[dict[str, Any]]:
     """A line a run and figure."""
     return [
         {
@@ -112,10 +115,10 @@ def _every(trends: Trends) -> list[dict[str, Any]]:
     ]
 
 
-def _change(trends: Trends, series: Series, point: ChangePoint) -> str:
+def _describe_change(trends: Trends, series: TrendSeries, point: ChangePoint) -> str:
     """What changed, when, and between which commits."""
     last, first = trends.runs[point.last], trends.runs[point.first]
-    levels = (words.figure(series.figure, level) for level in (point.before, point.after))
+    levels = (words.format_figure(series.figure, level) for level in (point.before, point.after))
     commits = f"commit {last.commit or 'unknown'} -> {first.commit or 'unknown'}"
     chance = f", p {point.p:.1g}" if series.noisy else ""
     params = f"; {', '.join(point.params)}" if point.params else ""
@@ -125,7 +128,7 @@ def _change(trends: Trends, series: Series, point: ChangePoint) -> str:
     )
 
 
-def _meaning(trends: Trends) -> str:
+def _explain_changes(trends: Trends) -> str:
     """What a change point is, and how sure."""
     noisy = sum(series.noisy for series in trends.series)
     return (

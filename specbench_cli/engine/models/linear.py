@@ -22,7 +22,7 @@ Six forms, the same numbers up to rounding:
 Which form is used is a rule on the machine, the shapes and the number of rows, not a measurement at
 load: the forms differ in the last bits, so a choice that could fall differently tomorrow would make
 outputs at a near-tie irreproducible. benchmarks/times/forward_rows.py measures what the rule
-is made of; docs/models.md has the figures.
+is made of; docs/explanations/kernels.md has the figures.
 """
 
 from __future__ import annotations

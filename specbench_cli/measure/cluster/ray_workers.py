@@ -29,7 +29,9 @@ START_S = 300.0
 KNOCK_S = 5.0
 """The longest that a cluster's head may take to take a call."""
 
-_BEGIN = "ray start --head (docs/workers.md says how on several machines, Slurm and Kubernetes)"
+_BEGIN = (
+    "ray start --head (docs/how-to/workers.md says how on several machines, Slurm and Kubernetes)"
+)
 
 
 @dataclass(frozen=True)

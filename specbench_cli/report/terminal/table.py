@@ -3,8 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,25 +25,29 @@ from specbench_cli.summary.summary import ALL, Summary
 
 WIDTH = 100
 _BAR_LEGEND = " ".join(f"{mark} {name}" for name, mark in BAR_MARKS.items())
-_NAMES = (metrics.GROUP, metrics.METHOD)
-"""Columns without a heading, since they name a row."""
 _APART = (metrics.INTERVAL, metrics.MAT, metrics.CHOSEN, metrics.TIME)
 """Columns with a wider gap in front."""
 
 
 def print_runs(
-    readings: Sequence[Reading], *, families: bool, form: output.Format = "table"
+    readings: Sequence[Reading],
+    *,
+    families: bool = False,
+    explain: bool = False,
+    form: output.Format = "table",
 ) -> None:
-    """Print the default table of each run, and by task family too if asked.
+    """Print the default table of each run.
 
     Args:
-        form: tables, one after another; or one TSV, or a JSON object a row, on stdout, and what is
-            said of the figures on stderr.
+        families: also print tables by task family.
+        explain: print all notes. The default is a few short ones.
+        form: tables, one after another. TSV and JSON print a line per method on stdout, and the
+            notes on stderr.
     """
     for reading in readings:
         summary, facts = reading.summary, reading.facts
         head = facts.header(summary.prompts, min(WIDTH, output.columns() or WIDTH))
-        foot = footer(summary, facts, reading.where)
+        foot = footer(summary, facts) if explain else short_notes(summary, facts, reading.where)
         loads = load_rows(reading.records)
         if form == "table":
             width = output.columns()
@@ -99,18 +102,36 @@ def load_lines(
     return [*above, *lines, *below]
 
 
-def footer(summary: Summary, facts: Facts, where: str | None) -> list[str]:
-    """What the figures mean, and what must be known before using them."""
+def short_notes(summary: Summary, facts: Facts, where: str | None) -> list[str]:
+    """Return the notes that every reader needs, then warnings, then the command for the rest.
+
+    Args:
+        where: the run as `specbench report` takes it. None omits the command.
+    """
+    few = text.few_questions(summary, text.more_questions(facts))
+    return [
+        ".  ".join([*_ranked(summary, facts), f"time: {_BAR_LEGEND}"]),
+        *([] if facts.unranked else text.disagreements(summary)),
+        text.proof(summary),
+        *(few or text.one_process(summary)),
+        *text.warnings(summary, facts),
+        *([f"all notes, and tables by task: specbench report {where} --explain"] if where else []),
+    ]
+
+
+def footer(summary: Summary, facts: Facts) -> list[str]:
+    """Return all notes: what the figures mean, and what limits them."""
     return [
         *_ranked(summary, facts),
         *text.letter_ranges(summary),
-        *([] if facts.unranked else [*text.two_intervals(summary), *_one_process(summary)]),
+        *([] if facts.unranked else [*text.two_intervals(summary), *text.one_process(summary)]),
+        *([] if facts.unranked else text.disagreements(summary)),
         *text.few_questions(summary, text.more_questions(facts)),
-        *_wrapped(text.rare_questions(summary)),
+        *text.rare_questions(summary),
         *([_OWN_VANILLA] if facts.runs > 1 and not facts.unranked else []),
         f"noise floor A/A {text.noise_floor(summary)}"
         f";  vanilla / hf:vanilla {text.vanilla_ratio(summary)};  time: {_BAR_LEGEND}",
-        text.proof(summary) + (f".  by task: specbench report {where}" if where else ""),
+        text.proof(summary),
         *text.work(summary),
         *([facts.tuned] if facts.tuned else []),
         *text.near_ties(summary),
@@ -130,18 +151,7 @@ def _ranked(summary: Summary, facts: Facts) -> list[str]:
         return ["forced: nothing ranks these rows; each speedup is over its own run's vanilla"]
     if not any(row.letters for row in summary.rows):
         return []
-    processes = "1 process" if summary.passes == 1 else f"{summary.passes} processes"
-    return [f"same letter = no significant difference (simultaneous 95%, {processes})"]
-
-
-def _one_process(summary: Summary) -> list[str]:
-    return _wrapped(text.one_process(summary))
-
-
-def _wrapped(notes: Iterable[str]) -> list[str]:
-    """Wrap notes to the width of the table."""
-    said = (textwrap.wrap(note, WIDTH - 1) for note in notes)
-    return [f"{'  ' * bool(at)}{line}" for lines in said for at, line in enumerate(lines)]
+    return ["group: a common letter = no significant difference (95%, all pairs)"]
 
 
 _OWN_VANILLA = "several runs: each row's speedup is over vanilla of its own run"
@@ -151,7 +161,7 @@ _EACH_ITS_OWN = "several targets: a speedup is over vanilla of its own target; n
 def run_text(summary: Summary, facts: Facts) -> str:
     """The default table as plain text, for a page that has the rest as well."""
     lines = [line.plain for line in _drawn(summary, facts)]
-    notes = [f" {note}" for note in footer(summary, facts, None)]
+    notes = _noted(footer(summary, facts), WIDTH)
     return output.plain("\n".join([*facts.header(summary.prompts, WIDTH), *lines, *notes]))
 
 
@@ -196,7 +206,7 @@ def _methods(
     """Return a table of methods as lines. `bound`: columns that stay with the one before."""
     shown = informative(chosen, rows)
     found = grid(
-        [replace(column, heading="") if column in _NAMES else column for column in shown],
+        shown,
         rows,
         sections=text.sections(rows),
         heads=1 + shown.index(metrics.METHOD),

@@ -231,7 +231,7 @@ def build_stateless(
         raise UsageError(
             f"from features [1, {head.width}] {kind.__name__} makes {list(said.shape)}; what is"
             f" trained here makes logits [levels, 1, {head.vocab_size}]",
-            "docs/heads.md",
+            "docs/how-to/heads.md",
         )
     return head, len(said)
 

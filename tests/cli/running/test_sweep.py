@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(
     {
         line.partition("  #")[0].strip()
-        for text in ((ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), EPILOG)
+        for text in ((ROOT / "docs/how-to/sweeps.md").read_text(encoding="utf-8"), EPILOG)
         for line in re.findall(r"^specbench run .*--(?:sweep|tune)\b.*$", text, re.M)
     }
 )

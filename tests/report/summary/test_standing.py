@@ -212,4 +212,4 @@ def test_every_row_has_the_bound_of_its_claim(cells, manifest):
     (row,) = (row for row in summary.rows if row.label == "sps")
     assert (row.questions_checked, row.questions_mismatched) == (12, 0)
     assert row.mismatch_bound == pytest.approx(1 - 0.05 ** (1 / 12))
-    assert text.proof(summary) == "proof: 0 of 12 mismatched (at most 22% at 95%)"
+    assert text.proof(summary) == "proof: 0 of 12 prompts differ from vanilla (95% bound: 22%)"
