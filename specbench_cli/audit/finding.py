@@ -17,7 +17,7 @@ DECLARATIONS = "declarations"
 
 
 COMPARISONS: Mapping[str, tuple[str, str]] = {
-    "declarations": ("the declarations of the class with what its code did", "no contradiction"),
+    "declarations": ("what the class declares with what its code did", "no contradiction"),
     "distribution": (
         "the distribution of the first tokens, late levels and late tokens under rejection and"
         " block verification, over all outcomes, with the target's",

@@ -212,7 +212,7 @@ def _find_undeclared(watched: ObservedMethods) -> Iterator[Contradiction]:
         if seen.drafters and seen.drafters + 1 > method.workers:
             yield Contradiction(
                 "workers",
-                f"it is {method.workers}, and {seen.drafters + 1} workers workers computed at once",
+                f"it is {method.workers}, and {seen.drafters + 1} workers computed at once",
                 f"give the class `workers = {seen.drafters + 1}`",
             )
 
