@@ -28,7 +28,7 @@ from unittest.mock import patch
 import psutil
 import yaml
 
-from specbench_cli.scoring import code, contained
+from specbench_cli.scoring import code, sandbox
 
 HEAD = """
 import ctypes, os, signal, socket, subprocess, sys, threading, time
@@ -138,7 +138,7 @@ class Traps:
 
 def _is_left_over(process: psutil.Process) -> bool:
     """Return True if a process is a sandbox that this process or an ended one started."""
-    if contained.__file__ not in _command_line(process):
+    if sandbox.__file__ not in _command_line(process):
         return False
     try:
         above = {each.pid for each in process.parents()}

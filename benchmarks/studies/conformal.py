@@ -32,7 +32,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks.template import render
+from specbench_cli.tasks.template import render_prompt
 from specbench_cli.training.generated import Row
 
 ALPHAS = (0.1, 0.2, 0.4, 0.6)
@@ -68,7 +68,7 @@ class EmbeddedModels:
 
     def request(self, row: Row) -> Request:
         """Return the request of a question."""
-        ids = render(self.tokenizer, [("user", row["turns"][0])], raw=False)
+        ids = render_prompt(self.tokenizer, [("user", row["turns"][0])], raw=False)
         return Request(row["id"], 1, tuple(ids), self.stop)
 
     def chunks(

@@ -126,7 +126,7 @@ def record_trace(task: str, limit: int, budget: int) -> list[int]:
     from specbench_cli.engine.workspace import Workspace
     from specbench_cli.models.resolve import resolve
     from specbench_cli.tasks.load import load_task
-    from specbench_cli.tasks.template import answer_text, conversation, render
+    from specbench_cli.tasks.template import build_messages, decode_answer, render_prompt
 
     place = resolve("embedded-7m").path
     target, tokenizer = load_decoder(place, name="target"), AutoTokenizer.from_pretrained(place)
@@ -135,8 +135,8 @@ def record_trace(task: str, limit: int, budget: int) -> list[int]:
     for question in load_task(task).questions[:limit]:
         answers = list[str]()
         for turn in range(len(question.turns)):
-            messages = conversation(question.turns, answers)
-            ids = tuple(render(tokenizer, messages, raw=False))
+            messages = build_messages(question.turns, answers)
+            ids = tuple(render_prompt(tokenizer, messages, raw=False))
             workspace = Workspace({"target": target}, capacity=len(ids) + budget + 32)
             request = Request(question.prompt_id, turn, ids, stop)
             session = Session(workspace, request, Sampling(), memory=memory)
@@ -146,7 +146,7 @@ def record_trace(task: str, limit: int, budget: int) -> list[int]:
                     trace.append(method.source)
             trace.append(outputs)  # the tree numbers outputs that have ended
             outputs += 1
-            answers.append(answer_text(tokenizer, list(session.output())))
+            answers.append(decode_answer(tokenizer, list(session.output())))
     return trace
 
 

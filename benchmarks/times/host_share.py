@@ -35,7 +35,7 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 WARM_UP_TOKENS = 16
 WARM_UP_ROUNDS = 2
@@ -122,7 +122,7 @@ def load_models(target: str, random_heads: bool) -> tuple[Workspace, Any, frozen
         if random_heads or kind.kind not in checkpoint.shipped_heads:
             random_kinds.add(kind.kind)
             return kind.random(decoders)
-        files = resolve_head(artifact.source, kind.kind, checkpoint, inside=kind.inside)
+        files = resolve_head(artifact.source, kind.kind, checkpoint, in_target=kind.inside)
         return kind.load(files.path, decoders)
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
@@ -136,10 +136,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     methods = build_methods(args.nodes)
     for artifact in (each for method in methods.values() for each in method.artifacts()):
         workspace.artifact(artifact)
-    questions = sample(load_task("mini").questions, args.limit, seed=0)
+    questions = sample_questions(load_task("mini").questions, args.limit, seed=0)
     prompts = {
         question.prompt_id: tuple(
-            render(tokenizer, conversation(question.turns[:1], ()), raw=False)
+            render_prompt(tokenizer, build_messages(question.turns[:1], ()), raw=False)
         )
         for question in questions
     }

@@ -39,7 +39,7 @@ from specbench_cli.engine.workers.thread import Threads
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 WARM_UPS = 3
 COLUMNS = ("step", "target", "draft", "overhead", "order", "drafter", "answer", "target host")
@@ -123,8 +123,8 @@ def measure(args: argparse.Namespace) -> StepTimeline:
     workspace = Workspace(decoders, 0, decoder_factories={"draft": recipe}, transport=transport)
     sampling = Sampling(args.rule, 0.0 if args.rule == "greedy" else 0.8)
     texts = [
-        tuple(render(tokenizer, conversation(question.turns[:1], ()), raw=False))
-        for question in sample(load_task("mini").questions, args.limit, seed=0)
+        tuple(render_prompt(tokenizer, build_messages(question.turns[:1], ()), raw=False))
+        for question in sample_questions(load_task("mini").questions, args.limit, seed=0)
     ]
     workspace.reserve(max(map(len, texts)) + args.max_new_tokens)
     timeline = StepTimeline()

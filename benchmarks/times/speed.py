@@ -34,7 +34,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
-from specbench_cli.tasks import conversation, load_task, render, sample
+from specbench_cli.tasks import build_messages, load_task, render_prompt, sample_questions
 
 PAIRS = (
     (Vanilla(), HfVanilla()),
@@ -144,9 +144,11 @@ def load_models(target: str, draft: str | None) -> tuple[Workspace, Any, frozens
 def measure(args: argparse.Namespace) -> dict[str, MethodTotals]:
     """Run every method on every prompt."""
     workspace, tokenizer, eos = load_models(args.target, args.draft)
-    questions = sample(load_task(args.task).questions, args.limit, seed=0)
+    questions = sample_questions(load_task(args.task).questions, args.limit, seed=0)
     prompts = {
-        question.prompt_id: tuple(render(tokenizer, conversation(question.turns, ()), raw=False))
+        question.prompt_id: tuple(
+            render_prompt(tokenizer, build_messages(question.turns, ()), raw=False)
+        )
         for question in questions
     }
     workspace.reserve(max(map(len, prompts.values())) + args.max_new_tokens)

@@ -22,7 +22,7 @@ from specbench_cli.stats.neartie import chance_of_any
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Verdict
-from specbench_cli.tasks import written_text
+from specbench_cli.tasks import decode_text
 from specbench_cli.tasks.schema import Question
 
 REPLAY = "replay"
@@ -148,7 +148,7 @@ class Judging:
         ids = tuple(cell.result.output)
         if ids not in group.scores:
             try:
-                text = written_text(self._tokenizer, ids)
+                text = decode_text(self._tokenizer, ids)
             except PromptError:  # an answer that cannot be decoded to text has no score
                 group.scores[ids] = None
                 return None
@@ -165,7 +165,7 @@ class Judging:
         """Whether a complete output belongs to the run's grammar, by its text alone."""
         if self._grammar is None or cell.result.finish != "eos":
             return None
-        return self._grammar.holds(written_text(self._tokenizer, cell.result.output))
+        return self._grammar.holds(decode_text(self._tokenizer, cell.result.output))
 
     def _reading(self, cell: Cell, group: Group) -> Reading:
         """The output as the target reads it: one forward for equal outputs."""

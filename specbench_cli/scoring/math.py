@@ -13,7 +13,13 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from specbench_cli.scoring.number import FRACTIONS, boxed, number, number_before_words, replacer
+from specbench_cli.scoring.number import (
+    FRACTIONS,
+    extract_boxed,
+    make_replacer,
+    parse_leading_number,
+    parse_number,
+)
 
 _SAID = re.compile(r"(?:final\s+)?answer\s*(?:is|:)\s*:?\s*(.+)", re.IGNORECASE)
 _SYNONYMS = (
@@ -33,7 +39,7 @@ _SYNONYMS = (
     (r"\\sqrt(\w)", r"\\sqrt{\1}"),
     (r"([_^])\{(\w)\}", r"\1\2"),
 )
-_respelled = replacer(_SYNONYMS)
+_respelled = make_replacer(_SYNONYMS)
 _UNIT = re.compile(
     r"(?<=[\d}])(?:square|cubic)?(?:units?|cm|mm|km|meters?|feet|foot|inch(?:es)?|degrees?|dollars?"
     r"|cents?|hours?|minutes?|seconds?|days?|points?|people|percent)(?:\^[23])?$"
@@ -49,18 +55,21 @@ _MARKED = re.compile(
 
 def same_expression(reference: str, answer: str) -> bool:
     """Return True if two answers are equal after normalisation, or the same number."""
-    ours, theirs = normalised(final_answer(reference)), normalised(final_answer(answer))
+    ours, theirs = (
+        normalise_answer(extract_answer(reference)),
+        normalise_answer(extract_answer(answer)),
+    )
     if ours == theirs:
         return ours != ""
     value = _value(ours)
     if value is None:
         return False
-    return value in (_value(theirs), number_before_words(final_answer(answer)))
+    return value in (_value(theirs), parse_leading_number(extract_answer(answer)))
 
 
-def final_answer(text: str) -> str:
+def extract_answer(text: str) -> str:
     """Return the final answer of a text."""
-    inside = boxed(text)
+    inside = extract_boxed(text)
     if inside is not None:
         return inside
     said = _SAID.findall(text)
@@ -74,7 +83,7 @@ def final_answer(text: str) -> str:
     return inside.removesuffix(".")
 
 
-def normalised(answer: str) -> str:
+def normalise_answer(answer: str) -> str:
     """Return an answer in a uniform spelling, without white space."""
     answer = _respelled(answer.strip())
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
@@ -88,4 +97,4 @@ def _value(answer: str) -> Fraction | None:
     """Return the value of a normalised answer, or None if it is not a plain number."""
     if _LIST.fullmatch(answer) or _POWER.match(answer.lstrip("-")):
         return None
-    return number(answer)
+    return parse_number(answer)

@@ -58,6 +58,7 @@ MAX_DEEP_LEVELS = 8
 MIN_DEEP_LEVELS = 5
 """Minimum number of levels of such a draft."""
 """Minimum number of levels of such a draft."""
+"""Minimum number of levels of such a draft."""
 
 LATE_BUDGET: dict[Rule, int] = {"rejection": 1_500, "block": 500}
 """The same limit for cases with late levels, late tokens and histories."""

@@ -89,7 +89,7 @@ def _head(wanted: Trained, target: Checkpoint, decoders: dict[str, Decoder]) -> 
     """Return the shipped head of the target, or one with random weights if none is shipped."""
     kind = wanted.kind
     try:
-        files = resolve_head(wanted.source, kind.kind, target, inside=False)
+        files = resolve_head(wanted.source, kind.kind, target, in_target=False)
     except UsageError:
         return kind.random(decoders)
     return kind.load(files.path, decoders)
