@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
-from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, key_of
+from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_key
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompletionRequest:
     """A completion as it is asked for: the prompt's ids, and the text that reads as these where it
     was asked for; `stops` are the ids that end it."""
 
@@ -31,7 +31,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Reply:
+class CompletionReply:
     """What came back.
 
     ids: of the output, where the engine tells them; else its text. first_ns, last_ns: when the
@@ -50,14 +50,14 @@ class Reply:
     accepted: int | None = None
 
     @property
-    def end(self) -> tuple[int, int, str | None]:
+    def progress(self) -> tuple[int, int, str | None]:
         """What changes with every piece of the output, an EOS that is not told included."""
         return len(self.ids), len(self.text), self.finish
 
 
-def asked(
+def build_request(
     session: PeerSession, name: str, *, model: str | None = None, text: bool = False
-) -> Asked:
+) -> CompletionRequest:
     """The session's request in the words of servers.
 
     Args:
@@ -73,10 +73,10 @@ def asked(
             "--temperature 0, or --verify rejection",
         )
     check_text(session, name)
-    draw = key_of("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
-    return Asked(
+    draw = hash_key("http", sampling.seed, request.prompt_id, request.turn, session.pass_)
+    return CompletionRequest(
         ids=request.ids,
-        text=_text(session.tokenizer, list(request.ids)) if text else "",
+        text=_decode_prompt(session.tokenizer, list(request.ids)) if text else "",
         budget=request.stop.max_new_tokens,
         stops=sorted(request.stop.eos),
         temperature=sampling.temperature if sampling.draws else 0.0,
@@ -96,7 +96,7 @@ def check_text(session: PeerSession, name: str) -> None:
         )
 
 
-def _text(tokenizer: Any, ids: list[int]) -> str:
+def _decode_prompt(tokenizer: Any, ids: list[int]) -> str:
     """The text that a tokenizer reads as these ids, with or without a BOS that it adds itself."""
     for skipped in (0, 1):
         text: str = tokenizer.decode(ids[skipped:], clean_up_tokenization_spaces=False)
@@ -107,7 +107,9 @@ def _text(tokenizer: Any, ids: list[int]) -> str:
     )
 
 
-def output(session: PeerSession, reply: Reply, fault: Callable[[str], Exception]) -> list[int]:
+def read_output(
+    session: PeerSession, reply: CompletionReply, fault: Callable[[str], Exception]
+) -> list[int]:
     """The output's ids, an EOS that the engine does not tell included.
 
     Args:
@@ -124,22 +126,22 @@ def output(session: PeerSession, reply: Reply, fault: Callable[[str], Exception]
     ids = list(reply.ids)
     if reply.text and not ids:
         ids = tokenizer(reply.text, add_special_tokens=False).input_ids
-    told = len(ids)
-    if reply.finish == "stop" and eos and eos.isdisjoint(ids[-1:]) and told < most:
+    received = len(ids)
+    if reply.finish == "stop" and eos and eos.isdisjoint(ids[-1:]) and received < most:
         ids.append(tokenizer.eos_token_id if tokenizer.eos_token_id in eos else min(eos))
-    if reply.tokens not in (None, told, len(ids)):
-        raise fault(f"made {reply.tokens} tokens, and what it sent reads as {told}")
+    if reply.tokens not in (None, received, len(ids)):
+        raise fault(f"made {reply.tokens} tokens, and what it sent reads as {received}")
     if not ids:
         raise fault("answered with nothing")
     if max(ids) >= session.target.vocab_size:
         limit = session.target.vocab_size
         raise fault(f"made token {max(ids)}, and the target has {limit}: another model's")
-    if told > most:
-        raise fault(f"made {told} tokens where {most} were asked for")
+    if received > most:
+        raise fault(f"made {received} tokens where {most} were asked for")
     return ids
 
 
-def hand_over(session: PeerSession, reply: Reply, ids: Sequence[int]) -> None:
+def report_output(session: PeerSession, reply: CompletionReply, ids: Sequence[int]) -> None:
     """Give a session its output, and what the engine counted while it made it."""
     session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
     if reply.drafted is not None and reply.accepted is not None:
@@ -167,17 +169,17 @@ _folders: WeakKeyDictionary[Any, dict[Hashable, Path]] = WeakKeyDictionary()
 first use and removed with the module or at the end of the program."""
 
 
-def folder_of(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
+def get_model_folder(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
     """The folder of a module's files.
 
     Args:
         kind: which files; the same module may have several.
         write: makes them, in an empty folder.
     """
-    made = _folders.setdefault(module, {})
-    if kind not in made:
+    folders = _folders.setdefault(module, {})
+    if kind not in folders:
         folder = Path(tempfile.mkdtemp(prefix="specbench-engine-"))
         finalize(module, shutil.rmtree, folder, ignore_errors=True)
         write(folder)
-        made[kind] = folder
-    return made[kind]
+        folders[kind] = folder
+    return folders[kind]

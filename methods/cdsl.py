@@ -1,4 +1,4 @@
-"""CDSL: an answer that shall hold certain words, and looks ahead only where its draft fails.
+"""CDSL: decoding for wanted words; it looks ahead only where the draft does not help.
 
 Nakshatri et al.: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
 """
@@ -43,21 +43,23 @@ class CdslParams(MethodParams):
 
 
 class Cdsl(Method):
-    """CDSL: a draft stands if it helps to hold the wanted words; else the next token looks ahead.
+    """CDSL: accepts a draft that adds wanted words to the output; otherwise looks ahead.
 
-    Lossy: a token that leads to more of the words takes the place of the target's. The reward is
-    the share of the words that the output holds; once it holds all, at weight 0, and where no words
-    are wanted, it is `sps`. (A hard constraint, `--grammar`, is the target's distribution: `sps` is
-    exact.) Differs from the paper, whose table of cases was not at hand: this one is the harness's.
-    Rewards are of words alone. `mode=cdlh` is the baseline (CDLH): the target looks ahead for each
-    token.
+    Lossy: a token that leads to more wanted words replaces the target's token. The reward is the
+    share of the wanted words that the output contains. Once it contains all of them, at weight 0,
+    or without wanted words, the method is `sps`. For a hard constraint use `--grammar`, under which
+    `sps` is exact.
+    Differs from the paper: the harness generates the wanted words, because the paper's test cases
+    are not public, and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in
+    which the target looks ahead at every token.
 
     One step:
-    1. The draft writes `length` tokens (in the baseline none); one target forward reads them; those
-       that the lossless rule takes are y, and behind them comes the target's own token.
-    2. If y is not empty and has added `margin` to the reward, which never falls, that is committed.
-    3. Else the draft (or the target, on its own rows) goes on greedily by `length` tokens w behind
-       each x of the target's `width` likeliest; the best log p(x) + weight reward(text x w) stands.
+    1. The draft model drafts `length` tokens (none in the baseline). One target forward scores
+       them. The lossless rule accepts a prefix y and adds one token of the target.
+    2. If y is not empty and the result raises the reward by at least `margin`, commit it.
+    3. Otherwise take the target's `width` most likely next tokens x. After each, the draft model
+       (in the baseline the target) greedily generates `length` tokens w. Commit the x with the best
+       log p(x) + weight * reward(text x w).
     """
 
     name: ClassVar[str] = "cdsl"
@@ -68,21 +70,21 @@ class Cdsl(Method):
     params: CdslParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    relative: ClassVar[str | None] = "sps"
-    off: ClassVar[Mapping[str, Any]] = {"weight": 0.0}
+    lossless_counterpart: ClassVar[str | None] = "sps"
+    exact_params: ClassVar[Mapping[str, Any]] = {"weight": 0.0}
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """That of `sps` where the reward weighs nothing."""
+        """Return the guarantee of `sps` at weight 0, else "quality_only"."""
         return "quality_only" if self.params.weight else super().guarantee(sampling)
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
         params, model = self.params, session.draft()
-        prompt = session.words.decode(session.tokens()).decode(errors="replace")
+        prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
         state, length = session.new_state(model), [FixedLength(params.length)]
-        model.forward(session.since(0), state, logits_at=None)
+        model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         while session.finish is None:
             held = self.reward(session, ())
@@ -102,13 +104,13 @@ class Cdsl(Method):
             yield session.step(draft, committed, lookaheads=int(ahead))
 
     def looked_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
-        """Step 3."""
+        """Carry out step 3: return the token with the best lookahead."""
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
         ways = list[Tensor]()
         for token in ids[0].split(1):
             state.rollback(0, len(session.tokens()))
-            x, way = torch.cat((session.since(state.length()).ids[0], token)), [token]
-            while len(way) <= min(self.params.length, session.room()):
+            x, way = torch.cat((session.pending_tokens(state.length()).ids[0], token)), [token]
+            while len(way) <= min(self.params.length, session.max_draft_length()):
                 x = model.forward(Tokens(x[None]), state).rows[-1:].argmax(-1)
                 way.append(x)
             ways.append(torch.cat(way))
@@ -117,8 +119,8 @@ class Cdsl(Method):
         return int(max(zip(told, won, said, strict=True), key=lambda each: sum(each[:2]))[2][0])
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
-        """The share of the words that the output holds, with some tokens behind it; 1 of none."""
+        """Return the share of wanted words in the output plus `ids`; 1 if no words are wanted."""
         kept, _ = session.requests[0].stop.cut(session.output(), ids)
-        text = session.words.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
+        text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)
         return found / len(self.wanted) if self.wanted else 1.0

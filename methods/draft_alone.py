@@ -1,4 +1,4 @@
-"""The draft model by itself: what is left of an answer, and of its time, where no target looks."""
+"""The draft model alone: a control for the quality and speed of lossy methods."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from specbench_cli.api import Draft, Guarantee, Method, Rule, Session
 
 
 class DraftAlone(Method):
-    """Draft alone: plain decoding with the draft model; a control of all that is not exact.
+    """Draft alone: plain decoding with the draft model, a control for lossy methods.
 
-    Not exact, and no way to decode with a target: whatever trades quality for speed must be better
-    than this. The draft reads the target's prompt and ends as the target does.
+    Not exact: the target takes no part. A method that trades quality for speed must do better than
+    this. The draft model gets the target's prompt and the same stop rule.
     """
 
     name: ClassVar[str] = "draft-alone"
@@ -23,9 +23,9 @@ class DraftAlone(Method):
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """The target has no say."""
+        """Return "quality_only": the target takes no part."""
         return "quality_only"
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Nothing."""
+        """Return an empty draft."""
         return session.chain(())

@@ -34,11 +34,11 @@ class DelParams(MethodParams):
 
 
 def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple[int, int]:
-    """The place of an exit, and the draft length up to `most`, that give most tokens per layer.
+    """Return the exit and the draft length, up to `most`, with the most tokens per layer.
 
-    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l), in tokens a target forward:
-    alpha_l is the chance that a token stands which exit l drafts, cost_l that token's share of a
-    forward. Length 0, which is plain decoding, has TPL 1.
+    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l), in tokens per target
+    forward: alpha_l is the acceptance rate of tokens that exit l drafts, cost_l the cost of such a
+    token as a share of a forward. Length 0 is plain decoding, with TPL 1.
     """
     place, length, best = 0, 0, 1.0
     for at, (chance, share) in enumerate(zip(alpha, cost, strict=True)):
@@ -53,21 +53,21 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
 class Del(Method):
     """DEL: chooses exit layer and draft length by the acceptance that each exit would have had.
 
-    Exact because what is drafted next follows from earlier steps, and from tokens drawn before and
-    the distribution that the next one is yet to be drawn from; each stands by the target's
-    distribution and its own.
-    Differs from the paper: a draft token costs its share of the weights, output matrix included;
-    where tokens are drawn an exit's chance is sum min(p, q), not whether tokens agree. Ours, since
-    the authors' code was not at hand: alpha begins at one half, and the threshold is a midpoint.
+    Exact because the choice to draft another token depends only on earlier steps, on tokens already
+    drawn, and on the distribution that the next token will be drawn from. Each token is then
+    verified against the target by speculative sampling.
+    Differs from the paper: the cost of a draft token is its share of the weights, including the
+    output matrix. In sampling, the acceptance of an exit is sum min(p, q), not token agreement. The
+    authors' code was not available: alpha starts at one half, and the threshold is a midpoint.
 
     One step:
-    1. Take the exit E and the length d of most tokens per layer at the present chances alpha.
-    2. Draft up to d tokens by layers 1 to E, behind the target's own rows; stop before one that the
-       exit is less sure of than midway between tokens that stood and that did not.
-    3. (engine) The layers behind E over the rows that left it; verify; commit.
-    4. Shadow tokens: read the rows of every exit, at the root and at the tokens that stood, through
-       the final norm and the output matrix. How often would each exit's token have stood, and how
-       sure was it then and otherwise? Earlier steps count less and less.
+    1. Choose the exit E and the length d with the most tokens per layer at the current alpha.
+    2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
+       the exit's confidence is below the midpoint of accepted and rejected tokens.
+    3. (engine) Run the layers after E on the hidden states that left it; verify; commit.
+    4. Shadow tokens: apply the final norm and the output matrix to the hidden states of every exit
+       at the root and at accepted tokens. Update how often each exit's token would have been
+       accepted, and its confidence in both cases. Earlier steps decay by `keep`.
     """
 
     name: ClassVar[str] = "del"
@@ -80,7 +80,7 @@ class Del(Method):
         """Have the target keep the rows of all exits; nothing is known of them."""
         exits = range(1, session.target.n_layers, self.params.every)
         if exits:
-            session.tap([end - 1 for end in exits])
+            session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
         self.n = 2.0  # rows, of which one would have stood; how sure it and the other one were
         self.stood, self.sure, self.unsure = ([x] * len(exits) for x in (1.0, 0.0, 0.0))
@@ -90,14 +90,14 @@ class Del(Method):
         picks = list[Pick]()
         alpha = [stood / self.n for stood in self.stood]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         while len(picks) < min(length, limit):
             out = self.parts[at].forward(x, session.state)
             if self.params.stop and host.number(out.rows.softmax(-1).max()) < self._least(at):
                 break
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def _least(self, at: int) -> float:
         stood, fell = self.stood[at], self.n - self.stood[at]
@@ -109,7 +109,7 @@ class Del(Method):
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep
         early = session.target.exits(session.features(n).unflatten(1, (k, -1)).transpose(0, 1))
-        rows, first = session.verified()[:n], len(session.output()) - n
+        rows, first = session.verified_logits()[:n], len(session.output()) - n
         if session.sampling.draws:
             stand = torch.minimum(session.warp(rows), session.warp(early)).sum(-1)
         else:

@@ -1,4 +1,4 @@
-"""DySpec: trees that grow where the draft expects acceptance, while they are drawn.
+"""DySpec: draft trees that grow where the draft model expects acceptance.
 
 Yunfan Xiong, Ruoyu Zhang, Yanzeng Li, Tianhao Wu, Lei Zou: DySpec: Faster Speculative Decoding with
 Dynamic Token Tree Structure, 2024, arXiv:2410.11744.
@@ -44,9 +44,9 @@ class Children:
     def fill(self) -> tuple[int, float]:
         """The next child y, and R(y), R being the distribution without the earlier ones."""
         if isinstance(self.distribution, Tensor):
-            left = siblings.remaining(self.distribution, self.drawn)
+            left = siblings.remaining_distribution(self.distribution, self.drawn)
             y = self.random.categorical(left)
-            token, chance = host.each(y, left.gather(0, y[None]))
+            token, chance = host.to_numbers(y, left.gather(0, y[None]))
         else:
             (ids, logs), at = self.distribution, len(self.drawn)
             token, p, before = ids[at], math.exp(logs[at]), 1 - sum(map(math.exp, logs[:at]))
@@ -59,17 +59,19 @@ class Children:
 class DySpec(Method):
     """DySpec: a sampled tree that grows where acceptance is most likely.
 
-    A slot is the next untried child of a node. Its value v is the chance that verification gets to
-    it if the draft is right: a child y drawn from R, the draft's distribution there without earlier
-    siblings, leaves v R(y) to its own first slot and v (1 - R(y)) to its next sibling's.
-    Exact because whether a slot is filled is decided before its token is drawn: children are the
-    distribution's first draws, tested in order by recursive rejection (greedy, coupled: the draft's
-    best).
-    Differs from the paper: a node is fed when its first slot is filled, not when it is drawn.
+    A slot is the place for a node's next child. Its value v is the estimated probability that
+    verification reaches it. A child y is drawn from R, the draft's distribution without the earlier
+    siblings. It opens two slots: its own first child, with value v R(y), and the next sibling, with
+    value v (1 - R(y)).
+    Exact because the method decides to fill a slot before its token is drawn. Children are
+    therefore the first draws without replacement, which recursive rejection tests in that order. In
+    greedy and coupled decoding they are the draft's most likely tokens.
+    Differs from the paper: a node is fed to the draft model when its first slot is filled.
 
-    One step, from the root's first slot, whose value is 1, until there are enough nodes:
-    1. Take the slot of most value; feed its node unless it was. (threshold: a level's, in turn.)
-    2. Draw y, add the two slots that it leaves. (threshold: those of at least that value.)
+    One step, from the root's first slot, with value 1, until the tree has enough nodes:
+    1. Take the slot with the highest value, and feed its node if needed. (threshold: level by
+       level.)
+    2. Draw y and add its two slots. (threshold: only slots of at least that value.)
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     """
 
@@ -99,12 +101,14 @@ class DySpec(Method):
                 if above := [self.place[parents[at]] for at in new if at != ROOT]:
                     out = self.levels.extend([tokens[at] for at in new], above)
                 else:
-                    out = self.levels.begin(session.since(self.levels.state.length()))
+                    out = self.levels.begin(session.pending_tokens(self.levels.state.length()))
                 self.place |= {at: len(self.place) - 1 + turn for turn, at in enumerate(new)}
                 if session.sampling.draws:
                     own: Any = session.warp(out.rows)
                 else:
-                    own = zip(*session.ranked(out.rows, best, ahead=depths[node]), strict=True)
+                    own = zip(
+                        *session.candidate_lists(out.rows, best, ahead=depths[node]), strict=True
+                    )
                 children |= {
                     at: Children(session, distribution)
                     for at, distribution in zip(new, own, strict=True)
@@ -121,5 +125,5 @@ class DySpec(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Keep the draft's rows of the nodes that stood: the last may not have been fed."""
+        """Keep the draft's rows of accepted nodes; the last one may not have been fed."""
         self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

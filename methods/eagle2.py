@@ -31,20 +31,20 @@ class Eagle2Params(GrowthParams):
 
 
 class Eagle2(Method):
-    """EAGLE-2: EAGLE's head, whose tree grows where the head is sure of itself.
+    """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the head's likeliest tokens, each of which stands with the target's
-    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the authors' code: the first level, which the root's forward gives, counts in
-    `depth` (5 here is 4 there); nothing is drafted past the budget; in coupled decoding the head's
-    scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it.
+    Differs from the authors' code: `depth` includes the first level, which comes from the root's
+    forward (5 here is 4 there). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's true
-       feature of the token before; what it drafted of them before is forgotten.
-    2. Feed the best `width` nodes of each level, by the probability of their paths, each beside the
-       feature that the head predicted for its parent; every one gets `width` children.
+    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
+       Drop what the head computed for drafted tokens.
+    2. On each level, feed the `width` nodes with the most likely paths, each with the feature that
+       the head predicted for its parent. Each gets `width` children.
     3. Keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -56,7 +56,7 @@ class Eagle2(Method):
     params: Eagle2Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = EagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 6, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     @property
@@ -79,7 +79,7 @@ class Eagle2(Method):
         if depth < 1:
             return session.chain(())
         # 1. True features of what was committed; the row of its last token is the root's.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         # 2. A path's probability by the head alone is about how often it will be accepted. So the
         # tree grows where the head is sure of itself, at no forward of the target.
         growth = Growth.create(session, params.width)

@@ -28,22 +28,21 @@ class EqSpecParams(LengthParams):
 class EqSpec(DraftModelMethod):
     """EQSPEC: batched drafting in which each sequence keeps its own accepted tokens.
 
-    Exact because tokens, positions, attention and rows of every sequence are those that it has when
-    it is decoded alone; each is verified as in speculative sampling.
-    Differs from the paper: there a batch is one rectangle, padded on the left, and every round
-    strips the pads, appends what each sequence accepted, and pads anew. Here sequences are ragged:
-    the engine's forward takes each at its own length, and no row moves. What padding would have
-    moved is counted: `realigned_rows` of the target's keys and values. The authors' code loses the
-    bonus token of a draft that stands as a whole, finds pads by their id, looks for an EOS in the
-    prompt, keeps tokens behind an EOS, feeds the draft the whole text each round, and shortens all
-    drafts to the smallest budget; nothing of that is done here.
+    Exact because every sequence has the same tokens, positions, attention and KV cache as when it
+    is decoded alone. Each is verified by speculative sampling.
+    Differs from the paper: there, a batch is one rectangle padded on the left, and every step
+    strips the padding, appends the accepted tokens and pads again. Here sequences are ragged and no
+    KV entry moves; `realigned_rows` counts the target's KV entries that padding would have moved.
+    The authors' code also drops the bonus token after full acceptance, finds padding by token id,
+    searches the prompt for EOS, keeps tokens after EOS, feeds the draft the whole text in each
+    step, and shortens all drafts to the smallest remaining budget. Here none of this happens.
 
     One step (with `--batch N`, of up to N sequences):
-    1. Count the rows that a padded batch would move to have all sequences end in one column.
-    2. Draft: one forward of the draft model a token, over all sequences that still have room.
-    3. (engine) One target forward over each one's last committed token and draft; verify each;
-       commit a + 1 tokens of a sequence that accepted a, the bonus token included.
-    4. Forget the draft's rows of rejected tokens. A sequence that ended leaves.
+    1. Count the KV entries that a padded batch would move to align the ends of all sequences.
+    2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
+    3. (engine) One target forward over the last committed token and the draft of each sequence;
+       verify each; commit a + 1 tokens of a sequence that accepted a.
+    4. Drop the draft's KV entries of rejected tokens. A finished sequence leaves the batch.
     """
 
     name: ClassVar[str] = "eqspec"

@@ -1,4 +1,4 @@
-"""EXSPEC: batches of sequences that are equally long, chosen from a window, need no padding.
+"""EXSPEC: batches of sequences with equal length, chosen from a window, need no padding.
 
 Ranran Haoran Zhang et al.: Batch Speculative Decoding Done Right, 2025, arXiv:2510.22876.
 """
@@ -31,18 +31,19 @@ class ExSpecParams(LengthParams):
 class ExSpec(DraftModelMethod):
     """EXSPEC: batches sequences of equal length from a window of sequences.
 
-    Exact as `eqspec` is: who takes part in a step decides nothing about a sequence's tokens.
-    Differs from the paper: as `eqspec` does. Nothing has to be padded here in any case;
-    `realigned_rows` counts what the paper's batches of unlike lengths would move. Classes are of
-    true lengths, the authors' of padded ones; prompts join in their own order, not sorted.
+    Exact for the same reason as `eqspec`: the choice of sequences in a step does not change their
+    tokens.
+    Differs from the paper as `eqspec` does. No batch is padded here; `realigned_rows` counts the KV
+    entries that the paper's batches of unequal lengths would move. Sequences are grouped by their
+    true length, not by padded length, and prompts join in their own order, not sorted.
 
     One step (with `--batch N`, of up to N sequences):
-    1. Sort the window's sequences into classes by their lengths. The first class that fills a batch
-       takes part. Where none does, the first N of the window do, and would be padded.
-    2. Draft: one forward of the draft model a token, over all sequences that still have room.
-    3. (engine) One target forward; verify and commit each; one that ended leaves, and another
-       prompt joins the window.
-    4. Forget the draft's rows of rejected tokens. Each sequence keeps its own rows, without pads.
+    1. Group the window's sequences by length. The first group of N sequences is the batch. If no
+       group is that large, the first N sequences of the window are, and would need padding.
+    2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
+    3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
+       joins the window.
+    4. Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "exspec"
@@ -57,7 +58,7 @@ class ExSpec(DraftModelMethod):
         """The trained head, for the rule that asks one."""
         return (Trained(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
-    def held(self, size: int) -> int:
+    def max_sequences(self, size: int) -> int:
         """The window."""
         return max(size, self.params.window)
 

@@ -1,19 +1,18 @@
-"""transformers' own `generate` as peers: plain, assisted by a draft model, prompt lookup, others.
+"""transformers' own `generate` as a peer: plain, with a draft model, prompt lookup, and others.
 
 Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
 Lookup Decoding, November 2023 (`hf:prompt-lookup`). Elhoushi et al., arXiv:2404.16710
-(`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). They run on transformers' own
-modules, with the decoding rule, the stop rule and the noise of every other method: what differs is
-the program only.
+(`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). They run transformers' own modules
+with the same sampling, stop rule and noise as every other method; only the program differs.
 
-All of `generate` is timed. Its steps are told after the fact:
+The time covers all of `generate`. Its steps are reconstructed afterwards:
 
-* A verification is what transformers' candidate generator was asked for; its candidates are
-  compared with the ids that were kept. One that transformers cut off behind an EOS or the budget
-  counts as drafted, not as tested.
+* A verification is one call of transformers' candidate generator. Its candidates are compared with
+  the output. Candidates that transformers cuts off after an EOS or at the budget count as drafted,
+  but not as tested.
 * Our prefill commits the first token; transformers verifies its first candidates together with the
-  prompt. That is told as a prefill, which commits the first token, and a step that drafted one
-  level fewer. If only one token came of it there is no step, and its candidates are not told.
+  prompt. This is reported as a prefill, which commits the first token, and a step with one draft
+  token fewer. If that verification yields one token only, no step is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.utils import logging
 
-from methods._heads.slots import rotary_of
+from methods._heads.slots import make_rotary
 from methods.dflash.head import DFlash
 from specbench_cli.api import (
     Artifact,
@@ -46,7 +45,7 @@ from specbench_cli.api import (
     Session,
     Step,
     StopRule,
-    key_of,
+    hash_key,
 )
 
 Proposal = tuple[int, Tensor]
@@ -64,7 +63,7 @@ class HfVanilla(Method):
     def generate(self, session: Session) -> Iterator[Step]:
         """All tokens in one call, then the steps they came in."""
         assert isinstance(session, PeerSession)
-        prompt = session.since(0).ids
+        prompt = session.pending_tokens(0).ids
         start = prompt.shape[1]
         source = session.requests[0].source
         if source is not None and source.ids:
@@ -126,7 +125,7 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. It drafts past the budget: its last step may lack the bonus."""
+    """transformers' prompt lookup. It drafts past the budget: the last step may lack a bonus."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
@@ -147,7 +146,7 @@ class HfEarlyExitParams(MethodParams):
 
 
 class HfEarlyExit(HfVanilla):
-    """transformers' early exit: the target's first layers are the assistant, with a cache apart."""
+    """transformers' early exit: the target's first layers are the assistant, with an own cache."""
 
     name: ClassVar[str] = "hf:early-exit"
     Params: ClassVar[type[MethodParams]] = HfEarlyExitParams
@@ -210,7 +209,7 @@ def dflash_module(head: DFlash) -> Any:
     theirs = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": ENCODER_NORM}
     tensors = {theirs.get(name, name): tensor for name, tensor in head.state_dict().items()}
     module.load_state_dict(tensors, assign=True)
-    module.rotary_emb = rotary_of(head.shape, head.rope)
+    module.rotary_emb = make_rotary(head.shape, head.rope)
     return module.requires_grad_(False).eval()
 
 
@@ -389,6 +388,6 @@ def _seeded(session: PeerSession) -> Iterator[None]:
     request = session.requests[0]
     cuda = [session.device] if session.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        key = key_of("hf", session.sampling.seed, request.prompt_id, request.turn, session.pass_)
+        key = hash_key("hf", session.sampling.seed, request.prompt_id, request.turn, session.pass_)
         torch.manual_seed(key >> 1)
         yield

@@ -22,21 +22,21 @@ class LayerSkipParams(MethodParams):
 
 
 class LayerSkip(Method):
-    """LayerSkip: the target's first layers draft, the others verify and go on from their rows.
+    """LayerSkip: the target's first layers draft, the others verify from their hidden states.
 
-    Exact because each draft token stands by the target's distribution and the distribution it was
-    drawn from, whether the model was trained to exit early or not: that decides how many stand.
-    Keys, values and exit rows of the first layers are the target's own, since they are those of the
-    same tokens. Differs from the authors' code: nobody looks for an EOS in the draft, which would
-    be a wait for each token; what is behind one is not committed.
+    Exact because each draft token is verified against the target by speculative sampling, with the
+    distribution that it was drawn from. Training for early exit changes the acceptance rate only.
+    Keys, values and hidden states of the first layers are the target's own.
+    Differs from the authors' code: drafting does not stop at an EOS, because that check would add
+    one sync per token. Tokens after an EOS are not committed.
 
     One step:
-    1. x is the last committed token, whose row is in no layer.
-    2. K times: run layers 1 to E on x, behind the target's own keys and values; draw the next x
-       from the exit's distribution, its row through the model's own final norm and output matrix.
-    3. (engine) Layers 1 to E over the last x alone; layers E + 1 to the last over the rows that
-       left layer E, of the last committed token and all drafted ones; verify; commit.
-    4. (engine) Forget the rows of rejected tokens, in all layers.
+    1. x is the last committed token, which is in no layer's KV cache yet.
+    2. K times: run layers 1 to E on x, on the target's own KV cache. Apply the final norm and the
+       output matrix to the result, and draw the next x from that distribution.
+    3. (engine) Run layers 1 to E on the last x, and layers E + 1 to the last on the hidden states
+       of the last committed token and all draft tokens; verify; commit.
+    4. (engine) Drop the KV entries of rejected tokens in all layers.
     """
 
     name: ClassVar[str] = "layerskip"
@@ -54,10 +54,10 @@ class LayerSkip(Method):
         """Steps 1 and 2."""
         picks = list[Pick]()
         # 1. One token, but before the first step also what the target has not read.
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
             # 2. x_i ~ q_i, the distribution at the exit.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)

@@ -20,7 +20,7 @@ from specbench_cli.api import (
     Session,
     Step,
     host,
-    merge,
+    merge_trees,
     ranking,
 )
 
@@ -36,23 +36,24 @@ class LookaheadParams(MethodParams):
 class Lookahead(Method):
     """Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.
 
-    Exact because what is verified is n-grams found in earlier steps, functions of the past; the
-    window beside them in the same forward is never committed from.
-    Differs from the authors' code: it begins with the end of the prompt, not with random tokens of
-    it; n-grams that begin alike share nodes; one that stands as a whole is followed by the target's
-    own token; the window narrows where the budget ends.
+    Exact because only n-grams from earlier steps are verified, and these depend only on the past.
+    Tokens of the window, which the same forward computes, are never committed.
+    Differs from the authors' code: the window starts with the end of the prompt, not with random
+    prompt tokens. N-grams with a common beginning share nodes. A fully accepted n-gram is followed
+    by the target's own token. The window narrows where the token budget ends.
 
-    Row l of the window holds guesses of the l-th iteration: column i's stand l + i behind the root,
-    the last committed token. A guess sees the text, the first row up to its column, and its own
-    column above it: together a tree, below which the n-grams are further branches of the root.
+    Row l of the window contains the guesses of iteration l. Column i is at position l + i after the
+    root, the last committed token. A guess attends to the text, to the first row up to its column,
+    and to its own column above it. Together they form a tree, in which the n-grams are further
+    branches of the root.
 
     One step:
-    1. The n-grams that the pool holds for the root, and the window: one forward over both.
+    1. One forward over the window and the n-grams that the pool contains for the root.
     2. Verify the n-grams; commit.
-    3. The target's choices behind the newest row are a new row. Each column with its choice is an
-       n-gram, kept for the token to the left of it; of more than `guesses` the least recent goes.
-    4. The first row goes, and the first guess of the next one, as the root has moved. Until there
-       are `ngram` - 1 rows none goes, each loses its first guess, and no n-gram is kept.
+    3. The target's choices after the newest row form a new row. Each column with its choice is an
+       n-gram, stored for the token to its left. If there are more than `guesses`, drop the oldest.
+    4. Drop the first row, and the first guess of the next row, because the root has moved. Until
+       there are `ngram` - 1 rows, keep all rows, drop each row's first guess, and store no n-gram.
     """
 
     name: ClassVar[str] = "lookahead"
@@ -72,9 +73,9 @@ class Lookahead(Method):
         session.prefill()
         while session.finish is None:
             # 1. Of the window what the budget can use: column i's last guess stands so deep.
-            root, width = session.tokens()[-1], max(0, session.room() - len(rows) + 2)
+            root, width = session.tokens()[-1], max(0, session.max_draft_length() - len(rows) + 2)
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
-            known = [gram[: session.room()] for gram in pool.get(root, ())]
+            known = [gram[: session.max_draft_length()] for gram in pool.get(root, ())]
             draft, newest = self._tree(session, known, rows if width else [])
             logits = session.score(self.scored, proposed=draft.nodes)
             # 2.
@@ -100,7 +101,7 @@ class Lookahead(Method):
     ) -> tuple[Draft, list[int]]:
         """The draft, and the nodes whose choices make a new row; `scored` is the draft with the
         window behind it."""
-        both = merge((gram, None) for gram in known)
+        both = merge_trees((gram, None) for gram in known)
         ids, parents = list(both.ids), list(both.parents)
         above = [ROOT]
         for token in rows[0] if rows else ():  # the first row is a chain ...

@@ -36,7 +36,7 @@ class _Preset(DraftModelMethod):
     lossy: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    relative: ClassVar[str | None] = "sps"
+    lossless_counterpart: ClassVar[str | None] = "sps"
     sets: ClassVar[Literal["typical", "lenient", "random"]]
 
     @property
@@ -81,7 +81,7 @@ class TypicalAcceptance(_Preset):
     sets: ClassVar[Literal["typical"]] = "typical"
     Params: ClassVar[type[TypicalParams]] = TypicalParams
     params: TypicalParams
-    off: ClassVar[Mapping[str, Any]] = {"epsilon": 1.0, "delta": 1e9}
+    exact_params: ClassVar[Mapping[str, Any]] = {"epsilon": 1.0, "delta": 1e9}
 
 
 class LenientParams(PresetParams):
@@ -113,7 +113,7 @@ class Lenience(_Preset):
     sets: ClassVar[Literal["lenient"]] = "lenient"
     Params: ClassVar[type[LenientParams]] = LenientParams
     params: LenientParams
-    off: ClassVar[Mapping[str, Any]] = {"factor": 1.0}
+    exact_params: ClassVar[Mapping[str, Any]] = {"factor": 1.0}
 
 
 class RandomAcceptParams(PresetParams):
@@ -141,5 +141,5 @@ class RandomAcceptance(_Preset):
     sets: ClassVar[Literal["random"]] = "random"
     Params: ClassVar[type[RandomAcceptParams]] = RandomAcceptParams
     params: RandomAcceptParams
-    off: ClassVar[Mapping[str, Any]] = {"rate": 0.0}
+    exact_params: ClassVar[Mapping[str, Any]] = {"rate": 0.0}
     control: ClassVar[bool] = True

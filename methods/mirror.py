@@ -48,27 +48,26 @@ class MirrorDrafter(Preparer):
 
 
 class Mirror(Method):
-    """Mirror-SD: the target's early exit names likely outcomes, the draft prepares for each.
+    """Mirror-SD: the target's early exit predicts likely outcomes; the draft prepares for each.
 
-    Target and draft work at the same time, in workers of their own. While the target's remaining
-    layers run, the draft rolls out a window for every candidate at every place where the current
-    window may end, so that the next window is often there when verification ends.
-    Exact because only rows of the whole target decide; the early ones choose what is prepared. A
-    prepared window was drawn from the draft's distribution behind its outcome, independently of the
-    others and of what decided the outcome, and is taken for that outcome alone: to verification it
-    is a draft like any other.
-    Differs from the paper: the draft is an ordinary model and gives one token a forward, where
-    theirs is trained for speculative streaming; workers are processes or CUDA streams of one
-    machine, where theirs are GPUs and NPUs.
+    Target and draft run at the same time, in separate workers. While the target runs its remaining
+    layers, the draft prepares a window for each likely outcome of the current one, so that the next
+    window is often ready when verification ends.
+    Exact because only the output of the whole target decides; the early exit only chooses the
+    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
+    independently of other windows and of the verification, and is used for that outcome only. For
+    verification it is a draft like any other.
+    Differs from the paper: the draft is an ordinary model that generates one token per forward;
+    theirs is trained for speculative streaming. Workers are processes or CUDA streams of one
+    machine; theirs are GPUs and NPUs.
 
     One step:
-    1. The draft's window behind the last outcome: the prepared one if there is one, else drafted
-       now.
-    2. The target runs its first layers over the window; the exit's rows, through the model's own
-       final norm and output matrix, name the `candidates` best tokens for every place.
-    3. The target runs its other layers; meanwhile the draft rolls out a window for each number of
-       tokens that may stand and each candidate that may follow, all of them a level a forward.
-    4. (engine) Verify by the whole target's rows; commit; tell the draft the outcome.
+    1. Take the draft's window after the last outcome: the prepared one, or draft it now.
+    2. Run the target's first layers on the window. The final norm and the output matrix at the exit
+       give the `candidates` best tokens at each position.
+    3. Run the target's other layers. Meanwhile the draft prepares a window for each number of
+       accepted tokens and each candidate after them, one level per forward.
+    4. (engine) Verify with the output of the whole target; commit; send the outcome to the draft.
     """
 
     name: ClassVar[str] = "mirror"
@@ -89,17 +88,17 @@ class Mirror(Method):
         while session.finish is None:
             # 1. `counts` says whether it had been prepared.
             draft, counts = windows.next()
-            if not width or session.room() < 2:  # there is nothing to prepare
+            if not width or session.max_draft_length() < 2:  # there is nothing to prepare
                 rows = session.score(draft)
             else:
                 # 2. Half of the target, then its word so far on what may follow each token.
                 windows.complete()
                 half = session.begin_score(draft, exit_layer)
                 wide = min(width + 1, target.vocab_size)
-                best, _ = session.candidates(half.early, wide, ahead=range(draft.nodes + 1))
+                best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
                 # 3. The other half, beside which the drafter prepares for (how many tokens stand,
                 # the one behind them).
-                windows.prepare(guesses(best, windows.ids, width, session.room()))
+                windows.prepare(guesses(best, windows.ids, width, session.max_draft_length()))
                 rows = half.end().rows
             # 4. Rows of the whole target alone.
             outcome = session.commit(session.verify(draft, rows))

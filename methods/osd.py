@@ -1,4 +1,4 @@
-"""Online speculative decoding: the draft learns, while it serves, from where it was wrong.
+"""Online speculative decoding: the draft model learns from rejected tokens while it serves.
 
 Xiaoxuan Liu, Lanxiang Hu, Peter Bailis, Alvin Cheung, Zhijie Deng, Ion Stoica, Hao Zhang: Online
 Speculative Decoding, ICML 2024, arXiv:2310.07177, Algorithm 1.
@@ -39,23 +39,23 @@ class OsdParams(MethodParams):
 class Osd(DraftModelMethod):
     """OSD: the draft learns, between requests, the target's distribution at rejected tokens.
 
-    Exact because a request is decoded by one draft, whatever it learnt before: a drafted token x
-    from q stands with probability min(1, p(x)/q(x)), a rejected one is replaced by a draw from
+    Exact because the draft model does not change during a request. A draft token x from q is
+    accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from
     norm(max(p - q, 0)).
-    Differs from the paper's code: the loss is taken where the wrong token was predicted, not one
-    place later, and only at rejected ones, not at the last token of every step; the target's
-    distribution is that of the verification, not computed again. With `route` each topic has a
-    draft, as there; its code sorts questions beforehand, here a prompt is judged by earlier ones,
-    whose topics, their task's categories, are told after them.
+    Differs from the paper's code: the loss is taken at the position of the wrong prediction, not
+    one later, and only at rejected tokens, not at the last token of every step. The target's
+    distribution comes from verification and is not recomputed. With `route` each topic has its own
+    draft, as there. Their code sorts questions beforehand; here the topic of a prompt is predicted
+    from earlier prompts, whose topics (task categories) are known after they were decoded.
 
     One step:
-    1. Feed the draft of the prompt's likeliest topic what it has not seen; draw `length` tokens.
+    1. Feed the draft of the prompt's most likely topic its pending tokens; draw `length` tokens.
     2. (engine) One target forward over the last committed token and the draft; verify; commit.
-    3. Where a token was rejected keep its place, and the target's logits p there.
-    4. Forget the draft's rows of rejected tokens.
+    3. At a rejected token, store the position and the target's logits p.
+    4. Drop the draft's KV entries of rejected tokens.
     After each request:
-    5. Put the text with its places and logits into the buffer of its topic's draft.
-    6. After `every` requests: one update by the mean of KL(p || q) over all places; empty it.
+    5. Add the text, positions and logits to the buffer of its topic's draft.
+    6. After `every` requests: one update with the mean of KL(p || q) over all positions; clear it.
     """
 
     name: ClassVar[str] = "osd"
@@ -84,7 +84,7 @@ class Osd(DraftModelMethod):
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # of what stands in place of the rejected one
-            self.distributions.append(session.verified()[len(outcome.path)].clone())
+            self.distributions.append(session.verified_logits()[len(outcome.path)].clone())
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:

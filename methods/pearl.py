@@ -1,4 +1,4 @@
-"""PEARL: draft and target at the same time.
+"""PEARL: draft and target run at the same time.
 
 Tianyu Liu, Yun Li, Qitan Lv, Kai Liu, Jianchen Zhu, Winston Hu, Xiao Sun: PEARL: Parallel
 Speculative Decoding with Adaptive Draft Length, ICLR 2025, arXiv:2408.11850.
@@ -42,13 +42,13 @@ class PearlParams(MethodParams):
 
 
 class PearlDrafter(Drafter):
-    """The draft's side. Its text is what was committed, and behind that its own drafts.
+    """Draft worker of PEARL. Its text is the committed text followed by its own draft tokens.
 
-    An order holds the length up to which its text stands, the window, and the tokens that follow
-    what stands. One order:
-    A. Cut the text to what stands, add the tokens, and forget the draft's rows of all else.
-    B. Feed the draft the tokens that it has not seen: a window's last one, or the recovered one.
-    C. Draw a window of tokens from it, one forward each, whatever becomes of those before.
+    A message contains the length of the text to keep, the window size, and the tokens to append.
+    For each message:
+    A. Cut the text to that length, append the tokens, and drop the draft's other KV entries.
+    B. Feed the draft its pending tokens: the last token of a window, or the recovered token.
+    C. Draw a window of tokens from it, one forward each.
     """
 
     def __init__(self, desk: Desk, params: MethodParams) -> None:
@@ -79,24 +79,24 @@ class PearlDrafter(Drafter):
 
 
 class Pearl(Method):
-    """PEARL: the draft goes on drafting while the target verifies what it drafted before.
+    """PEARL: the draft model keeps drafting while the target verifies its earlier tokens.
 
-    Exact because every draft token is verified as in speculative sampling, by a test of its own:
-    what was drafted behind a rejected token is thrown away, which depends on earlier tests alone.
-    Differs from the authors' code: each test draws anew (theirs tests the first two tokens of a
-    window with one number); drafts that were not verified are never returned; windows end with the
-    budget, texts with their first EOS; q is the distribution that each token was drawn from.
+    Exact because every draft token is verified as in speculative sampling, by its own test. Draft
+    tokens after a rejected one are dropped, which depends only on earlier tests.
+    Differs from the authors' code: each test uses its own random number (theirs tests the first two
+    tokens of a window with one). Unverified tokens are never returned. Windows end at the token
+    budget, and outputs at their first EOS. q is the distribution that each token was drawn from.
 
-    Drafted tokens that the target has not seen are pending. Without any (pre-verify) its forward
-    tests the first token of the window that is drafted meanwhile; with some (post-verify) it tests
-    these and that first token, to which the last row belongs: there is no bonus token.
+    Draft tokens that the target has not scored are pending. Without pending tokens (pre-verify) a
+    target forward tests the first token of the window that is drafted meanwhile. With pending
+    tokens (post-verify) it tests these and that first token. There is no bonus token.
 
     One step:
-    1. Tell the drafter what stands; it drafts a window behind the pending tokens (A to C).
-    2. Meanwhile one target forward over the last committed token and the pending ones.
-    3. Receive the window. Verify the pending tokens and its first one, left to right.
-    4. (engine) Commit what stands and, where a token was rejected, the one in its place.
-    5. If all stand, the rest of the window is pending. If not, all drafts are thrown away.
+    1. Send the accepted tokens to the drafter, which drafts a window after the pending tokens.
+    2. Meanwhile run one target forward over the last committed token and the pending ones.
+    3. Receive the window. Verify the pending tokens and the window's first token, left to right.
+    4. (engine) Commit the accepted tokens and the replacement of a rejected one.
+    5. If all are accepted, the rest of the window is pending. Otherwise drop all draft tokens.
     """
 
     name: ClassVar[str] = "pearl"
@@ -115,7 +115,7 @@ class Pearl(Method):
 
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request."""
-        drafter, most = session.hire(PearlDrafter, self.params), self._window(session)
+        drafter, most = session.start_worker(PearlDrafter, self.params), self._window(session)
         session.prefill()
         pending: tuple[int, ...] = ()
         distributions: Tensor | None = (
@@ -125,7 +125,7 @@ class Pearl(Method):
         while session.finish is None:
             # 1. No more than can be committed once the pending tokens and the first one are.
             stands = len(session.tokens()) - len(told) + len(pending)
-            window = max(1, min(most, session.room() - len(pending)))
+            window = max(1, min(most, session.max_draft_length() - len(pending)))
             drafter.send(Message((stands, window, *told)))
             # 2.
             rows = session.score(session.chain(pending, distributions))
@@ -148,7 +148,7 @@ class Pearl(Method):
             yield session.step(draft, committed)
 
     def _window(self, session: Session) -> int:
-        """The smallest window that takes the draft as long as the target takes to verify it."""
+        """Return the smallest window that the draft does not finish before verification."""
         if self.params.window != AUTO:
             return self.params.window
         draft = session.draft_cost(session.draft())

@@ -25,17 +25,16 @@ class PldParams(MethodParams):
 class Pld(Method):
     """Prompt lookup: the draft is what followed an earlier occurrence of the current suffix.
 
-    Exact because the draft is a function of the past alone: a point mass, which verification
-    accepts with the target's probability of it, and as the target's own choice in greedy and
-    coupled decoding.
-    Differs from the author's code: suffixes longer than the text are skipped instead of raising,
-    and where nothing matches the step is a plain one instead of a draft of one arbitrary token.
+    Exact because the draft depends only on the past. Each token is a point mass: verification
+    accepts it with the target's probability of it; in greedy and coupled decoding it is accepted if
+    and only if the target chooses it.
+    Differs from the author's code: suffixes longer than the text are skipped and raise no error.
+    Without a match the step is plain decoding; theirs drafts one arbitrary token.
 
     One step:
-    1. For n = ngram .. 1, take the last n tokens, the newest included.
-    2. Find their earliest occurrence that has a continuation. The author's rule asks for a whole
-       window of `length` tokens after it; transformers' takes what there is, and stops before an
-       EOS.
+    1. For n = ngram, ..., 1, take the last n tokens, including the newest.
+    2. Find their earliest occurrence with a continuation. The author's rule requires a full window
+       of `length` tokens after it. transformers' rule also accepts fewer, and stops before an EOS.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 

@@ -38,25 +38,25 @@ class RsdCParams(MethodParams):
 
 
 class RsdC(Method):
-    """RSD-C: every node of a level has as many children, drawn without replacement.
+    """RSD-C: all nodes of a level have the same number of children, drawn without replacement.
 
-    Exact because siblings are tested in the order of their draws by recursive rejection: the k-th
-    child x stands with probability min(1, r(x) / d(x)), where d is the draft's distribution q
-    without the k - 1 before it, and r is the target's distribution p at first, norm(max(r - d, 0))
-    after a rejection; where none stands the next token is drawn from the last r. In greedy and
-    coupled decoding children are the draft's best, and one stands iff it is the target's own
-    choice.
-    Differs from the paper: a node never has more children than there are tokens; where fewer have
-    any probability, the rest are drawn among the others alike.
+    Exact because recursive rejection tests siblings in the order of their draws. Child k, x, is
+    accepted with probability min(1, r(x) / d(x)). d is the draft's distribution q without the
+    earlier siblings. r is the target's distribution p at first, and norm(max(r - d, 0)) after each
+    rejection. If all children are rejected, the next token is drawn from the last r. In greedy and
+    coupled decoding children are the draft's best tokens, and one is accepted if and only if the
+    target chooses it.
+    Differs from the paper: a node never has more children than the vocabulary has tokens. If fewer
+    tokens have positive probability, the rest are drawn uniformly from the others.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen: the root's distribution.
+    1. Feed the draft its pending tokens: this gives the root's distribution.
     2. Draw b_l children of every node of level l, one after another without replacement.
-    3. Feed them in one forward, each seeing its own ancestors alone: the distributions of the next
-       level.
+    3. Feed them in one forward, each attending to its own ancestors only: this gives the
+       distributions of the next level.
     4. (engine) One target forward over the last committed token and all nodes; recursive rejection;
        commit.
-    5. Keep the draft's rows of the nodes that stood.
+    5. Keep the draft's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "rsd-c"
@@ -86,7 +86,7 @@ class RsdC(Method):
             if ahead:
                 out = levels.feed(tokens[-1], above)
             else:
-                out = levels.begin(session.since(levels.state.length()))
+                out = levels.begin(session.pending_tokens(levels.state.length()))
             # 2. x_1 ~ q, x_2 ~ q without x_1, ... for all nodes of the level at once.
             children, q = session.branch(out.rows, width, how="without_replacement", ahead=ahead)
             tokens.append(children.flatten())

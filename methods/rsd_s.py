@@ -40,19 +40,19 @@ class RsdSParams(MethodParams):
 class RsdS(Method):
     """RSD-S: stochastic beam search draws the tree's levels, paths without replacement.
 
-    Exact because a draw chooses a node's parent by what was drawn before, and its token from the
-    draft's distribution q there without the earlier siblings: however many children a node gets,
-    they are q's first draws, and recursive rejection tests them in that order. In greedy and
-    coupled decoding it is plain beam search, and a child stands iff it is the target's own choice.
-    Differs from the paper: Gumbel keys are never made. The W largest of them are W paths drawn one
-    after another without replacement (Kool et al.), and so they are drawn, in their keys' order.
+    Exact because each draw chooses a node's parent from earlier draws, and its token from the
+    draft's distribution q without the earlier siblings. The children of a node are therefore the
+    first draws from q, and recursive rejection tests them in that order. In greedy and coupled
+    decoding it is plain beam search, and a child is accepted if and only if the target chooses it.
+    Differs from the paper: no Gumbel keys are computed. The W largest keys are equivalent to W
+    paths drawn one after another without replacement (Kool et al.), which is what happens here.
 
     One step, from the root as the only beam, for each of L levels:
-    1. Feed the draft the beams (at first, what it has not seen of the text): their distributions q.
-    2. Draw W paths of one token more: the next level and its beams. The next beam that has no child
-       yet stands for all mass not reached so far; one that has, for what is left of its own.
+    1. Feed the draft the beams (at first its pending tokens): this gives their distributions q.
+    2. Draw W paths that are one token longer: the next level and its beams. The first beam without
+       a child stands for all probability mass not reached so far; one with children, for its rest.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
-    4. Keep the draft's rows of the nodes that stood.
+    4. Keep the draft's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "rsd-s"
@@ -77,7 +77,7 @@ class RsdS(Method):
         beams, kept = [ROOT], [(0, ROOT, 0.0)]
         for ahead in range(min(self.params.depth, limit)):
             above, last, phi = zip(*kept, strict=True)
-            new = session.since(levels.state.length())
+            new = session.pending_tokens(levels.state.length())
             out = levels.feed(last, above) if ahead else levels.begin(new)  # 1.
             if session.sampling.draws:  # 2.
                 q = session.warp(out.rows)
@@ -104,7 +104,7 @@ class RsdS(Method):
                 rest = max(1.0 - sum(mass[:reached]), sum(mass[reached:]))
                 pool[reached] = distribution[reached] * rest
             flat = session.random.categorical((pool / pool.sum()).flatten())
-            path, p = host.each(flat, distribution.flatten().gather(0, flat[None]))
+            path, p = host.to_numbers(flat, distribution.flatten().gather(0, flat[None]))
             beam, token = divmod(path, distribution.shape[1])
             if beam == reached:
                 pool[beam], reached = distribution[beam] * mass[beam], reached + 1
@@ -115,7 +115,7 @@ class RsdS(Method):
     def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
         """Step 2 where tokens are chosen: beam search."""
         width, found = min(self.params.width, session.target.vocab_size), list[Node]()
-        best, gains = session.ranked(rows, width, ahead=ahead)
+        best, gains = session.candidate_lists(rows, width, ahead=ahead)
         for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
             found += [(beam, x, phi[beam] + g) for x, g in zip(ids, values, strict=True)]
         possible = (node for node in found if node[2] > -math.inf)

@@ -19,7 +19,7 @@ from specbench_cli.api import (
     Hidden,
     Input,
     MethodParams,
-    Out,
+    ModelOutput,
     Outcome,
     Pick,
     Session,
@@ -49,24 +49,24 @@ class S2dParams(MethodParams):
 class S2d(DraftModelMethod):
     """S2D: the draft's first layers draft while confident, deeper layers otherwise.
 
-    Exact because distributions alone settle which sub-model drafts a token, before the token is
-    drawn, and each token stands by the target's distribution and that of the sub-model it was drawn
-    from.
-    Differs from the paper: nothing of its text says what layers see that others did not run for;
-    here each reads, before its next token, all rows that it lacks. One threshold for all exits.
+    Exact because the choice of sub-model depends only on distributions, before the token is drawn.
+    Each token is verified with the distribution of the sub-model that it was drawn from.
+    Differs from the paper, which does not say what a layer reads where earlier tokens skipped it:
+    here a layer first processes all hidden states that it has missed. All exits share one
+    threshold.
 
-    Any draft model will do; one that was trained sorted (`specbench train draft --sorted`) can
-    speak at its exits. The target has no part in it: a draft serves all that share its vocabulary.
+    Any draft model works. One trained with `specbench train draft --sorted` can predict tokens at
+    its exits. The target is not involved in that training: one draft serves all targets that share
+    its vocabulary.
 
     One step:
-    1. x is what of the text the draft has not read.
-    2. Run x through the first sub-model's layers; its distribution P is read through the last norm
-       and the output matrix. Where max P reaches the threshold, or there are no more layers, draw
-       from P; else run the next layers on all rows that left these ones and that they have not
-       read.
-    3. Go on with the drawn token as x, `length` times.
+    1. x is the draft's pending tokens.
+    2. Run x through the first sub-model's layers, and read its distribution P through the final
+       norm and the output matrix. If max P reaches the threshold, or no layers remain, draw from P.
+       Otherwise run the next layers on all hidden states that they have not processed.
+    3. Continue with the drawn token as x, `length` times.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Forget the rows of rejected tokens, those that wait between two sub-models among them.
+    5. Drop the KV entries of rejected tokens, and their hidden states waiting between sub-models.
     """
 
     name: ClassVar[str] = "s2d"
@@ -88,13 +88,13 @@ class S2d(DraftModelMethod):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
-        x, picks = session.since(self.state.length()), list[Pick]()
+        x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._sure(x), len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
-    def _sure(self, x: Input) -> Out:
+    def _sure(self, x: Input) -> ModelOutput:
         """Step 2: what the first sub-model says of x that is sure enough."""
         for span, waiting in zip(self.spans, self.waiting, strict=False):
             out = self.model.forward(x, self.state, layers=span, early=True)

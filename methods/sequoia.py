@@ -59,19 +59,20 @@ class BestTrees:
 
 
 class Sequoia(Method):
-    """Sequoia: the static tree that acceptance by rank, as measured, makes the best.
+    """Sequoia: the best static tree for the measured acceptance rate of each rank.
 
-    Exact because the tree's shape depends on earlier steps alone, and children, drawn without
-    replacement, are tested in that order by recursive rejection; in greedy and coupled decoding one
-    stands iff it is the target's own choice.
-    Differs from the authors' code: acceptance is measured in a run's first steps; noise is drawn
-    anew in every step, where theirs uses a prompt's numbers again and again.
+    Exact because the shape of the tree depends only on earlier steps. Children are drawn without
+    replacement and tested in that order by recursive rejection. In greedy and coupled decoding a
+    child is accepted if and only if the target chooses it.
+    Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
+    draws new random numbers; theirs reuses a prompt's numbers.
 
-    1. In a run's first steps the tree is a root with `width` children: count which stand.
-    2. Then choose the best tree of `nodes` nodes, once; with auto, the size and depth that give
-       most tokens in the time of a draft forward a level and a target forward.
+    1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
+       accepted.
+    2. Then choose the best tree of `nodes` nodes, once. With auto, choose the size and depth with
+       the most tokens per time of one draft forward per level and one target forward.
     3. Every step: draw each node's children without replacement, level by level; (engine) verify by
-       recursive rejection, commit; keep the draft's rows of the nodes that stood.
+       recursive rejection; commit; keep the draft's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "sequoia"
@@ -95,7 +96,7 @@ class Sequoia(Method):
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
         if tree.nodes:
-            first = self.levels.begin(session.since(self.levels.state.length()))
+            first = self.levels.begin(session.pending_tokens(self.levels.state.length()))
             self.grown = fill(tree, self.levels, first, session, how="without_replacement")
         return self.grown.draft
 

@@ -1,4 +1,4 @@
-"""SpecReason: a small model writes the steps of a reasoning, and the target grades them.
+"""SpecReason: a small model writes the reasoning steps, and the target grades them.
 
 Rui Pan, Yinwei Dai, Zhihao Zhang, Gabriele Oliaro, Zhihao Jia, Ravi Netravali: SpecReason: Fast and
 Accurate Inference-Time Compute via Speculative Reasoning, NeurIPS 2025, arXiv:2504.07891.
@@ -16,10 +16,10 @@ from specbench_cli.api import (
     Draft,
     Field,
     Method,
+    SegmentParams,
+    SegmentRule,
+    Segments,
     Session,
-    SpanParams,
-    SpanRule,
-    Spans,
     Step,
     host,
     mean_log_prob,
@@ -29,21 +29,21 @@ BEST, ASKS = 9, ("digit", "average")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grade(SpanRule):
+class Grade(SegmentRule):
     """A step stands if its grade, from 0 to 9, is at least a threshold."""
 
     threshold: float
     name: ClassVar[str] = "grade"
 
-    def enough(self, grade: float) -> bool:
+    def accepts(self, grade: float) -> bool:
         return grade >= self.threshold
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         return self.threshold > BEST
 
 
-class SpecReasonParams(SpanParams):
+class SpecReasonParams(SegmentParams):
     """Parameters of `SpecReason`."""
 
     threshold: float = Field(7.0, ge=0, description="least grade of a step that stands; off: 10")
@@ -57,13 +57,21 @@ class SpecReasonParams(SpanParams):
 
 
 class SpecReason(Method):
-    """SpecReason: the draft writes a step; the target grades it, and writes a bad one anew.
+    """SpecReason: the draft writes a step; the target grades it, and rewrites a bad one.
 
-    Lossy: a step of a good grade stands whatever it says. At threshold 10 none does, and the output
-    is the target's; at 0 it is the draft's, but for its first token and the budget's last.
-    Differs from the paper: of a rejected step the target keeps what it would have said itself (in
-    greedy and coupled decoding it would only say it again); outputs end as everywhere here; the
-    grade is a likelihood by default, since small models do not answer questions about their texts.
+    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is, and the
+    output is the target's. At 0 the output is the draft's, except the first token and the end of
+    the budget.
+    Differs from the paper: of a rejected step the target keeps the tokens at its start that it
+    would have generated itself. Outputs follow the run's stop rule. By default the grade is a
+    likelihood, because small models do not answer questions about their texts.
+
+    One step:
+    1. The draft model writes a reasoning step, up to a delimiter.
+    2. One target forward scores it, and the target grades it.
+    3. If the grade reaches `threshold`, commit the step. Otherwise commit only the tokens at its
+       start that the target also generates.
+    4. The target writes the rest of the step.
     """
 
     name: ClassVar[str] = "specreason"
@@ -74,43 +82,45 @@ class SpecReason(Method):
     params: SpecReasonParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     bonus: ClassVar[bool] = False
-    off: ClassVar[Mapping[str, Any]] = {"threshold": 10.0}
-    paper: ClassVar[Mapping[str, Any]] = {"grade": "digit", "delimiter": "\n\n", "cap": 512}
+    exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 10.0}
+    paper_params: ClassVar[Mapping[str, Any]] = {"grade": "digit", "delimiter": "\n\n", "cap": 512}
 
     @property
-    def accept(self) -> SpanRule:
+    def accept(self) -> SegmentRule:
         """What lets a step stand as a whole."""
-        return self.params.ruled(Grade(threshold=self.params.threshold))
+        return self.params.choose_rule(Grade(threshold=self.params.threshold))
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a step of the reasoning after another."""
         params, asks = self.params, self.params.grade in ASKS
-        spans = Spans(session, params.delimiter, params.cap)
+        spans = Segments(session, params.delimiter, params.cap)
         self.question = spans.words.encode(params.question.encode()) if asks else []
         if self.question:
             session.reserve(len(self.question))
         session.prefill()
         while session.finish is None:
             # 1. The draft writes a step, up to a delimiter.
-            if spans.begun > params.first and (step := spans.draft()).nodes:
+            if spans.num_segments > params.first and (step := spans.draft()).nodes:
                 # 2. The target reads it in one forward, and grades it.
                 rows = session.score(step)
                 grade = self.grade(session, spans, step, rows)
                 # 3. It stands if that is enough; else both forget all but what the target says too.
                 rule = self.accept.judge(grade)
-                yield spans.settle(step, rows, rule, spans=1, stood=rule.stands, grade=grade)
+                yield spans.verify_and_commit(
+                    step, rows, rule, spans=1, stood=rule.accepted, grade=grade
+                )
             # 4. The target writes what is left of it.
-            yield from spans.target(params.length)
+            yield from spans.write_with_target(params.length)
             spans.begin()
 
-    def grade(self, session: Session, spans: Spans, step: Draft, rows: Tensor) -> float:
+    def grade(self, session: Session, spans: Segments, step: Draft, rows: Tensor) -> float:
         """A step's grade, 0 to 9; 0 where the target does not answer with a digit."""
-        if (tossed := self.accept.toss(session.random, rows)) is not None:
+        if (tossed := self.accept.random_grade(session.random, rows)) is not None:
             return tossed
         if self.params.grade not in ASKS:
             return BEST * math.exp(mean_log_prob(rows, step))
-        row = spans.ask(self.question) if self.question else rows[-1]
+        row = spans.score_question(self.question) if self.question else rows[-1]
         digit = {spans.words.ids.get(b"%d" % each): each for each in range(BEST + 1)}
         top = row.softmax(-1).topk(min(10 if self.params.grade == "average" else 1, len(row)))
         chances, ids = host.lists(top.values, top.indices)

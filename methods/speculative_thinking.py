@@ -1,4 +1,4 @@
-"""Speculative Thinking: the draft reasons, and the target takes over where it affirms or doubts.
+"""Speculative Thinking: the draft reasons; the target takes over where it affirms or doubts.
 
 Wang Yang, Xiang Yue, Vipin Chaudhary, Xiaotian Han: Speculative Thinking: Enhancing Small-Model
 Reasoning with Large Model Guidance at Inference Time, COLM 2025, arXiv:2504.12329.
@@ -13,10 +13,10 @@ import torch
 from specbench_cli.api import (
     Field,
     Method,
+    SegmentParams,
+    SegmentRule,
+    Segments,
     Session,
-    SpanParams,
-    SpanRule,
-    Spans,
     Step,
     WordList,
     host,
@@ -24,16 +24,16 @@ from specbench_cli.api import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assisted(SpanRule):
+class Assisted(SegmentRule):
     """All stands that the draft writes while it is its turn."""
 
     name: ClassVar[str] = "assisted"
 
-    def enough(self, grade: float) -> bool:
+    def accepts(self, grade: float) -> bool:
         return True
 
 
-class SpeculativeThinkingParams(SpanParams):
+class SpeculativeThinkingParams(SegmentParams):
     """Parameters of `SpeculativeThinking`."""
 
     writer: Literal["draft", "target"] = Field("draft", description="who writes; off: target")
@@ -57,12 +57,18 @@ class SpeculativeThinkingParams(SpanParams):
 
 
 class SpeculativeThinking(Method):
-    """Speculative Thinking: the draft writes, and the target where it affirms or doubts.
+    """Speculative Thinking: the draft writes; the target takes over where it affirms or doubts.
 
-    Lossy: an assisted small model, no faster target; what the draft writes stands. With
-    `writer=target` it never writes, and the output is the target's.
-    Differs from the authors' code: the target's words always take the probe's place; probes and
-    takeovers end with their paragraph; what is thrown away is counted.
+    Lossy: it makes a small model better, not the target faster. The draft's text is committed
+    unchanged. With `writer=target` the draft never writes, and the output is the target's.
+    Differs from the authors' code: the target's text always replaces the probe. Probes and
+    takeovers end with their paragraph. Dropped tokens are counted.
+
+    One step:
+    1. The draft model writes a paragraph.
+    2. After `limit` doubts the target sums up, with `recap` and up to `excess` tokens.
+    3. The draft writes a probe of `probe` tokens. If it neither affirms nor doubts, drop the probe.
+    4. Otherwise the target writes instead of the probe, and `checked` more tokens if it verifies.
     """
 
     name: ClassVar[str] = "speculative-thinking"
@@ -73,36 +79,38 @@ class SpeculativeThinking(Method):
     params: SpeculativeThinkingParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     bonus: ClassVar[bool] = False
-    off: ClassVar[Mapping[str, Any]] = {"writer": "target"}
-    paper: ClassVar[Mapping[str, Any]] = {"delimiter": "\n\n"}
+    exact_params: ClassVar[Mapping[str, Any]] = {"writer": "target"}
+    paper_params: ClassVar[Mapping[str, Any]] = {"delimiter": "\n\n"}
 
     @property
-    def accept(self) -> SpanRule | None:
+    def accept(self) -> SegmentRule | None:
         """What lets a paragraph stand."""
         return Assisted() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
         """Decode the session's request, a paragraph after another."""
-        params, stands, coin = self.params, Assisted().judge(1.0), self.params.coin
+        params, stands, coin = self.params, Assisted().judge(1.0), self.params.random_rule
         doubts, limit, excess = 0, params.limit, params.excess
-        spans = Spans(session, params.delimiter, params.cap)
+        spans = Segments(session, params.delimiter, params.cap)
         session.prefill()
         while session.finish is None:
             if params.writer == "target":
-                yield from spans.target(params.length)
+                yield from spans.write_with_target(params.length)
                 spans.begin()
                 continue
             # 1. The draft writes a paragraph.
             draft = spans.draft()
-            yield spans.settle(draft, session.score(draft), stands, grade=1.0)
-            if not spans.delimited:
+            yield spans.verify_and_commit(draft, session.score(draft), stands, grade=1.0)
+            if not spans.ends_with_delimiter:
                 continue
             if doubts >= limit:
                 # 2. Behind too many doubts the target sums up; next time they may be more.
-                yield spans.say(spans.words.encode(params.recap.encode()), stands, grade=1.0)
+                yield spans.insert_tokens(
+                    spans.words.encode(params.recap.encode()), stands, grade=1.0
+                )
                 spans.begin()
-                yield from spans.target(params.length, excess)
+                yield from spans.write_with_target(params.length, excess)
                 doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
                 continue
             # 3. It goes on for a probe, which is thrown away if it neither affirms nor doubts.
@@ -110,14 +118,14 @@ class SpeculativeThinking(Method):
             said = spans.words.decode(host.numbers(probe.tokens)).decode(errors="replace")
             calm = not params.polarity(said) and not params.always
             if coin is not None:
-                calm = coin.toss(session.random, session.verified()) > 0
+                calm = coin.random_grade(session.random, session.verified_logits()) > 0
             if calm:
                 spans.discard(probe, spans=1, stood=1)
                 continue
             # 4. If it does, the target writes in its place, and more where it verifies.
-            yield spans.settle(probe, session.score(probe), takeovers=1, spans=1)
-            yield from spans.target(params.length, params.probe - len(spans.written))
-            said = spans.words.decode(spans.written).decode(errors="replace")
+            yield spans.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
+            yield from spans.write_with_target(params.length, params.probe - len(spans.open_ids))
+            said = spans.words.decode(spans.open_ids).decode(errors="replace")
             doubts += params.polarity(said) < 0
             if any(word in said.lower() for word in params.verify):
-                yield from spans.target(params.length, params.checked)
+                yield from spans.write_with_target(params.length, params.checked)

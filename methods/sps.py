@@ -31,23 +31,24 @@ class SpsParams(AcceptParams, LengthParams):
 class Sps(DraftModelMethod):
     """Speculative sampling: a small model drafts a chain, the target scores it in one forward.
 
-    Exact because a draft token x drawn from q stands with probability min(1, p(x)/q(x)) and a
-    rejected one is replaced by a draw from norm(max(p - q, 0)), which together draw from p; in
-    greedy and coupled decoding a draft token stands iff it is the target's own choice.
-    Differs from the papers: nothing; q is the draft's distribution under the target's temperature
-        and cuts.
+    Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
+    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy and
+    coupled decoding a draft token is accepted if and only if the target chooses it.
+    Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
+    top-k and top-p.
 
-    `length` may also be a rule, which decides by the draft alone and once a token is kept: the
-    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation,
-    "acceptance-head" is that of `specdec++`; "synergy" and "smartspec" set it by what forwards cost
-    and by how many sequences share them (--batch); "oracle", which reads vanilla's output, bounds
-    what any rule can reach. With `accept` it is lossy: see `specbench_cli.engine.verify.accept`.
+    `length` may also be a rule. It decides from the draft only, and after a token is kept, so the
+    output stays exact. "heuristic" and "confidence" are those of transformers' assisted generation;
+    "acceptance-head" is that of `specdec++`; "synergy" and "smartspec" use measured costs of
+    forwards and the number of sequences in the batch (--batch); "oracle" reads vanilla's output and
+    bounds what any rule can reach. With `accept` it is lossy: see
+    `specbench_cli.engine.verify.accept`.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen: one, or two after full acceptance.
+    1. Feed the draft its pending tokens: one, or two after full acceptance.
     2. Draw `length` tokens from it, one forward each.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
-    4. Forget the draft's rows of rejected tokens.
+    4. Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "sps"
@@ -78,7 +79,7 @@ class Sps(DraftModelMethod):
         self.length.begin()
         limit = min(limit, self.length.most)
         # 1. The last committed token has no row yet, nor has one that was drafted last and stood.
-        x = session.since(self.state.length())
+        x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
             # 2. x ~ q, the draft's distribution behind all tokens so far. Once kept it stays, and
             # only then the rule is asked: to take it back for what it is would make q another
@@ -90,7 +91,7 @@ class Sps(DraftModelMethod):
             x = Tokens(picks[-1][0][None])
         # 3. The engine: x stands with probability min(1, p(x) / q(x)); the token behind those that
         # stand is from norm(max(p - q, 0)) where one was rejected, else from p.
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 4: rows of what was committed stay; the last token of it has none."""

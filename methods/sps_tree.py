@@ -57,20 +57,20 @@ class SpsTreeParams(MethodParams):
 class SpsTree(Method):
     """Tree speculative sampling: a small model drafts a tree, the target scores it in one forward.
 
-    Exact because at every node children are tested in the order of their draws, each against what
-    the earlier ones left of the target's distribution, and the token after the last rejected one is
-    drawn from what is left; children that are not drawn (the likeliest) stand with the target's own
-    probability; in greedy and coupled decoding a child stands iff it is the target's own choice.
-    Differs from SpecInfer: one draft model, whose distribution is the one that siblings are drawn
-        from.
+    Exact because children are tested in the order of their draws. Each is tested against the
+    residual of the target's distribution after the earlier ones, and the token after the last
+    rejection is drawn from the final residual. Children that are not drawn (the most likely ones)
+    are accepted with the target's own probability. In greedy and coupled decoding a child is
+    accepted if and only if the target chooses it.
+    Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
-    1. Feed the draft the committed tokens that it has not seen; choose the root's children.
-    2. For each further level, feed it the nodes of the level above in one forward, each seeing its
-       own ancestors alone, and choose theirs. In a dynamic tree: feed the best `width` nodes of
-       each level, by the probability of their paths, and keep the best `nodes` of all in the end.
+    1. Feed the draft its pending tokens; choose the root's children.
+    2. For each further level, feed the nodes of the level above in one forward, each attending to
+       its own ancestors only, and choose their children. In a dynamic tree, feed the `width` nodes
+       with the most likely paths on each level, and keep the best `nodes` of all at the end.
     3. (engine) One target forward over the last committed token and all nodes; verify; commit.
-    4. Keep the draft's rows of the nodes that stood.
+    4. Keep the draft's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "sps-tree"
@@ -104,7 +104,7 @@ class SpsTree(Method):
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
         # 1. The row of the last committed token, which is the root: its children come from it.
-        root = levels.begin(session.since(levels.state.length()))
+        root = levels.begin(session.pending_tokens(levels.state.length()))
         # 2. Either the likeliest children where their paths are likeliest, ...
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)

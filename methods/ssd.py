@@ -1,6 +1,6 @@
-"""Speculation on the outcome of speculation.
+"""SSD: speculation on the outcome of speculation.
 
-Known as SSD, "speculative speculative decoding"; as planned for SGLang in
+Known as "speculative speculative decoding"; as planned for SGLang in
 github.com/sgl-project/sglang/issues/27462.
 """
 
@@ -48,21 +48,18 @@ class SsdDrafter(Preparer):
 class Ssd(Method):
     """SSD: while the target verifies a window, the draft prepares for every likely outcome of it.
 
-    Target and draft work at the same time, in workers of their own. The draft guesses the outcome
-    by its own distribution: for each number of its tokens that may stand, the likeliest tokens to
-    follow. Exact because the target alone decides. A prepared window was drawn from the draft's
-    distribution behind its outcome, independently of the others and of what decided the outcome,
-    and is taken for that
-    outcome alone: to verification it is a draft like any other.
-    Differs from its source: every number of accepted tokens gets as many guesses.
+    Target and draft run at the same time, in separate workers. The draft predicts the outcome from
+    its own distribution: for each number of accepted tokens, the most likely next tokens.
+    Exact because the target alone decides. A prepared window is drawn from the draft's distribution
+    after its outcome, independently of other windows and of the verification, and is used for that
+    outcome only. For verification it is a draft like any other.
+    Differs from its source: each number of accepted tokens gets the same number of guesses.
 
     One step:
-    1. The draft's window behind the last outcome: the prepared one if there is one, else drafted
-       now.
-    2. The target scores the window; meanwhile the draft rolls out a window for each of the
-       `length` + 1 numbers of tokens that may stand and each of its `guesses` of the token behind
-       them, all of them a level a forward.
-    3. (engine) Verify; commit; tell the draft the outcome.
+    1. Take the draft's window after the last outcome: the prepared one, or draft it now.
+    2. The target scores the window. Meanwhile the draft prepares a window for each of the `length`
+       + 1 numbers of accepted tokens and each of `guesses` next tokens, one level per forward.
+    3. (engine) Verify; commit; send the outcome to the draft.
     """
 
     name: ClassVar[str] = "ssd"
@@ -83,7 +80,7 @@ class Ssd(Method):
             draft, counts = windows.next()
             # 2. The order returns at once: drafter and target compute at the same time. Of no use
             # where the budget ends with this window.
-            if self.params.guesses and session.room() > 1:
+            if self.params.guesses and session.max_draft_length() > 1:
                 windows.prepare()
             rows = session.score(draft)
             # 3. Only now the outcome is known, and with it which window comes next.

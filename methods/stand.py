@@ -36,27 +36,25 @@ class StandParams(MethodParams):
 
 
 class Stand(Method):
-    """STAND: children are drawn from what the target said after the n-gram before, averaged.
+    """STAND: draws children from the averaged target distributions after the same n-gram.
 
-    Exact because siblings are drawn without replacement from the very distribution that
-    verification is given, and tested in the order of their draws; how many there are depends on
-    what was drawn above them alone. In greedy and coupled decoding a child stands iff it is the
-    target's choice.
-    Differs from the paper: the tree's shape is Medusa's construction, not fitted to problems; only
-    rows of committed tokens come into the table; draws are the engine's. Drawing without
-    replacement is Gumbel top-k: with the noise that coupled decoding shares, it is that literally.
+    Exact because siblings are drawn without replacement from the distribution that verification
+    uses, and tested in the order of their draws. The number of children depends only on the nodes
+    above. In greedy and coupled decoding a child is accepted if and only if the target chooses it.
+    Differs from the paper: the shape of the tree is Medusa's construction, not fitted to problems.
+    Only distributions at committed tokens enter the table. Drawing without replacement is Gumbel
+    top-k, in coupled decoding with the noise that the target shares.
 
-    With scope `run` how fast a prompt is, never what comes out, depends on those before it. The
+    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
     table has at most `memory` n-grams with `kept` tokens each.
 
-    One step, with a table: n-gram -> a distribution over few tokens, and of how many rows it is the
-        mean:
-    1. Level by level: the distribution of a node is that of the longest n-gram that ends its path.
-       Draw as many children as its place in the tree has, without replacement; without a
-       distribution it has none.
+    One step, with a table that maps an n-gram to a mean distribution over few tokens and its count:
+    1. Level by level, use the distribution of the longest known n-gram at the end of a node's path.
+       Draw the number of children that the tree has there, without replacement. A node without a
+       known n-gram has no children.
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
-    3. For each committed token, and all n-grams that end before it: the mean takes in the best
-       tokens of the target's distribution there, and keeps the best.
+    3. For each committed token and each n-gram that ends before it, update the mean with the
+       target's best tokens, and keep the best.
     """
 
     name: ClassVar[str] = "stand"
@@ -94,7 +92,7 @@ class Stand(Method):
             rows = torch.full((len(above), session.target.vocab_size), -math.inf)
             for row, (*_, distribution) in zip(rows, above, strict=True):
                 row[list(distribution)] = torch.tensor(list(distribution.values())).log()
-            rows = host.sent(rows, session.device)
+            rows = host.send(rows, session.device)
             drawn, q = session.branch(rows, max(counts), how="without_replacement", ahead=ahead)
             fed = []
             for at, tokens in enumerate(host.numbers(drawn)):
@@ -110,8 +108,8 @@ class Stand(Method):
         """Step 3."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
-        rows = session.verified().index_select(0, at).float().log_softmax(-1)
-        said = zip(*ranks_of.ranked(rows, min(kept, rows.shape[-1])), strict=True)
+        rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)
+        said = zip(*ranks_of.top_lists(rows, min(kept, rows.shape[-1])), strict=True)
         for end, (logs, best) in enumerate(said, start=len(text) - n):
             new = {token: math.exp(log) for token, log in zip(best, logs, strict=True)}
             for length in range(1, min(self.params.order, end) + 1):

@@ -30,23 +30,22 @@ class TliParams(MethodParams):
 class Tli(Method):
     """TLI: a draft with another tokenizer draws from the tokens that both vocabularies have.
 
-    Exact because q, the draft's distribution over the shared tokens alone, is a distribution over
-    the target's
-    vocabulary: a token x drawn from it stands with probability min(1, p(x)/q(x)), and a rejected
-    one is replaced by a draw from norm(max(p - q, 0)), whatever the draft has read.
-    Differs from the paper: temperature and cuts are applied to what is left of the logits, so that
-    greedy decoding drafts the likeliest shared token.
+    Exact because q, the draft's distribution over the shared tokens, is a distribution over the
+    target's vocabulary. A token x from q is accepted with probability min(1, p(x)/q(x)), and a
+    rejected one is replaced by a draw from norm(max(p - q, 0)).
+    Differs from the paper: temperature, top-k and top-p apply to the remaining logits, so that
+    greedy decoding drafts the most likely shared token.
 
     With a draft that has the target's own tokenizer it is speculative sampling.
 
     One step:
-    1. Bring the committed tokens into the draft's vocabulary: a shared one is itself, the bytes of
-       others are tokenized anew.
-    2. Feed them to the draft. Of its logits keep those of shared tokens, in the target's numbering;
-       all others are -inf.
-    3. Draw a token; feed it back as the draft's own; so on, `length` times.
+    1. Translate the committed tokens into the draft's vocabulary: shared tokens directly, the bytes
+       of others by tokenizing them again.
+    2. Feed them to the draft. Keep its logits of shared tokens, under the target's ids; all others
+       are -inf.
+    3. Draw a token and feed it back to the draft, `length` times.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Forget the draft's rows of rejected tokens.
+    5. Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "tli"
@@ -77,7 +76,7 @@ class Tli(Method):
             # 3.
             picks.append(session.pick(translation.to_target_logits(said), len(picks)))
             x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 5: rows of what was committed stay; the last token of it has none."""

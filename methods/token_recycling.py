@@ -39,20 +39,20 @@ class TokenRecyclingParams(MethodParams):
 class TokenRecycling(Method):
     """Token Recycling: stores the target's likely successors of each token, and drafts a tree.
 
-    Exact because the tree is a function of the past: its tokens are point masses, each of which
-    stands with the target's own probability of it.
-    Differs from the authors' code: which decodes greedily alone; the tree has their size, depth and
-    width, and the shape that Medusa's construction gives it; of the rows of one token that a step
-    made, the highest node's is kept, where theirs is any; the last step's are kept too.
+    Exact because the tree depends only on the past. Its tokens are point masses, each accepted with
+    the target's own probability of it.
+    Differs from the authors' code, which is greedy: the tree has their size, depth and width, with
+    Medusa's construction. If a step has several rows of one token, the last node's row is kept;
+    theirs keeps any. Rows of the last step are kept too.
 
-    With scope `run` how fast a prompt is, never what comes out, depends on those before it. The
-    matrix takes 8 bytes for each of the vocabulary's tokens and `width`, however long it runs.
+    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. The
+    matrix takes 8 * `width` bytes per token of the vocabulary.
 
-    One step, with the matrix M[token] of the `width` likeliest next tokens, zeros at first:
-    1. The tree: a node of rank r below a token x holds M[x][r]. Level after level, from the root.
+    One step, with the matrix M[token] of the `width` most likely next tokens, initially zero:
+    1. Build the tree from the root, level by level: the child of rank r of a token x is M[x][r].
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
-    3. For the root and each node, accepted or not, M[its token] = the best tokens of the target's
-       logits there.
+    3. For the root and each node, accepted or not, set M[its token] to the best tokens of the
+       target's logits there.
     """
 
     name: ClassVar[str] = "token-recycling"
@@ -87,7 +87,10 @@ class TokenRecycling(Method):
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Step 3."""
-        known, best = torch.cat(self.known), ranking.top_indices(session.verified(), self.width)
+        known, best = (
+            torch.cat(self.known),
+            ranking.top_indices(session.verified_logits(), self.width),
+        )
         places = torch.arange(len(known), device=known.device)
         last = torch.where(known[:, None] == known, places, -1).amax(1)  # of each one's equals
         self.next.index_copy_(0, known, best.index_select(0, last))

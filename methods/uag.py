@@ -1,4 +1,4 @@
-"""Universal assisted generation: a draft with any tokenizer, whose words are tokenized anew (SLEM).
+"""Universal assisted generation: a draft with any tokenizer, whose text is tokenized again (SLEM).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 2; transformers' universal
@@ -37,17 +37,18 @@ class UagParams(MethodParams):
 class Uag(Method):
     """UAG: a draft with any tokenizer continues the text, which is tokenized for the target.
 
-    Exact because the draft's tokens are only a guess of the text: one stands iff the target
-    itself, greedy or by its own draw, chooses just that token.
-    Differs from the sources: the draft writes what it finds likeliest at any temperature; which of
-    its tokens still stand is told by their bytes, where transformers compares windows of tokens.
+    Exact because the draft's tokens are only a guess of the text: a token is accepted if and only
+    if the target, greedy or by its own draw, chooses that token.
+    Differs from the sources: the draft writes its most likely tokens at any temperature. Draft
+    tokens are matched to the committed text by their bytes; transformers compares windows of
+    tokens.
 
     One step:
-    1. Bring the committed text into the draft's vocabulary: of what it wrote last those tokens
-       stand that spell it; what comes behind them is tokenized, the others' rows are forgotten.
-    2. Have the draft write `length` tokens on.
-    3. Tokenize their text for the target, with the last tokens before it, so that none is cut
-       where the target would not cut.
+    1. Translate the committed text into the draft's vocabulary. Keep the draft tokens that spell
+       it, tokenize what follows, and drop the KV entries of the others.
+    2. The draft generates `length` tokens.
+    3. Tokenize their text for the target, together with the last tokens before it, so that token
+       boundaries are those of the target.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 

@@ -1,4 +1,4 @@
-"""Plain decoding with the target: the baseline of every speedup and the oracle of every output."""
+"""Plain decoding with the target: the baseline of speedups and the reference for outputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from specbench_cli.api import Draft, Method, Session
 
 
 class Vanilla(Method):
-    """Vanilla autoregressive decoding: one target forward a token.
+    """Vanilla autoregressive decoding: one target forward per token.
 
-    Exact by definition. It runs through the same loop, the same verifier and the same stop rule as
-    every other method, with nothing drafted, so that a speedup compares methods and not programs.
+    Exact by definition. It uses the same loop, verifier and stop rule as every other method, with
+    an empty draft, so that a speedup compares methods and not implementations.
     """
 
     name: ClassVar[str] = "vanilla"
@@ -20,5 +20,5 @@ class Vanilla(Method):
     proposes: ClassVar[bool] = False
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Nothing."""
+        """Return an empty draft."""
         return session.chain(())

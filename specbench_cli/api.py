@@ -21,10 +21,10 @@ from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto,
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.sampling import Sampling, key_of
+from specbench_cli.engine.verify.sampling import Sampling, hash_key
 
 # What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
-from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, Out, Tokens
+from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, ModelOutput, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
@@ -34,13 +34,13 @@ from specbench_cli.engine.types import Draft, Guarantee, DrawMode, Origin, Outco
 from specbench_cli.engine.verify.choosing import Pick
 
 # What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
-from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, Places
+from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 
 # Texts that draft and target write span by span: a span is drafted, graded by a method, and stands
 # as a whole if its rule says so; a ledger has what each wrote, and what became of it.
-from specbench_cli.engine.spans.judge import SpanParams, SpanRule
-from specbench_cli.engine.spans.spans import Spans, mean_log_prob
+from specbench_cli.engine.spans.judge import SegmentParams, SegmentRule
+from specbench_cli.engine.spans.segments import Segments, mean_log_prob
 
 # Chains: of several sequences at once, and how long they get: by a number, or by a rule that
 # decides once a token is kept.
@@ -90,7 +90,7 @@ from specbench_cli.engine.drafting.transcript import Transcript
 # and its `host`.
 from specbench_cli.engine import host
 from specbench_cli.engine.verify import ranking, siblings
-from specbench_cli.engine.verify.tree import merge, rows_of, tree_of
+from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
 
 # Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
 from specbench_cli.engine.workers.drafter import Desk, Drafter
@@ -145,6 +145,7 @@ __all__ = [
     "Decoder",
     "Desk",
     "Draft",
+    "DraftContext",
     "DraftModelMethod",
     "Drafter",
     "DrawMode",
@@ -180,16 +181,15 @@ __all__ = [
     "MethodFault",
     "MethodParams",
     "ModelInput",
+    "ModelOutput",
     "Nodes",
     "NumberOrAuto",
     "Origin",
-    "Out",
     "Outcome",
     "Part",
     "Partial",
     "PeerSession",
     "Pick",
-    "Places",
     "Preparer",
     "Random",
     "Rollouts",
@@ -198,12 +198,12 @@ __all__ = [
     "Said",
     "Sampling",
     "Scratch",
+    "SegmentParams",
+    "SegmentRule",
+    "Segments",
     "SelectedNodes",
     "SequentialHead",
     "Session",
-    "SpanParams",
-    "SpanRule",
-    "Spans",
     "State",
     "Step",
     "StopRule",
@@ -220,6 +220,8 @@ __all__ = [
     "WordList",
     "Worker",
     "best_tree",
+    "build_tree",
+    "build_tree_mask",
     "config_of",
     "create_length_rule",
     "create_size_rule",
@@ -231,24 +233,22 @@ __all__ = [
     "fits",
     "grow",
     "guesses",
+    "hash_key",
     "host",
-    "key_of",
     "layer_bytes",
     "load_weights",
     "max_nodes",
     "mean_log_prob",
-    "merge",
+    "merge_trees",
     "pickle_fault",
     "ranking",
     "read_config",
-    "rows_of",
     "said_ids",
     "select",
     "sha256_of",
     "siblings",
     "spread",
     "told_ids",
-    "tree_of",
     "tree_of_choices",
     "tree_of_widths",
 ]

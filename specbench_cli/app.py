@@ -38,6 +38,7 @@ from specbench_cli.commands import (
     report,
     run,
 )
+from specbench_cli.commands.list import EPILOG as LIST_EPILOG
 from specbench_cli.commands.list import list_
 from specbench_cli.commands.training.app import app as train
 from specbench_cli.config import options
@@ -79,7 +80,7 @@ LONGEST_TRACE = 20_000
 """Maximum number of characters of a traceback that are printed or logged."""
 
 app = typer.Typer(
-    help="Which speculative-decoding method is fastest here, and is its output truly unchanged?",
+    help="Benchmark speculative decoding: speed, acceptance, and equality of outputs.",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": HELP},
@@ -93,7 +94,7 @@ app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("predict", epilog=predict.EPILOG)(predict.predict)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("init", epilog=init.EPILOG)(init.init)
-app.command("list")(list_)
+app.command("list", epilog=LIST_EPILOG)(list_)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(train, name=TRAIN)
 
@@ -110,12 +111,12 @@ def _top(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
     tracebacks: Annotated[
         bool,
-        typer.Option(TRACEBACK, help="Show an error's traceback. \\[env: SPECBENCH_DEBUG=1]"),
+        typer.Option(TRACEBACK, help="Show tracebacks of errors. \\[env: SPECBENCH_DEBUG=1]"),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -326,22 +327,43 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def plain_help(command: Any) -> None:
-    """Have the help of a command, and of those below it, say every default, no type that is plain,
-    and paragraphs as wide as there is room for."""
+    """Prepare the help of a command and of its subcommands.
+
+    Typer prints the types of values, defaults in parentheses, and the examples last. This shows
+    placeholders instead of types, defaults as `[default: X]`, and the examples first.
+    """
     context = typer.Context(command, help_option_names=HELP)
     for param in command.get_params(context):
         type_of = getattr(param, "display_type_rich", None)  # older typers have none
-        if param.param_type_name == "argument" and type_of and "|" not in type_of(context):
-            param.display_type_rich = lambda ctx: None  # its name says what it is
-        flag = getattr(param, "is_flag", False)
-        if flag:
+        if param.param_type_name == "argument":
+            _simplify_usage(param)
+            if type_of and "|" not in type_of(context):
+                param.display_type_rich = lambda ctx: None
+        if getattr(param, "is_flag", False):
             param.metavar = ""
-        silent = not (param.required or param.is_eager or isinstance(param.show_default, str))
-        if silent and (param.default is None or (flag and not param.secondary_opts)):
-            param.show_default = "off" if flag else "none"
-    command.help = "\n\n".join(map(_one_line, (command.help or "").split("\n\n")))
+            param.show_default = bool(param.secondary_opts)
+        if isinstance(param.show_default, str):
+            if param.show_default not in ("none", "off"):
+                param.help += f" [dim]\\[default: {param.show_default}][/dim]"
+            param.show_default = False
+    about = [_one_line(paragraph) for paragraph in (command.help or "").split("\n\n")]
+    epilog = (command.epilog or "").split("\n\n")
+    if examples := [f"  {line}" for line in epilog if line.startswith("specbench ")]:
+        about.append("\n".join(("\bExamples:", *examples)))
+        command.epilog = "\n\n".join(
+            line for line in epilog if line != "Examples:" and not line.startswith("specbench ")
+        )
+    command.help = "\n\n".join(about)
     for each in getattr(command, "commands", {}).values():
         plain_help(each)
+
+
+def _simplify_usage(argument: Any) -> None:
+    """Show a positional argument as `RUN`, `[RUN]`, `RUN...` or `[RUN]...` in the usage line."""
+    word = str(argument.metavar)
+    word = word if argument.required or " " in word else f"[{word}]"
+    word += "..." if argument.nargs == -1 and " " not in word else ""
+    argument.get_usage_pieces = lambda ctx: [word]
 
 
 def _one_line(paragraph: str) -> str:

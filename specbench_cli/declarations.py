@@ -1,7 +1,7 @@
 """Declarations of the built-in methods, evaluated without importing the methods.
 
-A plan needs a method's parameters and hooks (`needed`, `artifacts`, `guarantee`), but none of the
-code that decodes. Importing a method imports torch, which takes a second. `declared` therefore
+A plan needs a method's parameters and hooks (`requirements`, `artifacts`, `guarantee`), but none of
+the code that decodes. Importing a method imports torch, which takes a second. `declared` therefore
 runs only the statements that declare something, and reads them from the source text of `methods`.
 The class that it returns for a method has the method's attributes, parameters and hooks, and cannot
 decode.
@@ -45,7 +45,7 @@ WITHOUT_TORCH = frozenset(
 """Modules that declarations may import."""
 
 HOOKS = frozenset(
-    {"accept", "artifacts", "batches", "by_load", "guarantee", "models", "needed", "scope"}
+    {"accept", "artifacts", "batches", "by_load", "guarantee", "models", "requirements", "scope"}
     | {"timing_free", "upper_bound", "uses_costs"}
 )
 """Members of a method that a plan evaluates."""

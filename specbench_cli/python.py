@@ -109,7 +109,7 @@ def run(
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
     remember(run_dir.path)
-    if result.void:
+    if result.noisy:
         warnings.warn("; ".join(NOISE), stacklevel=2)
     return found
 

@@ -65,7 +65,10 @@ def _no_idling() -> Iterator[None]:
 
     Passes in processes of their own do.
     """
-    with patch.object(quiet, "WINDOW_S", 0.02), patch("specbench_cli.measure.cell.PAUSE_S", 0.0):
+    with (
+        patch.object(quiet, "WINDOW_S", 0.02),
+        patch("specbench_cli.measure.measurement.PAUSE_S", 0.0),
+    ):
         yield
 
 
@@ -413,7 +416,7 @@ class Log:
     def window(self, other_cpu, text):
         pass
 
-    def cell(self, record):
+    def show_record(self, record):
         self.cells.append(record.key)
         if len(self.cells) == self.interrupt_after:
             raise KeyboardInterrupt
@@ -465,7 +468,7 @@ def specbench(tmp_path, monkeypatch):
     def run(*methods, log=None, resume=None, **config):
         log = log or Log()
         if resume is not None:
-            plan, run_dir = execute.reopen(resume, log)
+            plan, run_dir = execute.resume_run(resume, log)
         else:
             made.append(None)
             rows = [

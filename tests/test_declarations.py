@@ -62,7 +62,7 @@ def facts(method: Method) -> dict[str, Any]:
         **{name: getattr(method, name, None) for name in (*ATTRIBUTES, *hooks)},
         "fields": [(name, each.default, each.description) for name, each in fields.items()],
         "accept": str(method.accept),
-        "off": method.accept is None or method.accept.off,
+        "off": method.accept is None or method.accept.is_exact,
         "guarantees": [method.guarantee(rule) for rule in get_args(Rule)],
         "models": method.models(),
         "heads": [

@@ -235,7 +235,9 @@ def test_void_times_are_warned_of_and_kept(run, monkeypatch):
 
     monkeypatch.setattr(execute, "start", lambda *_: (None, SimpleNamespace(path=run.path)))
     monkeypatch.setattr(
-        execute, "run", lambda *_, **__: execute.Result(run.path, ExitCode.ENVIRONMENT, void=True)
+        execute,
+        "run",
+        lambda *_, **__: execute.RunResult(run.path, ExitCode.ENVIRONMENT, noisy=True),
     )
     with pytest.warns(UserWarning, match="the machine was not quiet"):
         found = sb.run()

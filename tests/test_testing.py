@@ -29,11 +29,11 @@ class Stale(Pld):
         self.state = session.new_state(self.model)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        picks, x = [], session.since(self.state.length())
+        picks, x = [], session.pending_tokens(self.state.length())
         for ahead in range(min(2, limit)):
             picks.append(session.pick(self.model.forward(x, self.state), ahead))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
 
 def test_its_checks_are_the_audit_s():

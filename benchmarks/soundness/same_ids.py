@@ -78,7 +78,7 @@ def decode(
         requests,
         sampling,
         size=size,
-        slots=method.held(size),  # type: ignore[attr-defined]
+        slots=method.max_sequences(size),  # type: ignore[attr-defined]
     )
     steps: list[list[tuple[int, int]]] = [[] for _ in requests]
     for step in method.generate_batch(batch):  # type: ignore[attr-defined]

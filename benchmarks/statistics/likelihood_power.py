@@ -21,7 +21,7 @@ from torch import Tensor
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.types import Tokens
-from specbench_cli.judge.verdict import LEAST
+from specbench_cli.judge.verdict import MIN_LOG_PROB
 from specbench_cli.measure.bench import Bench
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.stats.martingale import LEVEL, TILTS
@@ -51,7 +51,7 @@ def expected_gains(p: Tensor, faulty: Tensor) -> Tensor:
         p: probabilities [V] of the target.
         faulty: probabilities [V] that the token is drawn from. The variance is under p.
     """
-    steps = p.log().clamp_min(LEAST)
+    steps = p.log().clamp_min(MIN_LOG_PROB)
     steps = steps - (p * steps).sum()
     drift = (faulty * steps).sum()
     found = [t * drift - (p * (t * steps).exp()).sum().log() for t in TILTS]

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 from methods.atts import Atts, AttsParams, p_value
 from recipes.tasks.rows import chain_rows
-from specbench_cli.api import Draft, Session, Spans, Step, mean_log_prob
+from specbench_cli.api import Draft, Segments, Session, Step, mean_log_prob
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.models.load import load_decoder
@@ -48,9 +48,9 @@ BATCH_SIZE = 8
 class LoggedAtts(Atts):
     """`atts` that keeps the score of the last judged chunk."""
 
-    def settle(self, session: Session, spans: Spans, draft: Draft, rows: Tensor) -> Step:
+    def settle(self, session: Session, spans: Segments, draft: Draft, rows: Tensor) -> Step:
         """See `Atts`."""
-        if draft.nodes and not spans.replacing:
+        if draft.nodes and not spans.is_replacing:
             self.score = -mean_log_prob(rows, draft)
         return super().settle(session, spans, draft, rows)
 

@@ -196,7 +196,7 @@ def read_stream(name: str, run: RunDir) -> MeasuredStream:
         by_label.setdefault(record.label, []).append(record)
     prompts, topics, n_correct = list(run.prompts()), Topics(), 0
     for prompt in prompts:
-        n_correct += topics.of(prompt.ids) == prompt.category
+        n_correct += topics.classify(prompt.ids) == prompt.category
         topics.learn(prompt.ids, prompt.category)
     drafting = {label: records for label, records in by_label.items() if label != "vanilla"}
     weights = np.random.default_rng(0).exponential(size=(DRAWS, len(prompts)))

@@ -46,8 +46,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.quiet import QuietMeter, Windows
-from specbench_cli.measure.step_costs import StepCosts, quick
+from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
+from specbench_cli.measure.step_costs import StepCosts, measure_step_costs
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import make_plan
 
@@ -121,7 +121,7 @@ def count_equal_ids(
     for sampling in RULES:
         due = [vanilla_ids(bench, request, sampling) for request in requests]
         for size in ID_SIZES:
-            held = method_run.method.held(size)
+            held = method_run.method.max_sequences(size)
             batch = Batch(bench.workspace, requests, sampling, size=size, slots=held, chunk=chunk)
             for _ in method_run.method.generate_batch(batch):
                 pass
@@ -201,9 +201,9 @@ class DraftLengthSearch:
 
     def measure_costs(self) -> StepCosts:
         """Return the costs of forwards, measured as in a run with a policy."""
-        return quick(
+        return measure_step_costs(
             self.bench.workspace,
-            Windows(QuietMeter(), allow_noise=True),
+            MeasurementWindows(NoiseMeter(), allow_noise=True),
             self.bench.context,
             most=max(self.sizes),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods._heads.layouts import Layout, recognise, renamed
+from methods._heads.layouts import Layout, find_layout, rename_tensors
 from specbench_cli.api import (
     ROPE_TYPES,
     Decoder,
@@ -41,7 +41,7 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadFiles:
+class LoadedHead:
     """A head as it was read, or made up.
 
     Attributes:
@@ -60,7 +60,7 @@ class HeadFiles:
     hidden_first: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def taps(self, n_layers: int) -> tuple[int, ...]:
+    def captured_layers(self, n_layers: int) -> tuple[int, ...]:
         """The target's layers whose outgoing rows an EAGLE-3 or DFlash head reads.
 
         We, SpecForge and z-lab count the layers that rows leave; vLLM, whose numbers speculators
@@ -75,7 +75,7 @@ class HeadFiles:
         leaving = leaving or (config.get("dflash_config") or config).get("target_layer_ids")
         if leaving is None and config.get(ids):
             leaving = [layer - 1 for layer in config[ids]]
-        taps = tuple(leaving or official_taps(n_layers))
+        taps = tuple(leaving or official_layers(n_layers))
         if not all(0 <= tap < n_layers for tap in taps):
             raise EnvironmentFault(
                 f"{self.source} reads rows that leave the layers {list(taps)} (counted from 0);"
@@ -84,26 +84,31 @@ class HeadFiles:
             )
         return taps
 
-    def only(
-        self, said: Mapping[str, Any], plain: Mapping[str, Any], kinds: Mapping[str, set[str]]
+    def check_supported(
+        self,
+        settings: Mapping[str, Any],
+        supported: Mapping[str, Any],
+        supported_items: Mapping[str, set[str]],
     ) -> None:
         """Raise EnvironmentFault for a setting that is not computed.
 
         Args:
             said: settings. plain: the value of each that is computed. kinds: of lists.
         """
-        for name, value in plain.items():
-            if said.get(name) not in (None, value):
-                raise wrong_size(self, f"{name} is {said[name]!r}; computed is {value!r} alone")
-        for name, known in kinds.items():
-            if odd := sorted({*(said.get(name) or ())} - known):
-                raise wrong_size(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
+        for name, value in supported.items():
+            if settings.get(name) not in (None, value):
+                raise head_mismatch(
+                    self, f"{name} is {settings[name]!r}; computed is {value!r} alone"
+                )
+        for name, known in supported_items.items():
+            if odd := sorted({*(settings.get(name) or ())} - known):
+                raise head_mismatch(self, f"{name} has {odd[0]!r}; computed is {', '.join(known)}")
 
-    def token(self, said: Mapping[str, Any], name: str, target: Decoder) -> int:
+    def read_token_id(self, settings: Mapping[str, Any], name: str, target: Decoder) -> int:
         """The target's id that a setting names; raises EnvironmentFault where that is none."""
-        token = said.get(name)
+        token = settings.get(name)
         if not isinstance(token, int) or not 0 <= token < target.vocab_size:
-            raise wrong_size(self, f"{name} is {token}; ids are below {target.vocab_size}")
+            raise head_mismatch(self, f"{name} is {token}; ids are below {target.vocab_size}")
         return token
 
     def check_target(self, target: Decoder) -> None:
@@ -120,18 +125,18 @@ class HeadFiles:
             )
 
 
-def wrong_size(files: HeadFiles, what: str) -> EnvironmentFault:
+def head_mismatch(files: LoadedHead, what: str) -> EnvironmentFault:
     """A head that does not go with the target."""
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
-def checked(
+def check_tensors(
     source: str,
     tensors: Mapping[str, Tensor],
-    due: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     kind: str,
     *,
-    whole: bool = True,
+    exact: bool = True,
 ) -> dict[str, Tensor]:
     """The tensors that a head needs, by the names that they have in its files.
 
@@ -144,12 +149,12 @@ def checked(
         EnvironmentFault: one lacks, has no place, has another size, or holds a number that is not
             finite.
     """
-    lacking = [name for name in due if name not in tensors]
-    odd = [name for name in tensors if whole and name not in due]
-    told = [("lacks", lacking), ("has no place for", odd)]
-    what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in told if names)
+    missing = [name for name in shapes if name not in tensors]
+    unexpected = [name for name in tensors if exact and name not in shapes]
+    problems = [("lacks", missing), ("has no place for", unexpected)]
+    what = "; ".join(f"{word} {', '.join(names[:4])}" for word, names in problems if names)
     found: dict[str, Tensor] = {}
-    for name, size in () if what else due.items():
+    for name, size in () if what else shapes.items():
         tensor = found[name] = tensors[name]
         if tuple(tensor.shape) != tuple(size):
             what = f"{name} is {list(tensor.shape)}; this target needs {list(size)}"
@@ -167,28 +172,28 @@ def checked(
 
 
 @torch.no_grad()
-def fill(
-    places: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str, kind: str
+def copy_tensors(
+    destinations: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, kind: str
 ) -> None:
     """Copy the tensors of a checkpoint to the places that they have in a head, by their names; as
     `checked`."""
-    due = {name: tuple(place.shape) for name, place in places.items()}
-    for name, tensor in checked(where, weights, due, kind).items():
-        places[name].copy_(tensor)
+    shapes = {name: tuple(place.shape) for name, place in destinations.items()}
+    for name, tensor in check_tensors(source, weights, shapes, kind).items():
+        destinations[name].copy_(tensor)
 
 
-def official_taps(n_layers: int) -> tuple[int, ...]:
+def official_layers(n_layers: int) -> tuple[int, ...]:
     """The layers whose outgoing rows EAGLE-3's code reads: those entering 2, N/2 and N - 3.
 
     Kept inside of targets that have fewer than five layers.
     """
-    wanted = (1, n_layers // 2 - 1, n_layers - 4)
-    return tuple(min(max(layer, 0), n_layers - 1) for layer in wanted)
+    layers = (1, n_layers // 2 - 1, n_layers - 4)
+    return tuple(min(max(layer, 0), n_layers - 1) for layer in layers)
 
 
 def read_head(
     folder: Path, kind: str, layouts: Sequence[Layout], target: Decoder | None = None
-) -> HeadFiles:
+) -> LoadedHead:
     """Read the head in a folder, whatever its layout.
 
     Args:
@@ -200,15 +205,15 @@ def read_head(
         EnvironmentFault: no config.json or no safetensors; an unknown layout, a head of another
             kind, or a layer that is not a Llama's.
     """
-    config = config_in(folder)
+    config = read_head_config(folder)
     weights = Weights(folder)
-    layout, caught = recognise(folder, weights, layouts)
+    layout, caught = find_layout(folder, weights, layouts)
     if layout.kind != kind:
         raise EnvironmentFault(
             f"{folder} holds a head of kind {layout.kind}: {layout.name}; {kind} was asked for",
             f"specbench run -m {layout.kind} --set {layout.kind}.head={folder}",
         )
-    tensors = renamed(folder, layout, caught, weights)
+    tensors = rename_tensors(folder, layout, caught, weights)
     inner = config.get("transformer_layer_config") or config.get("text_config") or config
     if "num_attention_heads" not in inner:
         inner = {**(config_of(target) if target is not None else {}), **inner}
@@ -217,17 +222,17 @@ def read_head(
             f"{folder}: neither its config.json nor the target's says num_attention_heads",
             "add it to the head's config.json",
         )
-    return HeadFiles(
+    return LoadedHead(
         source=f"{folder} ({layout.name})",
         tensors=tensors,
-        shape=_shape(folder, inner, tensors),
-        rope=rope_of(folder, inner),
+        shape=_read_shape(folder, inner, tensors),
+        rope=read_rope(folder, inner),
         hidden_first=layout.hidden_first,
         config=config,
     )
 
 
-def by_config(folder: Path, target: Decoder) -> HeadFiles:
+def read_head_by_config(folder: Path, target: Decoder) -> LoadedHead:
     """The head in a folder, as wide as the target: its tensors under the names that its files have,
     its sizes as config.json says.
 
@@ -235,26 +240,26 @@ def by_config(folder: Path, target: Decoder) -> HeadFiles:
         EnvironmentFault: no config.json, no safetensors, a size left out, or made for another
             target.
     """
-    config = config_in(folder)
+    config = read_head_config(folder)
     sizes = {name: config[name] for name in HeadShape.__dataclass_fields__ if name in config}
     try:
         shape = HeadShape(**sizes)
     except TypeError:
-        lacking = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
+        missing = sorted(HeadShape.__dataclass_fields__.keys() - sizes.keys())
         raise EnvironmentFault(
-            f"{folder.name}: config.json lacks {', '.join(lacking)}", "specbench list methods"
+            f"{folder.name}: config.json lacks {', '.join(missing)}", "specbench list methods"
         ) from None
     weights = Weights(folder)
     weights.check_layers(shape)
-    files = HeadFiles(folder.name, weights, shape, rope_of(folder, config), config=config)
+    files = LoadedHead(folder.name, weights, shape, read_rope(folder, config), config=config)
     files.check_target(target)
     if shape.hidden_size != target.hidden_size:
         found = f"rows of {shape.hidden_size} where the target's are {target.hidden_size}"
-        raise wrong_size(files, found)
+        raise head_mismatch(files, found)
     return files
 
 
-def config_in(folder: Path) -> dict[str, Any]:
+def read_head_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise EnvironmentFault(
@@ -273,7 +278,9 @@ def config_in(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _shape(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadShape:
+def _read_shape(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> HeadShape:
     """Sizes of the layer: from its tensors, but for the number of heads."""
     heads = config["num_attention_heads"]
     rows = {part: len(tensors[f"layer.self_attn.{part}_proj.weight"]) for part in "qkv"}
@@ -298,7 +305,7 @@ def _shape(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     )
 
 
-def rope_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = {key: config[key] for key in _ROPE if config.get(key) is not None}
     scaling = rope.get("rope_parameters") or rope.get("rope_scaling") or {}
     variant = scaling.get("rope_type", scaling.get("type", "default"))

@@ -6,7 +6,7 @@ HELD_OUT = 5
 """One question in so many is not trained on; it measures."""
 
 
-def area_under(scores: Tensor, truth: Tensor) -> float:
+def area_under_roc(scores: Tensor, truth: Tensor) -> float:
     """The chance that a true one's score is above a false one's, ties half: the area under the ROC
     curve; one half where all are of one kind."""
     good, bad = scores[truth], scores[~truth]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, read_head
-from methods._heads.module import DraftHead, Out, PrefixHead, heads
+from methods._heads.files import HeadShape, LoadedHead, read_head
+from methods._heads.module import DraftHead, HeadOutput, PrefixHead, heads
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -27,7 +27,7 @@ from specbench_cli.api import (
     layer_bytes,
     spread,
 )
-from specbench_cli.api import Out as Forwarded
+from specbench_cli.api import ModelOutput as Forwarded
 
 ROWS_AT_ONCE = 256
 """Rows of the target's output matrix are read in blocks, so that little is held at a time."""
@@ -126,11 +126,11 @@ class LayerHead(HeadStack):
             bias = read.get("fc.bias") if "fc.bias" in read else None
             self.fc = read.linear(read.get("fc.weight"), bias)
             self.weight_bytes += self.fc.nbytes
-        self._read_rest(read, module)
+        self._read_extra_weights(read, module)
         self._read_vocabulary(read, module)
 
     @classmethod
-    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+    def of(cls, files: LoadedHead, target: Decoder) -> Self:
         """The head that files hold; raises EnvironmentFault where it does not fit the target."""
         return cls(cls.module.of(files, target), target)
 
@@ -150,7 +150,7 @@ class LayerHead(HeadStack):
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
-    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+    def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         """Read what a kind of head has beside its layer and `fc`; adds to `weight_bytes`."""
 
     def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
@@ -164,7 +164,7 @@ class LayerHead(HeadStack):
         if module.lm_head is not None:
             self._own_output = read.linear(read.get("lm_head.weight"))
         elif self._ids is not None:
-            self._own_output = read.linear(_rows_of_output(self.target, self._ids))
+            self._own_output = read.linear(_read_output_rows(self.target, self._ids))
         if self._own_output is not None:
             self.weight_bytes += self._own_output.nbytes
 
@@ -178,8 +178,8 @@ class LayerHead(HeadStack):
         """See `Decoder`: the target's, or its own; ids that the head cannot say get -inf."""
         if self._own_output is None:
             return self.target.unembed(rows)
-        said = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
-        return said if self._ids is None else spread(said, self._ids, self.vocab_size)
+        logits = self._own_output(rows.reshape(-1, self.hidden_size)).view(*rows.shape[:-1], -1)
+        return logits if self._ids is None else spread(logits, self._ids, self.vocab_size)
 
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
         if not isinstance(x, Features):
@@ -203,7 +203,7 @@ class PrefixLayerHead(LayerHead):
     module: ClassVar[type[PrefixHead]]
     steps: PrefixHead
 
-    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+    def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         assert isinstance(module, PrefixHead)
         self._final = read.norm("norm")
         del module.layer  # which is fused
@@ -218,19 +218,21 @@ class PrefixLayerHead(LayerHead):
         assert isinstance(state, KVState)
         rows, ids = x.rows, x.ids
         if rows.shape[-1] == self.hidden_size:
-            said = super().execute(model_input._replace(logits_at=None))
+            out_rows = super().execute(model_input._replace(logits_at=None))
             if logits_at is None:
-                return said
+                return out_rows
             rows, ids = (
-                (said.hidden, ids) if logits_at == "all" else (said.hidden[:, -1:], ids[:, -1:])
+                (out_rows.hidden, ids)
+                if logits_at == "all"
+                else (out_rows.hidden[:, -1:], ids[:, -1:])
             )
         else:
             self.ran += 1
             state.extend(0, (0,), ids.shape[1])
         out = self.steps.step(self.embed(ids), rows)
-        return Forwarded(self._spoken(out), out.hidden)
+        return Forwarded(self._compute_logits(out), out.hidden)
 
-    def _spoken(self, out: Out) -> Tensor:
+    def _compute_logits(self, out: HeadOutput) -> Tensor:
         """Logits of what a step made."""
         return self.target.unembed(out.normed)
 
@@ -242,7 +244,7 @@ class PrefixLayerHead(LayerHead):
         return self._norm(super()._run_layer(*given), self._final)
 
 
-def _rows_of_output(target: Decoder, ids: Tensor) -> Tensor:
+def _read_output_rows(target: Decoder, ids: Tensor) -> Tensor:
     """Rows [r, hidden] of the target's output matrix."""
     unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
     blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]

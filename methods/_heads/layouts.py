@@ -1,7 +1,7 @@
 """Checkpoint layouts of draft heads: how files are recognised, and their tensors renamed.
 
 How others name their tensors, each head's own file says. Whatever the layout, a head is read as
-`HeadFiles`: one transformer layer and what is around it, under these names:
+`LoadedHead`: one transformer layer and what is around it, under these names:
 
 * `layer.*`: the layer, named as transformers names a Llama's;
 * `enorm`, `hnorm`: norms of the token's embedding and of the features before they meet;
@@ -68,7 +68,7 @@ CUT = {"d2t": "d2t", "t2d": "t2d"}
 """A part of the target's vocabulary: what a head says by the target's own output matrix."""
 
 
-def under(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
+def add_prefix(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
     """The renames where all of their names begin with a prefix."""
     return {prefix + theirs: ours for theirs, ours in renames.items()}
 
@@ -99,7 +99,7 @@ _OTHERS = {
 """Signs of layers that are not a Llama's, and what they are."""
 
 
-def recognise(
+def find_layout(
     folder: Path, names: Mapping[str, Tensor], layouts: Sequence[Layout]
 ) -> tuple[Layout, str]:
     """The layout, and what its mark caught."""
@@ -119,7 +119,7 @@ def _number(digits: str) -> int:
     return int(digits or 0)
 
 
-def renamed(
+def rename_tensors(
     folder: Path, layout: Layout, caught: str, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The head's tensors under our names; raises EnvironmentFault for one that has no place."""
@@ -130,13 +130,13 @@ def renamed(
         if not fits:
             if layout.in_target:
                 continue
-            raise _no_place(folder, layout, name)
+            raise _unknown_tensor(folder, layout, name)
         theirs = max(fits, key=len)
         if renames[theirs] == DROPPED or name.endswith("rotary_emb.inv_freq"):
             continue
         ours = renames[theirs] + name[len(theirs) :]
         if ours.startswith("layer.") and not _in_layer(ours.removeprefix("layer.")):
-            raise _no_place(folder, layout, name)
+            raise _unknown_tensor(folder, layout, name)
         less_one = layout.centred and ours.endswith("norm.weight")
         tensors[ours] = weights[name].float() + 1.0 if less_one else weights[name]
     missing = [f"layer.{name}.weight" for name in _WEIGHTS if f"layer.{name}.weight" not in tensors]
@@ -148,7 +148,7 @@ def renamed(
     return tensors
 
 
-def stored(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_stored_names(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A head's tensors as a layout names them: what `renamed` takes back."""
     theirs = {ours: name for name, ours in layout.renames.items() if ours != DROPPED}
     found = {}
@@ -162,7 +162,7 @@ def _in_layer(name: str) -> bool:
     return name in _MAY_HAVE or name.removesuffix(".weight") in _WEIGHTS
 
 
-def _no_place(folder: Path, layout: Layout, name: str) -> EnvironmentFault:
+def _unknown_tensor(folder: Path, layout: Layout, name: str) -> EnvironmentFault:
     what = next((what for sign, what in _OTHERS.items() if sign in name), None)
     return EnvironmentFault(
         f"{folder}: {layout.name} with {name}"

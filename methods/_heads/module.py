@@ -21,17 +21,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, checked, wrong_size
+from methods._heads.files import HeadShape, LoadedHead, check_tensors, head_mismatch
 from methods._heads.layouts import Layout
-from methods._heads.recipe import HeadRecipe, Taught
-from methods._heads.slots import HeadInput, Layer, Norm, take
-from methods._heads.vocabulary import Vocabulary
+from methods._heads.recipe import HeadRecipe, TargetStatistics
+from methods._heads.slots import HeadInput, LlamaLayer, RmsNorm, gather_slots
+from methods._heads.vocabulary import HeadVocabulary
 from specbench_cli.api import NORMED, Decoder, EnvironmentFault
 
 RANDOM_HEAD_DIM = 8
 
 
-class Out(NamedTuple):
+class HeadOutput(NamedTuple):
     """What a head makes of its slots, each [sequences, slots, width].
 
     hidden: to be fed back in place of the next slot's features.
@@ -71,10 +71,10 @@ class DraftHead(nn.Module, ABC):
     config: ClassVar[Mapping[str, Any]]
     recipe: ClassVar[HeadRecipe]
     fc: nn.Linear
-    layer: Layer
+    layer: LlamaLayer
     lm_head: nn.Linear | None
     embed_tokens: nn.Embedding | None
-    vocabulary: Vocabulary | None = None
+    vocabulary: HeadVocabulary | None = None
     taps: tuple[int, ...] = (NORMED,)
     hidden_first: bool = False
     levels: int | None = None
@@ -86,14 +86,14 @@ class DraftHead(nn.Module, ABC):
         shape: HeadShape,
         rope: Mapping[str, Any],
         has: Collection[str] = (),
-        own: Vocabulary | None = None,
+        own: HeadVocabulary | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.rope = shape, rope
         self.lm_head = self.embed_tokens = None
         self.register_buffer("says", None, persistent=False)
         if own is not None:
-            self.speak(own)
+            self.set_vocabulary(own)
         self.build(has)
 
     # What a kind of head is.
@@ -106,26 +106,26 @@ class DraftHead(nn.Module, ABC):
         return features
 
     @abstractmethod
-    def forward(self, x: HeadInput) -> Out:
+    def forward(self, x: HeadInput) -> HeadOutput:
         """Run one step, and add its keys and values to `x.past`."""
 
     @classmethod
-    def tapped(cls, _n_layers: int) -> tuple[int, ...]:
+    def choose_layers(cls, _n_layers: int) -> tuple[int, ...]:
         """The taps of one to be trained, for a target of so many layers."""
         return cls.taps
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """One to be trained, as torch's modules begin."""
-        return cls(shape, rope, own=taught.vocabulary(cls.recipe.says))
+        return cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
 
-    def begin(self, std: float) -> None:
+    def init_weights(self, std: float) -> None:
         """Draw the first weights; `std` is how widely the target's own were drawn."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=std)
 
-    def linear(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
+    def linear_input(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
         """What a linear map [reads, width] to the row before the output matrix would read, for
         `begin_linear`; None: such a head begins otherwise.
 
@@ -134,16 +134,16 @@ class DraftHead(nn.Module, ABC):
         """
         return None
 
-    def begin_linear(self, _found: Tensor, _norm: Tensor) -> None:
+    def init_from_linear(self, _found: Tensor, _norm: Tensor) -> None:
         """Begin as the linear map that was found; the layer then adds nothing until it has learnt.
 
         Args:
             _norm: weight of the target's final norm.
         """
-        raise NotImplementedError(f"{self.kind} has no `linear`")
+        raise NotImplementedError(f"{self.kind} has no `linear_input`")
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """What else is given to make the head that the files hold.
 
         Raises:
@@ -151,10 +151,10 @@ class DraftHead(nn.Module, ABC):
         """
         found, due = tuple(files.tensors["fc.weight"].shape), target.hidden_size
         if found != (due, 2 * due):
-            raise wrong_size(
+            raise head_mismatch(
                 files, f"fc is {list(found)}; this target's rows of {due} need {[due, 2 * due]}"
             )
-        return {"own": Vocabulary.of(files, target)}
+        return {"own": HeadVocabulary.of(files, target)}
 
     @classmethod
     def small(cls, shape: HeadShape, target: Decoder) -> Self:
@@ -163,45 +163,45 @@ class DraftHead(nn.Module, ABC):
 
     # What all have in common.
 
-    def speak(self, own: Vocabulary) -> None:
+    def set_vocabulary(self, own: HeadVocabulary) -> None:
         """Have another vocabulary than the target's, or matrices of its own for it."""
-        self.vocabulary, self.says, width = own, own.says, self.shape.hidden_size
+        self.vocabulary, self.says, width = own, own.ids, self.shape.hidden_size
         if own.matrix:
-            n = own.size if own.says is None else len(own.says)
+            n = own.size if own.ids is None else len(own.ids)
             self.lm_head = nn.Linear(width, n, bias=False)
         if own.embeds is not None:
             self.embed_tokens = nn.Embedding(own.embeds, width)
 
-    def new_norm(self) -> Norm:
+    def new_norm(self) -> RmsNorm:
         """A norm of the head's width."""
-        return Norm(self.shape.hidden_size, self.shape.rms_norm_eps)
+        return RmsNorm(self.shape.hidden_size, self.shape.rms_norm_eps)
 
     @classmethod
-    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+    def of(cls, files: LoadedHead, target: Decoder) -> Self:
         """The head that files hold.
 
         Raises:
             EnvironmentFault: sizes that do not go with the target's, or a tensor is missing or not
                 finite.
         """
-        facts = cls.facts(files, target)
+        facts = cls.init_args(files, target)
         with torch.device("meta"):  # nothing is drawn for what is to be replaced
             head = cls(files.shape, files.rope, files.tensors.keys(), **facts)
         head.hidden_first = files.hidden_first
         names = head.state_dict()
-        lacking = next((name for name in names if name not in files.tensors), None)
-        if lacking is not None:
-            raise EnvironmentFault(f"{files.source} has no {lacking}", "specbench list methods")
+        missing = next((name for name in names if name not in files.tensors), None)
+        if missing is not None:
+            raise EnvironmentFault(f"{files.source} has no {missing}", "specbench list methods")
         known = {*names, "d2t", "t2d", "embed_tokens.weight"}
-        if odd := sorted(name for name in files.tensors if name not in known):
-            raise wrong_size(files, f"{odd[0]} has no place in it, and is not computed")
-        wild = next((n for n in names if not files.tensors[n].isfinite().all()), None)
-        if wild is not None:
-            raise wrong_size(files, f"{wild} holds numbers that are not finite")
+        if unexpected := sorted(name for name in files.tensors if name not in known):
+            raise head_mismatch(files, f"{unexpected[0]} has no place in it, and is not computed")
+        not_finite = next((n for n in names if not files.tensors[n].isfinite().all()), None)
+        if not_finite is not None:
+            raise head_mismatch(files, f"{not_finite} holds numbers that are not finite")
         try:
             head.load_state_dict({name: files.tensors[name] for name in names}, assign=True)
         except RuntimeError as fault:
-            raise wrong_size(files, str(fault).splitlines()[-1].strip()) from None
+            raise head_mismatch(files, str(fault).splitlines()[-1].strip()) from None
         return head
 
     @classmethod
@@ -213,25 +213,25 @@ class DraftHead(nn.Module, ABC):
             head = cls.small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
         named = sorted(head.state_dict().items(), key=lambda item: not item[0].startswith("layer."))
         drawn = {
-            name: torch.ones(part.shape) if part.dim() == 1 else _random(part, generator)
+            name: torch.ones(part.shape) if part.dim() == 1 else _random_matrix(part, generator)
             for name, part in named
         }
         head.load_state_dict(drawn, assign=True)
         return head
 
-    def words(self) -> dict[str, Any]:
+    def file_config(self) -> dict[str, Any]:
         """What config.json says of it beside its sizes."""
         return dict(self.config)
 
     def tensors(self) -> dict[str, Tensor]:
         """What files hold of it, by our names."""
-        told = {} if self.vocabulary is None else self.vocabulary.told()
-        return self.state_dict() | told
+        vocabulary = {} if self.vocabulary is None else self.vocabulary.to_tensors()
+        return self.state_dict() | vocabulary
 
-    def files(self) -> HeadFiles:
+    def as_loaded(self) -> LoadedHead:
         """The head as `of` takes it."""
         source = f"the {self.kind} head"
-        return HeadFiles(source, self.tensors(), self.shape, self.rope, self.hidden_first)
+        return LoadedHead(source, self.tensors(), self.shape, self.rope, self.hidden_first)
 
 
 class JoinedHead(DraftHead):
@@ -243,21 +243,21 @@ class JoinedHead(DraftHead):
         """What the attention reads, and the residual stream, each [sequences, n, width]."""
 
     @abstractmethod
-    def out(self, rows: Tensor) -> Out:
+    def out(self, rows: Tensor) -> HeadOutput:
         """The rows that leave the layer, to feed back and to read out."""
 
-    def forward(self, x: HeadInput) -> Out:
+    def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`."""
         layer, places, past = self.layer, x.places, x.past
         rows, residual = self.join(x.embedded, x.features)
-        seen = layer.self_attn.remember(rows, places)
+        key_values = layer.self_attn.project_kv(rows, places)
         if x.slots is None:
-            past.own.append(seen)
+            past.own.append(key_values)
         else:
-            past.text = seen
-            rows, residual = take(rows, x.slots), take(residual, x.slots)
+            past.text = key_values
+            rows, residual = gather_slots(rows, x.slots), gather_slots(residual, x.slots)
             places = places.gather(1, x.slots)
-        return self.out(layer.after(residual, layer.self_attn(rows, places, past)))
+        return self.out(layer.add_residuals(residual, layer.self_attn(rows, places, past)))
 
 
 class ParallelHead(nn.Module, ABC):
@@ -287,7 +287,7 @@ class ParallelHead(nn.Module, ABC):
         return sum(part.nbytes for part in self.parameters())
 
     @abstractmethod
-    def words(self) -> dict[str, Any]:
+    def file_config(self) -> dict[str, Any]:
         """What config.json says of it."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -312,9 +312,9 @@ class ParallelHead(nn.Module, ABC):
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write model.safetensors, in fp16, and config.json; `facts` go under "specbench"."""
         folder.mkdir(parents=True, exist_ok=True)
-        held = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
-        save_file(held, folder / "model.safetensors", {"format": "pt"})
-        words = {**self.words(), "dtype": "float16", "specbench": dict(facts)}
+        tensors = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        words = {**self.file_config(), "dtype": "float16", "specbench": dict(facts)}
         text = json.dumps(words, indent=2, sort_keys=True) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
 
@@ -323,16 +323,16 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @torch.no_grad()
-def drawn(module: Module, seed: int) -> Module:
+def randomize(module: Module, seed: int) -> Module:
     """A module with random matrices, for audits."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.requires_grad_(False).parameters():
         if part.dim() == 2:
-            part.copy_(_random(part, generator))
+            part.copy_(_random_matrix(part, generator))
     return module
 
 
-def filled(make: Callable[[], Module], files: HeadFiles, kind: str) -> Module:
+def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Module:
     """A module whose tensors are those that files hold, under its own names.
 
     Raises:
@@ -340,9 +340,9 @@ def filled(make: Callable[[], Module], files: HeadFiles, kind: str) -> Module:
     """
     with torch.device("meta"):  # nothing is drawn for what is to be replaced
         module = make()
-    due = {name: tuple(part.shape) for name, part in module.state_dict().items()}
-    found = checked(files.source, files.tensors, due, kind)
-    module.load_state_dict(found, assign=True)
+    shapes = {name: tuple(part.shape) for name, part in module.state_dict().items()}
+    tensors = check_tensors(files.source, files.tensors, shapes, kind)
+    module.load_state_dict(tensors, assign=True)
     return module
 
 
@@ -354,11 +354,11 @@ class PrefixHead(JoinedHead):
 
     def build(self, has: Collection[str]) -> None:
         """See `DraftHead.build`."""
-        self.layer = Layer(self.shape.hidden_size, self.shape, self.rope, has, normed=True)
+        self.layer = LlamaLayer(self.shape.hidden_size, self.shape, self.rope, has, normed=True)
         self.norm = self.new_norm()
 
     @abstractmethod
-    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+    def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
         """What follows tokens, of their embeddings [..., width] and what their parents left.
 
         Args:
@@ -366,7 +366,7 @@ class PrefixHead(JoinedHead):
                 those.
         """
 
-    def begin(self, std: float) -> None:
+    def init_weights(self, std: float) -> None:
         """The layer's matrices; it begins by passing on what it reads."""
         for module in self.layer.modules():
             if isinstance(module, nn.Linear):
@@ -379,19 +379,19 @@ class PrefixHead(JoinedHead):
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(features), features
 
-    def out(self, rows: Tensor) -> Out:
+    def out(self, rows: Tensor) -> HeadOutput:
         """Normed."""
         normed = self.norm(rows)
-        return Out(normed, normed)
+        return HeadOutput(normed, normed)
 
-    def forward(self, x: HeadInput) -> Out:
+    def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead`; nothing is added to `past` after the first step."""
         if x.slots is None:
             return self.step(x.embedded, x.features)
-        return self.step(take(x.embedded, x.slots), super().forward(x).hidden)
+        return self.step(gather_slots(x.embedded, x.slots), super().forward(x).hidden)
 
 
-def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
     """A matrix of that shape, which about keeps the size of what it is multiplied with."""
     drawn = torch.randn(like.shape, generator=generator)
     return drawn.div_(math.sqrt(like.shape[1]))
@@ -400,16 +400,16 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
 @cache
 def heads() -> Mapping[str, type[DraftHead]]:
     """Return the heads of all methods, by kind. A `head.py` that defines one needs no entry."""
-    return {kind.kind: kind for kind in _defined() if issubclass(kind, DraftHead)}
+    return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, DraftHead)}
 
 
 @cache
 def parallel_heads() -> Mapping[str, type[ParallelHead]]:
     """Return the heads that draft all tokens in one forward, by kind."""
-    return {kind.kind: kind for kind in _defined() if issubclass(kind, ParallelHead)}
+    return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, ParallelHead)}
 
 
-def _defined() -> list[type]:
+def _find_head_classes() -> list[type]:
     """Return the classes in the `head.py` of methods, without abstract ones."""
     files = sorted(Path(__file__).parents[1].glob("*/head.py"))
     homes = [import_module(f"methods.{file.parent.name}.head") for file in files]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from methods._heads.vocabulary import Vocabulary
+from methods._heads.vocabulary import HeadVocabulary
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Objective:
     text: bool = False
 
 
-def in_parallel(steps: int) -> dict[str, Objective]:
+def parallel_losses(steps: int) -> dict[str, Objective]:
     """The losses of drafters that say so many tokens at once: by the text, and by the target."""
     return {"paper": Objective(steps, text=True), "ttt": Objective(steps)}
 
@@ -54,12 +54,12 @@ class HeadRecipe:
     sequences: int = 4
     losses: Mapping[str, Objective]
     mlp: int = 704
-    says: int | None = None
+    draft_vocab_size: int | None = None
     peak_lr: float = 5e-3
 
 
 @dataclass(frozen=True)
-class Taught:
+class TargetStatistics:
     """What a head that is to be trained may ask of its target.
 
     says: the n tokens, rising, that it answers with most often; of None, all.
@@ -68,10 +68,10 @@ class Taught:
 
     n_layers: int
     vocab_size: int
-    says: Callable[[int | None], Tensor]
-    size: Callable[[tuple[int, ...]], Tensor]
+    frequent_ids: Callable[[int | None], Tensor]
+    row_scale: Callable[[tuple[int, ...]], Tensor]
 
-    def vocabulary(self, n: int | None) -> Vocabulary:
+    def vocabulary(self, n: int | None) -> HeadVocabulary:
         """That of the `says(n)`."""
-        ids = self.says(n)
-        return Vocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)
+        ids = self.frequent_ids(n)
+        return HeadVocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)

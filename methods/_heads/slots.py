@@ -15,7 +15,7 @@ from specbench_cli.api import RotaryEmbedding
 
 
 @dataclass
-class Past:
+class PastKeyValues:
     """What the slots under training see: the text up to each, and what each drafted itself.
 
     mask: [sequences, 1, slots, length], True where a slot sees a place of the text.
@@ -44,11 +44,11 @@ class HeadInput(NamedTuple):
     embedded: Tensor
     features: Tensor
     places: Tensor
-    past: Past
+    past: PastKeyValues
     slots: Tensor | None = None
 
 
-class Norm(nn.Module):
+class RmsNorm(nn.Module):
     """RMSNorm (Zhang and Sennrich, arXiv:1910.07467), computed in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -78,52 +78,57 @@ class Attention(nn.Module):
         self, reads: int, shape: HeadShape, rope: Mapping[str, Any], has: Collection[str]
     ) -> None:
         super().__init__()
-        self._wide = shape.head_dim
+        self._head_dim = shape.head_dim
         self._shared = shape.num_attention_heads // shape.num_key_value_heads
 
         def linear(part: str, width: int, heads: int) -> nn.Linear:
             return nn.Linear(width, heads, bias=f"self_attn.{part}_proj.bias" in has)
 
-        q, kv = shape.num_attention_heads * self._wide, shape.num_key_value_heads * self._wide
+        q, kv = (
+            shape.num_attention_heads * self._head_dim,
+            shape.num_key_value_heads * self._head_dim,
+        )
         self.q_proj, self.k_proj = linear("q", reads, q), linear("k", reads, kv)
         self.v_proj, self.o_proj = linear("v", reads, kv), linear("o", q, shape.hidden_size)
         self.q_norm, self.k_norm = (
-            Norm(self._wide, shape.rms_norm_eps) if f"self_attn.{part}_norm.weight" in has else None
+            RmsNorm(self._head_dim, shape.rms_norm_eps)
+            if f"self_attn.{part}_norm.weight" in has
+            else None
             for part in "qk"
         )
-        self.rotary = rotary_of(shape, rope)
+        self.rotary = make_rotary(shape, rope)
 
-    def remember(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `rows` [sequences, n, reads] at `places` [sequences, n]."""
-        keys = self._turned(self.k_proj(rows), places, self.k_norm)
+        keys = self._rotate(self.k_proj(rows), places, self.k_norm)
         values = self._split(self.v_proj(rows))
         if self._shared > 1:
             keys, values = (part.repeat_interleave(self._shared, 1) for part in (keys, values))
         return keys, values
 
-    def forward(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
+    def forward(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
         """What `rows` [sequences, slots, reads] at `places` see of `past`."""
         assert past.text is not None, "remember the text first"
-        query = self._turned(self.q_proj(rows), places, self.q_norm)
+        query = self._rotate(self.q_proj(rows), places, self.q_norm)
         query = query / query.shape[-1] ** 0.5
         scores = (query @ past.text[0].mT).float().masked_fill(~past.mask, float("-inf"))
         drafted = [(query * keys).sum(-1, keepdim=True).float() for keys, _ in past.own]
         shares = torch.cat([scores, *drafted], -1).softmax(-1)
         length = scores.shape[-1]
-        seen = shares[..., :length].to(past.text[1].dtype) @ past.text[1]
+        attended = shares[..., :length].to(past.text[1].dtype) @ past.text[1]
         for step, (_, values) in enumerate(past.own):
-            seen = seen + shares[..., length + step, None].to(values.dtype) * values
-        merged: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
+            attended = attended + shares[..., length + step, None].to(values.dtype) * values
+        merged: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return merged
 
     def _split(self, rows: Tensor) -> Tensor:
-        return rows.view(*rows.shape[:2], -1, self._wide).transpose(1, 2)
+        return rows.view(*rows.shape[:2], -1, self._head_dim).transpose(1, 2)
 
-    def _turned(self, rows: Tensor, places: Tensor, norm: Norm | None) -> Tensor:
+    def _rotate(self, rows: Tensor, places: Tensor, norm: RmsNorm | None) -> Tensor:
         cos, sin = self.rotary(rows, places)
         split = self._split(rows)
         split = split if norm is None else norm(split)
-        half = self._wide // 2
+        half = self._head_dim // 2
         crossed = torch.cat((-split[..., half:], split[..., :half]), -1)
         turned: Tensor = split * cos[:, None] + crossed * sin[:, None]
         return turned
@@ -144,7 +149,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """A Llama layer; what its attention reads is normed before only where `normed`."""
 
     def __init__(
@@ -160,34 +165,34 @@ class Layer(nn.Module):
         own = {name.removeprefix("layer.") for name in has}
         self.self_attn = Attention(reads, shape, rope, own)
         self.mlp = Mlp(shape)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps) if normed else None
+        self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps) if normed else None
 
-    def reads(self, rows: Tensor) -> Tensor:
+    def norm_input(self, rows: Tensor) -> Tensor:
         """What its attention reads of rows [..., width] that enter it."""
         normed: Tensor = rows if self.input_layernorm is None else self.input_layernorm(rows)
         return normed
 
-    def after(self, rows: Tensor, seen: Tensor) -> Tensor:
+    def add_residuals(self, rows: Tensor, attended: Tensor) -> Tensor:
         """What leaves it of rows that enter it and what their attention saw."""
-        rows = rows + seen
+        rows = rows + attended
         left: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return left
 
     @torch.no_grad()
-    def silence(self) -> None:
+    def zero_outputs(self) -> None:
         """Have it add nothing to the residual stream; it learns from there."""
         self.self_attn.o_proj.weight.zero_()
         self.mlp.down_proj.weight.zero_()
 
 
-def take(rows: Tensor, slots: Tensor) -> Tensor:
+def gather_slots(rows: Tensor, slots: Tensor) -> Tensor:
     """Rows [sequences, slots, ...] of [sequences, n, ...] at `slots` [sequences, slots]."""
     index = slots.reshape(*slots.shape, *[1] * (rows.dim() - 2))
     return rows.gather(1, index.expand(*slots.shape, *rows.shape[2:]))
 
 
-def rotary_of(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
+def make_rotary(shape: HeadShape, rope: Mapping[str, Any]) -> nn.Module:
     """The rotary embedding of the layer."""
     from transformers import LlamaConfig
 

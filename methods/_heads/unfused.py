@@ -10,10 +10,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from methods._heads.files import HeadFiles, read_head
+from methods._heads.files import LoadedHead, read_head
 from methods._heads.module import DraftHead
-from methods._heads.module import Out as Said
-from methods._heads.slots import HeadInput, Past
+from methods._heads.module import HeadOutput as Said
+from methods._heads.slots import HeadInput, PastKeyValues
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -22,13 +22,13 @@ from specbench_cli.api import (
     KVState,
     LayerShape,
     ModelInput,
-    Out,
+    ModelOutput,
     State,
     spread,
 )
 
 
-class OwnWay(DraftHead):
+class TwoStepHead(DraftHead):
     """A `DraftHead` whose steps are not all the same, and are not those of a `JoinedHead`.
 
     Attributes:
@@ -36,8 +36,8 @@ class OwnWay(DraftHead):
         back: rows of the text before a new one, or before a draft, that it looks back on.
     """
 
-    left: ClassVar[int]
-    back: ClassVar[int]
+    hidden_widths: ClassVar[int]
+    lookback: ClassVar[int]
 
     @abstractmethod
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,28 +73,28 @@ class UnfusedHead(Head, Artifact):
         module: computes on the target's device, in its dtype.
     """
 
-    module: ClassVar[type[OwnWay]]
-    own: OwnWay
+    module: ClassVar[type[TwoStepHead]]
+    head: TwoStepHead
     n_layers = 2
 
-    def __init__(self, module: OwnWay, target: Decoder) -> None:
-        self.own = module.to(target.device, target.dtype).requires_grad_(False).eval()
+    def __init__(self, module: TwoStepHead, target: Decoder) -> None:
+        self.head = module.to(target.device, target.dtype).requires_grad_(False).eval()
         self.target, self.name, self.taps = target, self.kind, module.taps
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
         self.max_positions = target.max_positions
         self.weight_bytes = sum(each.nbytes for each in module.parameters())
         shape = module.shape
-        self._heads, self._wide = shape.num_attention_heads, shape.head_dim
+        self._heads, self._head_dim = shape.num_attention_heads, shape.head_dim
 
     def draft_first(self, x: HeadInput) -> Said:
         """Draft behind the slots of the text's newest rows; `x.past` is of the whole text."""
-        return self.own.draft_first(x)
+        return self.head.draft_first(x)
 
     def draft_next(self, x: HeadInput) -> Said:
         """Draft behind drafted nodes. The place of each is that of the last row that its parent
         left."""
-        return self.own.draft_next(x)
+        return self.head.draft_next(x)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
@@ -105,7 +105,7 @@ class UnfusedHead(Head, Artifact):
         return cls.of(files, target)
 
     @classmethod
-    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+    def of(cls, files: LoadedHead, target: Decoder) -> Self:
         """The head that files hold; raises EnvironmentFault where it does not fit the target."""
         return cls(cls.module.of(files, target), target)
 
@@ -118,13 +118,13 @@ class UnfusedHead(Head, Artifact):
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
         """See `Decoder`."""
         shapes = [
-            LayerShape(self._heads, self._wide, self._wide),
+            LayerShape(self._heads, self._head_dim, self._head_dim),
             LayerShape(1, self.hidden_size, self.hidden_size),
         ]
         return KVState(shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder.execute`, over one sequence. The positions and the mask of drafted rows are
         not read: both follow from the rows that the parents left."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
@@ -135,22 +135,22 @@ class UnfusedHead(Head, Artifact):
         if x.rows.shape[-1] == self.hidden_size * len(self.taps):
             n, first = x.ids.shape[1], state.length()
             self._write(state, embedded, x.rows)
-            asked = n if logits_at == "all" else 1
+            n_logits = n if logits_at == "all" else 1
             places = torch.arange(first + n, device=self.device)[None]
-            seen = places[..., None, :] <= places[:, -asked:, None]
-            past = Past(seen[:, None], self._text(state, first + n))
-            read = self._read(state, first + n - asked)
-            slots = torch.arange(read[0].shape[1] - asked, read[0].shape[1], device=self.device)
-            said = self.draft_first(HeadInput(*read, past, slots[None]))
+            visible = places[..., None, :] <= places[:, -n_logits:, None]
+            past = PastKeyValues(visible[:, None], self._text_kv(state, first + n))
+            read = self._read(state, first + n - n_logits)
+            slots = torch.arange(read[0].shape[1] - n_logits, read[0].shape[1], device=self.device)
+            out = self.draft_first(HeadInput(*read, past, slots[None]))
         else:
-            said, past = self._drafted(embedded, x.rows, state)
-        left = [said.hidden]
-        left += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
-        return Out(self.unembed(said.normed), torch.cat(left, -1))
+            out, past = self._draft_on(embedded, x.rows, state)
+        hidden = [out.hidden]
+        hidden += [part.transpose(1, 2).flatten(2) for pair in past.own for part in pair]
+        return ModelOutput(self.unembed(out.normed), torch.cat(hidden, -1))
 
     def unembed(self, rows: Tensor) -> Tensor:
         """See `Decoder`: the target's; ids that the head cannot say get -inf."""
-        logits, says = self.target.unembed(rows), self.own.says
+        logits, says = self.target.unembed(rows), self.head.says
         if says is None:
             return logits
         return spread(logits.index_select(-1, says), says, logits.shape[-1])
@@ -162,26 +162,28 @@ class UnfusedHead(Head, Artifact):
         new = slice(first, first + n)
         state.keys(1)[:, :, new], state.values(1)[:, :, new] = embedded[:, None], features[:, None]
         state.extend(0, range(2), n)
-        keys, values = self.own.context(*self._read(state, first))
+        keys, values = self.head.context(*self._read(state, first))
         state.keys(0)[:, :, new], state.values(0)[:, :, new] = keys[:, :, -n:], values[:, :, -n:]
 
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
         """Embeddings and features [1, n, width] that were read from a row on, and of so many before
         it as a head looks back on, with their places [1, n]."""
-        rows = slice(max(0, since - self.own.back), state.length())
+        rows = slice(max(0, since - self.head.lookback), state.length())
         embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
         return embedded, features, torch.arange(rows.start, rows.stop, device=self.device)[None]
 
-    def _text(self, state: KVState, n: int) -> tuple[Tensor, Tensor]:
+    def _text_kv(self, state: KVState, n: int) -> tuple[Tensor, Tensor]:
         return state.keys(0)[:, :, :n], state.values(0)[:, :, :n]
 
-    def _drafted(self, embedded: Tensor, rows: Tensor, state: KVState) -> tuple[Said, Past]:
+    def _draft_on(
+        self, embedded: Tensor, rows: Tensor, state: KVState
+    ) -> tuple[Said, PastKeyValues]:
         """Go on from what forwards left: `Said.hidden`, and keys and values by level."""
-        n, size, own = rows.shape[1], state.length(), self.own.left * self.hidden_size
-        parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._wide))
+        n, size, own = rows.shape[1], state.length(), self.head.hidden_widths * self.hidden_size
+        parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._head_dim))
         pairs = [part.transpose(1, 2) for part in parts.unbind(2)]
-        seen = torch.ones(1, 1, n, size, dtype=torch.bool, device=self.device)
-        past = Past(seen, self._text(state, size))
+        visible = torch.ones(1, 1, n, size, dtype=torch.bool, device=self.device)
+        past = PastKeyValues(visible, self._text_kv(state, size))
         past.own += list(zip(pairs[::2], pairs[1::2], strict=True))
         places = torch.full((1, n), size - 1 + len(past.own), device=self.device)
         return self.draft_next(HeadInput(embedded, rows[..., :own], places, past)), past

@@ -8,12 +8,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from methods._heads.files import HeadFiles, wrong_size
+from methods._heads.files import LoadedHead, head_mismatch
 from specbench_cli.api import Decoder, said_ids, told_ids
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class HeadVocabulary:
     """What a head can say, and what it brings for that.
 
     size: how many ids the target has. says: those that the head can say, [r] in its order; None:
@@ -21,24 +21,24 @@ class Vocabulary:
     """
 
     size: int
-    says: Tensor | None = None
+    ids: Tensor | None = None
     embeds: int | None = None
     matrix: bool = False
 
     @classmethod
-    def of(cls, files: HeadFiles, target: Decoder) -> Self:
+    def of(cls, files: LoadedHead, target: Decoder) -> Self:
         """The one of a head that was read; raises EnvironmentFault if it is not the target's."""
-        embedding = _own_embedding(files, target)
+        embedding = _read_own_embedding(files, target)
         embeds = None if embedding is None else len(embedding)
-        says = _said(files, target)
+        says = _read_ids(files, target)
         return cls(target.vocab_size, says, embeds, "lm_head.weight" in files.tensors)
 
-    def told(self) -> dict[str, Tensor]:
+    def to_tensors(self) -> dict[str, Tensor]:
         """What files hold of it: the ids as offsets and as a mask; nothing where it is all."""
-        return {} if self.says is None else told_ids(self.says, self.size)
+        return {} if self.ids is None else told_ids(self.ids, self.size)
 
 
-def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
+def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
     """The target's ids that the head can say, [r] in its order; None for all of them.
 
     Raises:
@@ -47,7 +47,7 @@ def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
     matrix = files.tensors.get("lm_head.weight")
     rows = target.vocab_size if matrix is None else len(matrix)
     if not {"d2t", "t2d"} & files.tensors.keys() and rows != target.vocab_size:
-        raise wrong_size(
+        raise head_mismatch(
             files,
             f"its output matrix has {rows} rows, this target {target.vocab_size} ids, and"
             " there is neither d2t nor t2d to say which is which",
@@ -55,7 +55,7 @@ def _said(files: HeadFiles, target: Decoder) -> Tensor | None:
     return said_ids(files.tensors, target.vocab_size, files.source)
 
 
-def _own_embedding(files: HeadFiles, target: Decoder) -> Tensor | None:
+def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:
     """The head's embedding where it is not a copy of the target's.
 
     Raises:
@@ -64,7 +64,7 @@ def _own_embedding(files: HeadFiles, target: Decoder) -> Tensor | None:
     own, d = files.tensors.get("embed_tokens.weight"), files.shape.hidden_size
     if own is None:
         if d != target.hidden_size:
-            raise wrong_size(
+            raise head_mismatch(
                 files, f"no embedding, and rows of {d} where the target's are {target.hidden_size}"
             )
         return None

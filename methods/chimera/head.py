@@ -24,19 +24,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods._heads.files import HeadFiles
+from methods._heads.files import LoadedHead
 from methods._heads.layouts import CUT, Layout
-from methods._heads.module import Out
+from methods._heads.module import HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import HeadInput, Layer, Past, take
-from methods._heads.unfused import OwnWay, UnfusedHead
-from methods._heads.vocabulary import Vocabulary
+from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_slots
+from methods._heads.unfused import TwoStepHead, UnfusedHead
+from methods._heads.vocabulary import HeadVocabulary
 from specbench_cli.api import Decoder
 
 LEVELS = 3
 
 
-class Chimera(OwnWay):
+class Chimera(TwoStepHead):
     """The torch module. `fc` is W_1; `last` is W_2."""
 
     kind: ClassVar[str] = "chimera"
@@ -55,8 +55,8 @@ class Chimera(OwnWay):
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["ChimeraHeads"]}
-    left: ClassVar[int] = 3
-    back: ClassVar[int] = 2
+    hidden_widths: ClassVar[int] = 3
+    lookback: ClassVar[int] = 2
     levels = LEVELS
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
         corpus=20,
@@ -71,34 +71,36 @@ class Chimera(OwnWay):
         width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.last = nn.Linear(width, width, bias=False)
-        self.layer = Layer(width, self.shape, self.rope, has, normed=True)
+        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=True)
         self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
 
-    def begin(self, std: float) -> None:
+    def init_weights(self, std: float) -> None:
         """Heads begin by saying what the target says next."""
-        super().begin(std)
+        super().init_weights(std)
         for head in self.mixed:
             assert isinstance(head, nn.Linear)
             nn.init.eye_(head.weight)
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """What it can say; all sizes are in the tensors."""
-        return {"own": Vocabulary.of(files, target)}
+        return {"own": HeadVocabulary.of(files, target)}
 
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of H [sequences, n, width] at their places."""
-        return self.layer.self_attn.remember(self._normed(features), places)
+        return self.layer.self_attn.project_kv(self._normed(features), places)
 
     def trigrams(self, embedded: Tensor, places: Tensor) -> Tensor:
         """The last three embeddings at each of n places, [sequences, n, 3 width]; before the
         beginning the first one comes again."""
         at = torch.arange(embedded.shape[1], device=embedded.device)
         backs = [(at - places.clamp(max=back)).clamp(min=0) for back in (2, 1)]
-        before = [take(embedded, back) for back in backs]
+        before = [gather_slots(embedded, back) for back in backs]
         return torch.cat((*before, embedded), -1)
 
-    def say(self, grams: Tensor, features: Tensor, places: Tensor, past: Past) -> Out:
+    def say(
+        self, grams: Tensor, features: Tensor, places: Tensor, past: PastKeyValues
+    ) -> HeadOutput:
         """What is drafted behind slots whose last three embeddings are `grams`.
 
         Args:
@@ -106,24 +108,24 @@ class Chimera(OwnWay):
         """
         z = self.last(silu(self.fc(grams)))
         rows, attention = self._normed(z), self.layer.self_attn
-        past.own.append(attention.remember(rows, places))
+        past.own.append(attention.project_kv(rows, places))
         o = z + attention(rows, places, past)
         o = o + self.layer.mlp(self.layer.post_attention_layernorm(o))
         head = self.mixed[min(len(past.own), LEVELS) - 1]
         width = features.shape[-1]
-        return Out(
+        return HeadOutput(
             torch.cat((features, grams[..., width:]), -1), head(torch.cat((features, o), -1))
         )
 
-    def draft_first(self, x: HeadInput) -> Out:
-        """See `OwnWay`; `Out.hidden` is H_n and the last two embeddings."""
+    def draft_first(self, x: HeadInput) -> HeadOutput:
+        """See `TwoStepHead`; `Out.hidden` is H_n and the last two embeddings."""
         assert x.slots is not None
-        grams = take(self.trigrams(x.embedded, x.places), x.slots)
+        grams = gather_slots(self.trigrams(x.embedded, x.places), x.slots)
         places = x.places.gather(1, x.slots) + 1
-        return self.say(grams, take(x.features, x.slots), places, x.past)
+        return self.say(grams, gather_slots(x.features, x.slots), places, x.past)
 
-    def draft_next(self, x: HeadInput) -> Out:
-        """See `OwnWay`."""
+    def draft_next(self, x: HeadInput) -> HeadOutput:
+        """See `TwoStepHead`."""
         width = x.embedded.shape[-1]
         grams = torch.cat((x.features[..., width:], x.embedded), -1)
         return self.say(grams, x.features[..., :width], x.places + 1, x.past)
@@ -138,4 +140,4 @@ class ChimeraHead(UnfusedHead):
     """The head in decoding: the same module."""
 
     kind: ClassVar[str] = Chimera.kind
-    module: ClassVar[type[OwnWay]] = Chimera
+    module: ClassVar[type[TwoStepHead]] = Chimera

@@ -35,22 +35,20 @@ class ChimeraParams(MethodParams):
 class Chimera(Method):
     """Chimera: drafts with trigrams of drafted tokens and one layer over the target's states.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the draft model's likeliest tokens, each of which stands with the
-    target's own probability of it, and in greedy and coupled decoding iff it is the target's own
-    choice.
-    Differs from the authors' code: verification is the target's own distribution at every
-    temperature; the tree is Medusa's construction, and each of its nodes has its own trigram, where
-    theirs follows the likeliest token alone; nothing is drafted past the budget; in coupled
-    decoding the heads' scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the draft model's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it.
+    Differs from the authors' code: verification uses the target's own distribution at every
+    temperature. The tree is Medusa's construction, and each node has its own trigram; theirs
+    follows only the most likely token. Nothing is drafted beyond the token budget.
 
     One step:
-    1. Full context: keys and values of the target's rows of the committed tokens that the draft
-       model has not read yet.
-    2. The trigram that ends in the last committed token is encoded, the layer lets it see the full
-       context, and head 1 ranks the tokens behind it.
-    3. Level by level, take the children that the tree names from the ranking at their parent. The
-       trigram that ends in a node sees the full context and those above it; head i + 1 ranks its
+    1. Full context: compute keys and values of the target's hidden states of new committed tokens.
+    2. Encode the trigram that ends in the last committed token. The layer attends to the full
+       context, and head 1 ranks the next tokens.
+    3. Level by level, take the children that the tree selects from the ranking at their parent. The
+       trigram of each node attends to the full context and to its ancestors; head i + 1 ranks its
        children.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -77,7 +75,7 @@ class Chimera(Method):
             return session.chain(())
         levels = self.levels
         # 1 and 2. Keys and values of new rows; what the last trigram says.
-        first = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.pending_features(levels.state.length()))
         # 3. Trigrams of drafted tokens, which are forgotten with the step.
         draft = fill(tree, levels, first, session).draft
         levels.drop()

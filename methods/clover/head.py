@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from methods._heads.files import HeadFiles, HeadShape, wrong_size
+from methods._heads.files import HeadShape, LoadedHead, head_mismatch
 from methods._heads.layer import PrefixLayerHead
 from methods._heads.layouts import Layout
-from methods._heads.module import Out, PrefixHead
-from methods._heads.recipe import HeadRecipe, Objective, Taught
+from methods._heads.module import HeadOutput, PrefixHead
+from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from specbench_cli.api import Decoder
 
 _HEAD_DIM = 32
@@ -65,28 +65,28 @@ class Clover(PrefixHead):
         self.o = nn.Linear(2 * width, width)
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """With narrow attention in the augmenting block."""
         return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
 
-    def begin(self, std: float) -> None:
+    def init_weights(self, std: float) -> None:
         """As `PrefixHead`; nothing is added to the state, and what is said is the state's."""
-        super().begin(std)
+        super().init_weights(std)
         for part in (self.v, self.o):
             nn.init.zeros_(part.weight)
         for part in (self.q, self.k, self.v, self.o):
             nn.init.zeros_(part.bias)
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """The state must be a row of this target's."""
         found, d = tuple(files.tensors["o.weight"].shape), target.hidden_size
         if found != (d, 2 * d):
             what = f"o is {list(found)}; this target's rows of {d} need {[d, 2 * d]}"
-            raise wrong_size(files, what)
+            raise head_mismatch(files, what)
         return {}
 
-    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+    def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
         """Regressive attention; it leaves the new state beside the token's embedding, which the
         projection reads too."""
         state = rows[..., : self.shape.hidden_size]
@@ -97,7 +97,7 @@ class Clover(PrefixHead):
         )
         state = state + (cosine_similarity(q, k, -1)[..., None] * v).flatten(-2)
         left = torch.cat((state, embedded), -1)
-        return Out(left, self.after(state + self.o(left)))
+        return HeadOutput(left, self.after(state + self.o(left)))
 
 
 class CloverHead(PrefixLayerHead):

@@ -51,19 +51,21 @@ class Node(NamedTuple):
 class Clover(Method):
     """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: a node is one of the likeliest tokens at its parent, which stands with the
-    target's own probability of it, and in greedy and coupled decoding iff it is the target's own
-    choice. `accept=typical` changes that, and says so. Differs from the paper, which is greedy:
-    nothing is drafted past the budget; the head is partly its successor's (`head.py`).
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the most likely tokens at their parent, chosen without drawing. Each
+    is accepted with the target's own probability of it; in greedy and coupled decoding it is
+    accepted if and only if the target chooses it. With `accept=typical` it is not exact, and is
+    reported so.
+    Differs from the paper, which is greedy: nothing is drafted beyond the token budget, and parts
+    of the head follow its successor, Clover-2 (see `head.py`).
 
     One step:
-    1. The augmenting block, a layer of the head's own, reads the target's rows of what was
-       committed; regressive attention brings the last committed token into what leaves it.
-    2. Token level: of a node's children keep the likeliest ones up to `nucleus`, none with less
-       than `share` of the best one's probability.
-    3. Tree level: of these keep the likeliest paths; head level: no more than is left of `nodes`.
-    4. Bring each node's token into its parent's state by regressive attention, one call a level.
+    1. The augmenting block, one layer of the head, reads the target's hidden states of the
+       committed tokens. Regressive attention combines its output with the last committed token.
+    2. Token level: keep a node's most likely children up to `nucleus` probability, and none with
+       less than `share` of the best child's probability.
+    3. Tree level: keep the most likely paths. Head level: keep no more nodes than `nodes` allows.
+    4. Update each parent's state with the node's token by regressive attention, one call per level.
     5. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -87,9 +89,9 @@ class Clover(Method):
         tree, level = list[Node](), [Node(0.0, 0, ROOT, ROOT)]
         if depth < 1:
             return session.chain(())
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         for ahead in range(depth):
-            tokens, logs = session.ranked(out.rows, width, ahead=ahead)
+            tokens, logs = session.candidate_lists(out.rows, width, ahead=ahead)
             first = len(tree) - len(level) if ahead else ROOT  # the level's place in the draft
             found = [
                 Node(node.worth + log, at, first + at, token)

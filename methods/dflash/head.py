@@ -18,18 +18,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadShape, by_config, wrong_size
+from methods._heads.files import HeadShape, head_mismatch, read_head_by_config
 from methods._heads.layer import HeadStack
-from methods._heads.module import ParallelHead, drawn, filled
-from methods._heads.recipe import HeadRecipe, in_parallel
-from methods._heads.slots import Layer, Norm, Past, rotary_of, take
+from methods._heads.module import ParallelHead, load_module, randomize
+from methods._heads.recipe import HeadRecipe, parallel_losses
+from methods._heads.slots import LlamaLayer, PastKeyValues, RmsNorm, gather_slots, make_rotary
 from specbench_cli.api import (
     Artifact,
     Decoder,
     Features,
     Input,
     ModelInput,
-    Out,
+    ModelOutput,
     Tokens,
     layer_bytes,
 )
@@ -51,7 +51,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     kind: ClassVar[str] = "dflash"
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0, replies=240, losses=in_parallel(7), mlp=384, peak_lr=3e-3
+        corpus=0, replies=240, losses=parallel_losses(7), mlp=384, peak_lr=3e-3
     )
 
     def __init__(
@@ -67,8 +67,14 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         self.shape, self.rope, self.taps, self.block, self.mask = shape, rope, taps, block, mask
         d, eps = shape.hidden_size, shape.rms_norm_eps
         self.fc = nn.Linear(len(taps) * d, d, bias=False)
-        layers = (Layer(d, shape, rope, has, normed=True) for _ in range(shape.num_hidden_layers))
-        self.layers, self.hidden_norm, self.norm = nn.ModuleList(layers), Norm(d, eps), Norm(d, eps)
+        layers = (
+            LlamaLayer(d, shape, rope, has, normed=True) for _ in range(shape.num_hidden_layers)
+        )
+        self.layers, self.hidden_norm, self.norm = (
+            nn.ModuleList(layers),
+            RmsNorm(d, eps),
+            RmsNorm(d, eps),
+        )
 
     @classmethod
     def new(cls, target: Any, draft: Any) -> Self:
@@ -81,7 +87,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         mask = target.eos_token_id if target.pad_token_id is None else target.pad_token_id
         return cls(shape, rope, taps, block, mask)
 
-    def words(self) -> dict[str, Any]:
+    def file_config(self) -> dict[str, Any]:
         """As z-lab writes them."""
         sizes = {name: getattr(self.shape, name) for name in HeadShape.__dataclass_fields__}
         read = {"mask_token_id": self.mask, "target_layer_ids": list(self.taps)}
@@ -99,30 +105,30 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         mask = embed.weight[self.mask].expand(*slots.shape, -1)
         rows = [embed(ids.gather(1, anchors)), *[mask] * (self.block - 1)]
         where = [places.gather(1, slots) + 1 + k for k in range(self.block)]
-        sight = take(read.chats.mask[:, 0], slots)[:, None]
+        sight = gather_slots(read.chats.mask[:, 0], slots)[:, None]
         for layer in self.layers:
-            assert isinstance(layer, Layer)
-            attend, reads = layer.self_attn, [layer.reads(row) for row in rows]
-            own = [attend.remember(*each) for each in zip(reads, where, strict=True)]
-            past = Past(sight, attend.remember(context, places), own)
+            assert isinstance(layer, LlamaLayer)
+            attend, reads = layer.self_attn, [layer.norm_input(row) for row in rows]
+            own = [attend.project_kv(*each) for each in zip(reads, where, strict=True)]
+            past = PastKeyValues(sight, attend.project_kv(context, places), own)
             seen = [attend(*each, past) for each in zip(reads, where, strict=True)]
-            rows = [layer.after(*each) for each in zip(rows, seen, strict=True)]
+            rows = [layer.add_residuals(*each) for each in zip(rows, seen, strict=True)]
         for row in rows[1 : steps + 1]:
             yield target.lm_head(self.norm(row)), slots
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
         """The module in a folder; see `Artifact.load`."""
-        files, target = by_config(folder, decoders["target"]), decoders["target"]
+        files, target = read_head_by_config(folder, decoders["target"]), decoders["target"]
         said = dict(files.config) | files.config.get("dflash_config", {})
-        files.only(said, PLAIN, {"layer_types": {"full_attention"}})
-        mask, block = files.token(said, "mask_token_id", target), said.get("block_size", 16)
+        files.check_supported(said, PLAIN, {"layer_types": {"full_attention"}})
+        mask, block = files.read_token_id(said, "mask_token_id", target), said.get("block_size", 16)
         if type(block) is not int or not 2 <= block <= target.max_positions:
             what = f"block_size is {block!r}; a block has 2 to {target.max_positions} places"
-            raise wrong_size(files, what)
+            raise head_mismatch(files, what)
         has = [name.removeprefix("layers.0.") for name in files.tensors]
-        facts = files.shape, files.rope, files.taps(target.n_layers), block, mask, has
-        made = filled(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
+        facts = files.shape, files.rope, files.captured_layers(target.n_layers), block, mask, has
+        made = load_module(lambda: cls(*facts), files, cls.kind).requires_grad_(False).eval()
         return made.to(target.device, target.dtype)
 
     @classmethod
@@ -131,7 +137,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
         target = decoders["target"]
         shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
         facts = (0, target.n_layers - 1), 6, target.vocab_size - 1
-        return drawn(cls(shape, {}, *facts), seed).to(target.device, target.dtype).eval()
+        return randomize(cls(shape, {}, *facts), seed).to(target.device, target.dtype).eval()
 
 
 class DFlashHead(HeadStack):
@@ -149,7 +155,7 @@ class DFlashHead(HeadStack):
     parallel: ClassVar[bool] = True
 
     def __init__(self, module: DFlash, target: Decoder) -> None:
-        super().__init__(module.shape, rotary_of(module.shape, module.rope), target, module.taps)
+        super().__init__(module.shape, make_rotary(module.shape, module.rope), target, module.taps)
         self.block, self.mask = module.block, module.mask
         read = self._reader(module.shape, module.state_dict())
         self.layers = [read.layer(f"layers.{at}.") for at in self._all]
@@ -162,7 +168,7 @@ class DFlashHead(HeadStack):
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See the class; logits are of the block's rows."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
@@ -171,7 +177,7 @@ class DFlashHead(HeadStack):
         self._remember(self._norm(self._fc(x.rows[0]), self._context), state)
         if logits_at is None:
             self.ran += 1
-            return Out(None, x.rows)
+            return ModelOutput(None, x.rows)
         block = Tokens(x.ids[:, n - 1 :])
         both_ways = torch.ones((block.ids.shape[1],) * 2, dtype=torch.bool, device=self.device)
         out = super().execute(ModelInput(block, state, mask=both_ways, logits_at=logits_at))

@@ -1,4 +1,4 @@
-"""DFlash: a small block-diffusion model, conditioned on the target's rows, drafts a block at once.
+"""DFlash: a small block-diffusion model, conditioned on the target's hidden states, drafts a block.
 
 Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
 arXiv:2602.06036.
@@ -34,21 +34,22 @@ class DFlashParams(MethodParams):
 
 
 class DFlash(Method):
-    """DFlash: a block of mask tokens beside the target's features is denoised in one forward.
+    """DFlash: a block of masks, conditioned on the target's features, is denoised in one forward.
 
-    Exact because each token is drawn from its row's distribution q, which knows the committed text
-    and no other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is
-    replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands
-    iff it is the target's own choice.
-    Differs from the authors' code: near the end of the budget the block is denoised whole, as it
-    was trained, and fewer of its tokens are proposed; nothing is drafted past the budget.
+    Exact because each token is drawn from the distribution q at its own position, which depends on
+    the committed text and on no other draft token. Speculative sampling accepts it with probability
+    min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In greedy and
+    coupled decoding a draft token is accepted if and only if the target chooses it.
+    Differs from the authors' code: near the end of the token budget the whole block is denoised, as
+    in training, and only the tokens that fit the budget are proposed.
 
     One step:
-    1. Feed the head the target's rows of the committed tokens that it has not read, at several
-       layers: they become keys and values of every layer of the head, and nothing else.
-    2. In the same forward denoise a block: the last committed token, then masks. All of its rows
-       see those keys and values, and each other, later ones too; nothing of it is kept.
-    3. Draw a token from each mask's row, which says the token at the mask's own place.
+    1. Feed the head the target's hidden states, from several layers, of new committed tokens. They
+       become keys and values in every layer of the head.
+    2. In the same forward, denoise a block: the last committed token followed by masks. All
+       positions attend to these keys and values and to each other, in both directions. Drop the
+       block's state.
+    3. Draw one token from the distribution at each mask.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -59,13 +60,13 @@ class DFlash(Method):
     params: DFlashParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = DFlashHead
-    paper: ClassVar[Mapping[str, Any]] = {"length": 15}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 15}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
         self.head = head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         self.state = session.new_state(head)
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
@@ -76,7 +77,7 @@ class DFlash(Method):
             return session.chain(())
         # 1. and 2. Behind the tokens that have true rows comes the block: its first token is the
         # last committed one, which has none yet.
-        unread = session.unread(self.state.length())
+        unread = session.pending_features(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         # 3. Row 0 is the last committed token's, and says nothing that is not known.

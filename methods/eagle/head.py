@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
 from methods._heads.layouts import COPIES, CUT, Layout
-from methods._heads.module import DraftHead, JoinedHead, Out
-from methods._heads.recipe import HeadRecipe, Objective, Taught
-from methods._heads.slots import Layer
+from methods._heads.module import DraftHead, HeadOutput, JoinedHead
+from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
+from methods._heads.slots import LlamaLayer
 
 
 class Eagle(JoinedHead):
@@ -58,30 +58,30 @@ class Eagle(JoinedHead):
         """See `DraftHead.build`."""
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = Layer(width, self.shape, self.rope, has, normed=False)
+        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """With a bias."""
-        return cls(shape, rope, ("fc.bias",), taught.vocabulary(cls.recipe.says))
+        return cls(shape, rope, ("fc.bias",), target.vocabulary(cls.recipe.draft_vocab_size))
 
-    def linear(self, embedded: Tensor, features: Tensor) -> Tensor:
+    def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
         """As `fc`, its bias last."""
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
 
-    def begin_linear(self, found: Tensor, _norm: Tensor) -> None:
+    def init_from_linear(self, found: Tensor, _norm: Tensor) -> None:
         """See `DraftHead`."""
         self.fc.load_state_dict({"weight": found[:-1].T, "bias": found[-1]})
-        self.layer.silence()
+        self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """A projection of both, the embedding first."""
         joined = self.fc(torch.cat([embedded, features], -1))
         return joined, joined
 
-    def out(self, rows: Tensor) -> Out:
+    def out(self, rows: Tensor) -> HeadOutput:
         """The rows as they are."""
-        return Out(rows, rows)
+        return HeadOutput(rows, rows)
 
 
 class EagleHead(LayerHead):

@@ -52,18 +52,19 @@ class EagleParams(MethodParams):
 class Eagle(Method):
     """EAGLE: a one-layer head on the target's features, one token ahead, drafts a static tree.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the head's likeliest tokens, each of which stands with the target's
-    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the paper: under rejection children are not drawn but the likeliest, with which
-    drafting needs no distribution (the authors' code has come to do so too); nothing is drafted
-    past the budget; in coupled decoding the head's scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it.
+    Differs from the paper: in sampling, children are the most likely tokens, not drawn, so drafting
+    needs no distribution (the authors' code now does the same). Nothing is drafted beyond the token
+    budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's true
-       feature of the token before; what it drafted of them before is forgotten.
-    2. Level by level, take the children that the tree names from the head's ranking at their
-       parent; feed those that have children themselves, each beside its parent's predicted feature.
+    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
+       Drop what the head computed for drafted tokens.
+    2. Level by level, take the children that the tree selects from the head's ranking at their
+       parent. Feed the nodes that have children, each with its parent's predicted feature.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -75,7 +76,7 @@ class Eagle(Method):
     params: EagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = EagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 25}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 25}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
 
     def start(self, session: Session) -> None:
@@ -97,7 +98,7 @@ class Eagle(Method):
             return session.chain(())
         levels = self.levels
         # 1. True features of what was committed; the row of its last token is the root's.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         # 2. A node is named by the ranks of the children on its path: (0, 2) is the third child of
         # the root's first. Parents are told by their places in what was fed last.
         tree = self.tree.truncate(limit, session.target.vocab_size)
@@ -109,5 +110,5 @@ class Eagle(Method):
                 out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
         levels.drop()
         if self.params.shape == "chain":
-            return session.chain(host.joined(tokens))
-        return session.tree(host.joined(tokens), tree.parents)
+            return session.chain(host.concatenate(tokens))
+        return session.tree(host.concatenate(tokens), tree.parents)

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, official_taps, wrong_size
+from methods._heads.files import HeadShape, LoadedHead, head_mismatch, official_layers
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import DROPPED, OWN, Layout, under
-from methods._heads.module import DraftHead, JoinedHead, Out
-from methods._heads.recipe import HeadRecipe, Objective, Taught
-from methods._heads.slots import Layer, Norm
-from methods._heads.vocabulary import Vocabulary
+from methods._heads.layouts import DROPPED, OWN, Layout, add_prefix
+from methods._heads.module import DraftHead, HeadOutput, JoinedHead
+from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
+from methods._heads.slots import LlamaLayer, RmsNorm
+from methods._heads.vocabulary import HeadVocabulary
 from specbench_cli.api import Decoder, LayerReader, Scratch
 from specbench_cli.api import Layer as FusedLayer
 
@@ -50,7 +50,7 @@ class Eagle3(JoinedHead):
             "eagle3",
             name,
             re.escape(f"{at}hidden_norm.weight"),
-            _AROUND | under(at, _LAYER),
+            _AROUND | add_prefix(at, _LAYER),
             lacks="mask_hidden",
         )
         for name, at in _WRITERS.items()
@@ -61,7 +61,7 @@ class Eagle3(JoinedHead):
         replies=1000,
         losses={"paper": Objective(steps=7), "ttt": Objective(steps=5)},
         mlp=384,
-        says=2048,
+        draft_vocab_size=2048,
     )
     size: Tensor | None
 
@@ -73,34 +73,37 @@ class Eagle3(JoinedHead):
         *,
         taps: tuple[int, ...],
         reads: int,
-        own: Vocabulary,
+        own: HeadVocabulary,
         size: Tensor | None = None,
         norm_first: bool = False,
     ) -> None:
         super().__init__(shape, rope, own=own)
         self.taps, self.norm_first = taps, norm_first
         self.fc = nn.Linear(reads, shape.hidden_size, bias="fc.bias" in has)
-        self.layer = Layer(2 * shape.hidden_size, shape, rope, has, normed=False)
+        self.layer = LlamaLayer(2 * shape.hidden_size, shape, rope, has, normed=False)
         self.enorm, self.hnorm, self.norm = (self.new_norm() for _ in range(3))
-        self.fc_norm = Norm(reads, shape.rms_norm_eps) if "fc_norm.weight" in has else None
+        self.fc_norm = RmsNorm(reads, shape.rms_norm_eps) if "fc_norm.weight" in has else None
         self.register_buffer("size", size, persistent=False)
 
     @classmethod
-    def tapped(cls, n_layers: int) -> tuple[int, ...]:
+    def choose_layers(cls, n_layers: int) -> tuple[int, ...]:
         """The official code's; of few layers its last is no high one (of 8 it is the middle), so
         there the last layer is read."""
         if n_layers >= 16:
-            return official_taps(n_layers)
+            return official_layers(n_layers)
         return min(1, n_layers - 1), n_layers // 2, n_layers - 1
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """With the size of the target's rows."""
-        taps, own = cls.tapped(taught.n_layers), taught.vocabulary(cls.recipe.says)
-        size = taught.size(taps)
+        taps, own = (
+            cls.choose_layers(target.n_layers),
+            target.vocabulary(cls.recipe.draft_vocab_size),
+        )
+        size = target.row_scale(taps)
         return cls(shape, rope, taps=taps, reads=len(size), own=own, size=size)
 
-    def begin(self, std: float) -> None:
+    def init_weights(self, std: float) -> None:
         """So widely that rows keep their size. The newest token enters through attention alone: a
         slot sees itself to begin with."""
         for module in self.modules():
@@ -112,20 +115,20 @@ class Eagle3(JoinedHead):
     @classmethod
     def small(cls, shape: HeadShape, target: Decoder) -> Self:
         """It can say every second id, and the first two."""
-        taps, ids = official_taps(target.n_layers), target.vocab_size
+        taps, ids = official_layers(target.n_layers), target.vocab_size
         says = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
-        own = Vocabulary(ids, says, matrix=True)
+        own = HeadVocabulary(ids, says, matrix=True)
         return cls(shape, {}, taps=taps, reads=len(taps) * shape.hidden_size, own=own)
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """See `DraftHead`; `fc` must read three rows of this target's."""
         d, wide = files.shape.hidden_size, 3 * target.hidden_size
         found = tuple(files.tensors["fc.weight"].shape)
         if found != (d, wide) or wide == d:
             needs = f"this target's rows of {target.hidden_size}, three at a time, need {[d, wide]}"
-            raise wrong_size(files, f"fc is {list(found)}; {needs}")
-        own, taps = Vocabulary.of(files, target), files.taps(target.n_layers)
+            raise head_mismatch(files, f"fc is {list(found)}; {needs}")
+        own, taps = HeadVocabulary.of(files, target), files.captured_layers(target.n_layers)
         norm_first = bool(files.config.get("norm_before_residual", False))
         return {"taps": taps, "reads": wide, "own": own, "norm_first": norm_first}
 
@@ -142,9 +145,9 @@ class Eagle3(JoinedHead):
         rows = torch.cat([self.enorm(embedded), normed], -1)
         return rows, normed if self.norm_first else features
 
-    def out(self, rows: Tensor) -> Out:
+    def out(self, rows: Tensor) -> HeadOutput:
         """Fed back as they are, normed to be read out."""
-        return Out(rows, self.norm(rows))
+        return HeadOutput(rows, self.norm(rows))
 
     def tensors(self) -> dict[str, Tensor]:
         """See `DraftHead`."""
@@ -160,7 +163,7 @@ class Eagle3Head(LayerHead):
     kind: ClassVar[str] = Eagle3.kind
     module: ClassVar[type[DraftHead]] = Eagle3
 
-    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+    def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         assert isinstance(module, Eagle3)
         self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
         self._fc_norm = read.get("fc_norm.weight") if module.fc_norm is not None else None

@@ -31,21 +31,21 @@ class Eagle3Params(GrowthParams):
 
 
 class Eagle3(Method):
-    """EAGLE-3: a head over three of the target's layers, trained on its own drafts, grows the tree.
+    """EAGLE-3: a head on three of the target's layers, trained on its own drafts, grows a tree.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the head's likeliest tokens, each of which stands with the target's
-    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    A token that the head cannot say is never drafted.
-    Differs from the authors' code: the first level, which the root's forward gives, counts in
-    `depth` (5 here is 4 there); nothing is drafted past the budget; in coupled decoding the head's
-    scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it. Tokens outside the head's draft vocabulary are never
+    drafted.
+    Differs from the authors' code: `depth` includes the first level, which comes from the root's
+    forward (5 here is 4 there). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's rows of the
-       token before at three layers; what it drafted of them before is forgotten.
-    2. Feed the best `width` nodes of each level, by the probability of their paths, each beside the
-       row that left the head at its parent; every one gets `width` children.
+    1. Feed the head the new committed tokens, each with the target's hidden states of the previous
+       token at three layers. Drop what the head computed for drafted tokens.
+    2. On each level, feed the `width` nodes with the most likely paths, each with the head's own
+       hidden state at its parent. Each gets `width` children.
     3. Keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -57,7 +57,7 @@ class Eagle3(Method):
     params: Eagle3Params
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = Eagle3Head
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 59, "depth": 8, "width": 10}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     @property
@@ -81,7 +81,7 @@ class Eagle3(Method):
         if depth < 1:
             return session.chain(())
         # 1. Low, middle and high rows side by side, which the head makes one feature g of.
-        first = levels.begin(session.unread(levels.state.length()))
+        first = levels.begin(session.pending_features(levels.state.length()))
         # 2. Grow as EAGLE-2 does. Below the root there is no g: the head reads the row that it left
         # at the parent itself. It never learnt to predict g there; it was trained on what comes of
         # that over several levels (training-time test), and may leave whatever serves.

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from methods._engines import asked, hand_over, output
+from methods._engines import build_request, read_output, report_output
 from methods.engine_http.client import Client, checked, secret_of
 from methods.engine_http.servers import Server
 from specbench_cli.api import (
@@ -46,7 +46,7 @@ class HttpParams(MethodParams):
 
 
 class HttpVanilla(Method):
-    """A server that decodes plainly: the baseline of engine:http."""
+    """Server without speculative decoding: the baseline of `engine:http`."""
 
     name: ClassVar[str] = "engine:http-vanilla"
     family: ClassVar[str] = "a server"
@@ -68,11 +68,11 @@ class HttpVanilla(Method):
         """All tokens in one request; no step is told."""
         assert isinstance(session, PeerSession)
         kind, model = self._server.kind, self._server.model
-        wanted = asked(session, self.name, model=model, text=not kind.tells_ids)
+        wanted = build_request(session, self.name, model=model, text=not kind.tells_ids)
         reply = self._server.complete(wanted, session.now)
-        ids = output(session, reply, self._client.fault)
+        ids = read_output(session, reply, self._client.fault)
         self._server.count(reply)
-        hand_over(session, reply, ids)
+        report_output(session, reply, ids)
         self.drafts(reply.drafted or 0)
         if reply.text and not reply.ids:
             session.count(text=1)
@@ -104,7 +104,7 @@ class HttpVanilla(Method):
 
 
 class Http(HttpVanilla):
-    """A server that decodes as it likes: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
+    """Server with any decoding: vLLM, SGLang, llama.cpp, others with OpenAI's API."""
 
     name: ClassVar[str] = "engine:http"
 

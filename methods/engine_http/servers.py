@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from methods._engines import Asked, Reply
+from methods._engines import CompletionReply, CompletionRequest
 from methods.engine_http.client import Client
 
 MOST_COUNTED = 2**63
@@ -29,7 +29,7 @@ class Event(BaseModel, ABC):
     error: Any = None
 
     @abstractmethod
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: CompletionReply) -> None:
         """Add what it says."""
 
 
@@ -54,7 +54,7 @@ class Completion(Event):
     choices: Annotated[list[Choice], Field(max_length=1)] = []
     usage: Usage | None = None
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: CompletionReply) -> None:
         for choice in self.choices:
             reply.text += choice.text or ""
             reply.ids += choice.token_ids or []
@@ -81,7 +81,7 @@ class LlamaCppEvent(Event):
     tokens_evaluated: Count | None = None
     timings: Timings | None = None
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: CompletionReply) -> None:
         reply.text += self.content
         reply.ids += self.tokens
         if self.stop:
@@ -114,7 +114,7 @@ class SglangEvent(Event):
     output_ids: list[Count] = []
     meta_info: MetaInfo | None = None
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: CompletionReply) -> None:
         if self.meta_info is None:
             return
         meta = self.meta_info
@@ -141,7 +141,7 @@ class Kind(ABC):
     tells_ids: ClassVar[bool] = True
 
     @abstractmethod
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, asked: CompletionRequest) -> dict[str, Any]:
         """The request: nothing is left to settings of the server's or of its model."""
 
     def totals(self, client: Client) -> tuple[int, int] | None:
@@ -154,7 +154,7 @@ class OpenAi(Kind):
 
     tells_ids = False
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, asked: CompletionRequest) -> dict[str, Any]:
         return {
             **({} if asked.model is None else {"model": asked.model}),
             "prompt": asked.text,
@@ -178,7 +178,7 @@ class Vllm(OpenAi):
         "vllm:spec_decode_num_accepted_tokens_total",
     )
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, asked: CompletionRequest) -> dict[str, Any]:
         return super().body(asked) | {
             "prompt": list(asked.ids),
             "return_token_ids": True,
@@ -220,7 +220,7 @@ class LlamaCpp(Kind):
     path = "completion"
     event = LlamaCppEvent
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, asked: CompletionRequest) -> dict[str, Any]:
         return {
             "prompt": list(asked.ids),
             "n_predict": asked.budget,
@@ -243,7 +243,7 @@ class Sglang(Kind):
     path = "generate"
     event = SglangEvent
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, asked: CompletionRequest) -> dict[str, Any]:
         return {
             "input_ids": list(asked.ids),
             "sampling_params": {
@@ -306,22 +306,22 @@ class Server:
         self.kind = next(known, KINDS["openai"]) if kind == "auto" else KINDS[kind]
         self._totals = self.kind.totals(client)
 
-    def complete(self, asked: Asked, now: Callable[[], int]) -> Reply:
+    def complete(self, asked: CompletionRequest, now: Callable[[], int]) -> CompletionReply:
         """Have a prompt completed. Raises EnvironmentFault."""
-        reply, client = Reply(), self._client
+        reply, client = CompletionReply(), self._client
         for event in client.events(self.kind.path, self.kind.body(asked), self.kind.event):
             if event.error is not None:
                 raise client.fault(f"gave up: {event.error}")
-            before = reply.end
+            before = reply.progress
             event.add(reply)
-            if reply.end != before:
+            if reply.progress != before:
                 reply.last_ns = now()
                 reply.first_ns = reply.first_ns or reply.last_ns
             if len(reply.ids) > asked.budget:
                 raise client.fault(f"made more than the {asked.budget} tokens asked for")
         return reply
 
-    def count(self, reply: Reply) -> None:
+    def count(self, reply: CompletionReply) -> None:
         """Add to a reply what is counted elsewhere; it takes a request."""
         before, self._totals = self._totals, self.kind.totals(self._client)
         if before is not None and self._totals is not None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from methods._engines import Reply, folder_of
+from methods._engines import CompletionReply, get_model_folder
 from specbench_cli.api import MethodFault, PeerSession, said_ids
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -102,10 +102,10 @@ def by_model(draft: Any, length: int) -> Drafting:
     return Drafting(guess)
 
 
-def decode(engine: Engine, session: PeerSession) -> Reply:
+def decode(engine: Engine, session: PeerSession) -> CompletionReply:
     """A session's request, greedily; its prompt is read anew."""
     request, drafting = session.requests[0], engine.drafting
-    stop, reply = request.stop, Reply()
+    stop, reply = request.stop, CompletionReply()
     for model in filter(None, (engine.target, engine.draft)):
         model.reset()
     if drafting is not None:
@@ -128,7 +128,7 @@ def written(module: Any) -> Path:
     Raises:
         MethodFault: a kind of model that is not written here.
     """
-    return folder_of(module, "gguf", lambda folder: _write(module, folder / _FILE)) / _FILE
+    return get_model_folder(module, "gguf", lambda folder: _write(module, folder / _FILE)) / _FILE
 
 
 _FILE = "model.gguf"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from methods._engines import check_installed, check_text, hand_over
+from methods._engines import check_installed, check_text, report_output
 from methods.engine_llamacpp import binding
 from specbench_cli.api import (
     Field,
@@ -31,7 +31,7 @@ class LlamaCppParams(MethodParams):
 
 
 class LlamaCpp(Method):
-    """llama.cpp's plain decoding: the baseline of its other rows."""
+    """llama.cpp's plain decoding: the baseline of its other methods."""
 
     name: ClassVar[str] = "engine:llama.cpp"
     family: ClassVar[str] = "llama.cpp"
@@ -58,7 +58,7 @@ class LlamaCpp(Method):
         if self._engine is None:
             self._engine = self.engine(session)
         reply = binding.decode(self._engine, session)
-        hand_over(session, reply, reply.ids)
+        report_output(session, reply, reply.ids)
         yield from ()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from methods._engines import check_installed, check_text, hand_over
+from methods._engines import check_installed, check_text, report_output
 from methods.engine_openvino import pipeline
 from specbench_cli.api import (
     Field,
@@ -32,7 +32,7 @@ class OpenVinoParams(MethodParams):
 
 
 class OpenVino(Method):
-    """OpenVINO GenAI's plain decoding: the baseline of its other rows."""
+    """OpenVINO GenAI's plain decoding: the baseline of its other methods."""
 
     name: ClassVar[str] = "engine:openvino"
     family: ClassVar[str] = "OpenVINO GenAI"
@@ -65,7 +65,7 @@ class OpenVino(Method):
         if self._pipeline is None:
             self._pipeline = self.pipeline(session)
         reply = pipeline.decode(self._pipeline, session, **self.options())
-        hand_over(session, reply, reply.ids)
+        report_output(session, reply, reply.ids)
         yield from ()
 
 
@@ -101,7 +101,7 @@ class OpenVinoLookupParams(MethodParams):
 
 
 class OpenVinoLookup(OpenVino):
-    """OpenVINO GenAI's prompt lookup, which counts nothing."""
+    """OpenVINO GenAI's prompt lookup; it reports no draft counts."""
 
     name: ClassVar[str] = "engine:openvino-lookup"
     Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams

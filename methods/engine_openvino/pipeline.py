@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods._engines import Reply, folder_of
+from methods._engines import CompletionReply, get_model_folder
 from specbench_cli.api import PeerSession
 
 PRECISE = {
@@ -42,7 +42,7 @@ def pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) 
     return genai.LLMPipeline(exported(tokenizer, module), "CPU", **shared, **properties)
 
 
-def decode(pipeline: Any, session: PeerSession, **options: Any) -> Reply:
+def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionReply:
     """A session's request, greedily, by a pipeline. When the first token was there is what GenAI
     says itself.
 
@@ -62,7 +62,7 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> Reply:
     said = pipeline.generate(core.Tensor(np.array([request.ids], dtype=np.int64)), settings)
     ended = session.now()
     first = began + round(said.perf_metrics.get_ttft().mean * 1e6)
-    reply = Reply(said.tokens[0], first_ns=min(first, ended), last_ns=ended)
+    reply = CompletionReply(said.tokens[0], first_ns=min(first, ended), last_ns=ended)
     counted = said.extended_perf_metrics
     if counted is not None:
         reply.drafted = counted.draft_model_metrics.get_num_generated_tokens()
@@ -81,7 +81,7 @@ def exported(tokenizer: Any, module: Any) -> str:
             core.save_model(model, folder / f"openvino_{name}.xml", compress_to_fp16=False)
         module.config.save_pretrained(folder)
 
-    return str(folder_of(module, "openvino", write))
+    return str(get_model_folder(module, "openvino", write))
 
 
 class _Rows:

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from methods._heads.layouts import CUT, Layout
-from methods._heads.module import Out
+from methods._heads.module import HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
-from methods._heads.slots import HeadInput, Layer, Past, take
-from methods._heads.unfused import OwnWay, UnfusedHead
+from methods._heads.slots import HeadInput, LlamaLayer, PastKeyValues, gather_slots
+from methods._heads.unfused import TwoStepHead, UnfusedHead
 
 BLOCK, INNER = 2, 64
 """k, the features of a pass; the LSTM's width."""
 
 
-class Falcon(OwnWay):
+class Falcon(TwoStepHead):
     """The torch module. `Out.hidden` is the k features that a pass predicted, the k - 1 pairs
     before them, and the embeddings of those of their tokens that have been drafted since."""
 
@@ -47,8 +47,8 @@ class Falcon(OwnWay):
         ),
     )
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["FalconHead"]}
-    left: ClassVar[int] = BLOCK + 2 * (BLOCK - 1)
-    back: ClassVar[int] = 2 * (BLOCK - 1)
+    hidden_widths: ClassVar[int] = BLOCK + 2 * (BLOCK - 1)
+    lookback: ClassVar[int] = 2 * (BLOCK - 1)
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
         corpus=20,
         replies=80,
@@ -66,7 +66,7 @@ class Falcon(OwnWay):
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
         self.up = nn.Linear(INNER, width, bias=False)
-        self.layer = Layer(width, self.shape, self.rope, has, normed=False)
+        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=False)
 
     def rows(self, windows: Tensor) -> Tensor:
         """What enters the layer, [..., width], of the last k pairs at each, [..., k, 2 width]."""
@@ -83,18 +83,20 @@ class Falcon(OwnWay):
         """`rows` of texts' pairs [sequences, n, 2 width]; before the first it comes again."""
         at = torch.arange(pairs.shape[1], device=pairs.device)
         ago = [places.clamp(max=back) for back in reversed(range(BLOCK))]
-        return self.rows(torch.stack([take(pairs, (at - each).clamp(min=0)) for each in ago], 2))
+        return self.rows(
+            torch.stack([gather_slots(pairs, (at - each).clamp(min=0)) for each in ago], 2)
+        )
 
     def context(self, embedded: Tensor, features: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of texts."""
         rows = self.text(torch.cat((embedded, features), -1), places)
-        return self.layer.self_attn.remember(rows, places)
+        return self.layer.self_attn.project_kv(rows, places)
 
-    def block(self, rows: Tensor, places: Tensor, past: Past) -> Tensor:
+    def block(self, rows: Tensor, places: Tensor, past: PastKeyValues) -> Tensor:
         """A pass over `rows` [sequences, slots, k, width] at `places` [sequences, slots, k], which
         see `past`, themselves included: the features of the next k places, of the rows' shape."""
         layer, pairs = self.layer, zip(rows.unbind(2), places.unbind(2), strict=True)
-        made = [layer.after(row, layer.self_attn(row, place, past)) for row, place in pairs]
+        made = [layer.add_residuals(row, layer.self_attn(row, place, past)) for row, place in pairs]
         return torch.stack(made, 2)
 
     def begin_block(self, x: HeadInput) -> Tensor:
@@ -103,12 +105,14 @@ class Falcon(OwnWay):
         pairs, places, slots = torch.cat((x.embedded, x.features), -1), x.places, x.slots
         rows, at = self.text(pairs, places), places.gather(1, slots)
         back = [at.clamp(max=ago) for ago in reversed(range(BLOCK))]
-        of_block = torch.stack([take(rows, slots - ago) for ago in back], 2)
+        of_block = torch.stack([gather_slots(rows, slots - ago) for ago in back], 2)
         features = self.block(of_block, torch.stack([at - ago for ago in back], 2), x.past)
-        tail = [take(pairs, slots - ago) for ago in back[1:]]
+        tail = [gather_slots(pairs, slots - ago) for ago in back[1:]]
         return torch.cat((features.flatten(2), *tail), -1)
 
-    def next_block(self, left: Tensor, embedded: Tensor, places: Tensor, past: Past) -> Tensor:
+    def next_block(
+        self, left: Tensor, embedded: Tensor, places: Tensor, past: PastKeyValues
+    ) -> Tensor:
         """A further pass, over the k tokens [sequences, slots, k, width] drafted from what is
         `left` of the last, the last of them at `places` [sequences, slots]: what is left of it."""
         width = embedded.shape[-1]
@@ -118,24 +122,26 @@ class Falcon(OwnWay):
         rows = self.rows(pairs.unfold(2, BLOCK, 1).transpose(-1, -2))
         each = places[..., None] + torch.arange(1 - BLOCK, 1, device=left.device)
         for row, place in zip(rows.unbind(2), each.unbind(2), strict=True):
-            past.own.append(self.layer.self_attn.remember(row, place))
+            past.own.append(self.layer.self_attn.project_kv(row, place))
         made = self.block(rows, each, past)
         return torch.cat((made.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
-    def draft_first(self, x: HeadInput) -> Out:
-        """See `OwnWay`: a pass."""
+    def draft_first(self, x: HeadInput) -> HeadOutput:
+        """See `TwoStepHead`: a pass."""
         left = self.begin_block(x)
-        return Out(left, left[..., : x.embedded.shape[-1]])
+        return HeadOutput(left, left[..., : x.embedded.shape[-1]])
 
-    def draft_next(self, x: HeadInput) -> Out:
-        """See `OwnWay`: every k-th step is a pass, the others read what it left."""
+    def draft_next(self, x: HeadInput) -> HeadOutput:
+        """See `TwoStepHead`: every k-th step is a pass, the others read what it left."""
         width = x.embedded.shape[-1]
         left = torch.cat((x.features, x.embedded), -1)
-        drafted = left[..., self.left * width :].unflatten(-1, (-1, width))
+        drafted = left[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
         done = drafted.shape[2] % BLOCK
         if not done:
-            left = self.next_block(left[..., : self.left * width], drafted, x.places, x.past)
-        return Out(left, left[..., done * width : (done + 1) * width])
+            left = self.next_block(
+                left[..., : self.hidden_widths * width], drafted, x.places, x.past
+            )
+        return HeadOutput(left, left[..., done * width : (done + 1) * width])
 
 
 class FalconHead(UnfusedHead):
@@ -143,23 +149,23 @@ class FalconHead(UnfusedHead):
 
     kind: ClassVar[str] = Falcon.kind
     together: ClassVar[int] = BLOCK
-    module: ClassVar[type[OwnWay]] = Falcon
-    own: Falcon
+    module: ClassVar[type[TwoStepHead]] = Falcon
+    head: Falcon
 
-    def draft_first(self, x: HeadInput) -> Out:
+    def draft_first(self, x: HeadInput) -> HeadOutput:
         """See `UnfusedHead`."""
-        return self._said(self.own.begin_block(x))
+        return self._said(self.head.begin_block(x))
 
-    def draft_next(self, x: HeadInput) -> Out:
+    def draft_next(self, x: HeadInput) -> HeadOutput:
         """See `UnfusedHead`."""
         past, n, tokens = x.past, BLOCK, x.embedded.unflatten(1, (-1, BLOCK))
-        mine = Past(past.mask[:, :, ::BLOCK], past.text)
+        mine = PastKeyValues(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]
         rows, places = x.features[:, ::BLOCK], x.places[:, ::BLOCK] + BLOCK
-        left = self.own.next_block(rows, tokens, places, mine)
+        left = self.head.next_block(rows, tokens, places, mine)
         past.own[:] = [(k.repeat_interleave(n, 2), v.repeat_interleave(n, 2)) for k, v in mine.own]
         return self._said(left)
 
-    def _said(self, left: Tensor) -> Out:
+    def _said(self, left: Tensor) -> HeadOutput:
         features = left[..., : BLOCK * self.hidden_size].unflatten(-1, (BLOCK, -1)).flatten(1, 2)
-        return Out(left.repeat_interleave(BLOCK, 1), features)
+        return HeadOutput(left.repeat_interleave(BLOCK, 1), features)

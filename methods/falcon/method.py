@@ -57,23 +57,23 @@ class FalconParams(MethodParams):
 
 
 class Falcon(Method):
-    """Falcon: a head that predicts a block of features a pass drafts a tree, block by block.
+    """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: children are the head's likeliest tokens, each of which stands with the target's
-    own probability of it, and in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the authors' code: verification is the target's own distribution, where theirs
-    draws the token behind a full acceptance at temperature 1; nothing is drafted past the budget;
-    in coupled decoding the head's scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the head's most likely tokens, chosen without drawing. Each is
+    accepted with the target's own probability of it; in greedy and coupled decoding it is accepted
+    if and only if the target chooses it.
+    Differs from the authors' code: verification uses the target's own distribution; theirs draws
+    the token after full acceptance at temperature 1. Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's true
-       feature of the token before. One pass over the last k pairs predicts k features.
-    2. Feature i of a block ranks the tokens of its level i, the same below all nodes of the level
-       before. Take the children that the tree names.
-    3. Below the last level of a block: each node that has children ends a path of k tokens. These
-       paths, beside the features that their tokens were ranked by, are fed in one pass, which
-       predicts the next k features behind each of them. Go on with 2.
+    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
+       One pass over the last k pairs predicts k features.
+    2. Feature i of a block ranks the tokens of level i, the same for all nodes of the level above.
+       Take the children that the tree selects.
+    3. After the last level of a block, each node with children ends a path of k tokens. Feed these
+       paths, with the features that ranked their tokens, in one pass. It predicts the next k
+       features after each path. Continue with 2.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -85,7 +85,7 @@ class Falcon(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = FalconHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
-    paper: ClassVar[Mapping[str, Any]] = {
+    paper_params: ClassVar[Mapping[str, Any]] = {
         "tree": "kmask2_8layer_tree",
         "nodes": 165,
         "depth": 8,
@@ -104,7 +104,7 @@ class Falcon(Method):
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        out = self.levels.begin(session.unread(self.levels.state.length()))
+        out = self.levels.begin(session.pending_features(self.levels.state.length()))
         k = len(out.rows)
         block: tuple[int, ...] = (0,)  # parent block of each node that is fed
         path: list[host.Ids] = []  # tokens of those nodes in their own block, level by level
@@ -114,17 +114,17 @@ class Falcon(Method):
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
-            tokens.append(level.select_tokens(host.taken(ranked, block)))
+            tokens.append(level.select_tokens(host.take(ranked, block)))
             if not level.fed:
                 break
-            path = [host.taken(above, level.fed_parents) for above in path]
+            path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
             # 3. A row a token, path after path; what is left of a block is with its last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))
-                out = self.levels.feed(host.interleaved(path), parents)
+                out = self.levels.feed(host.interleave(path), parents)
                 block, path = tuple(range(len(block))), []
         self.levels.drop()
-        return session.tree(host.joined(tokens), tree.parents)
+        return session.tree(host.concatenate(tokens), tree.parents)

@@ -32,22 +32,22 @@ class HiddenTransferParams(MethodParams):
 class HiddenTransfer(Method):
     """Hidden Transfer: pseudo hidden states from a middle layer predict several tokens ahead.
 
-    Exact because no row of the text sees a pseudo state, and the tree is a function of the past: a
-    node is a step's token of some rank, which stands with the target's own probability of it, and
-    in greedy and coupled decoding iff it is the target's own choice.
-    Differs from the paper, whose code is not public: all steps leave the same layer; the tree is
-    Medusa's construction; every node has pseudo states, since each may be the last that stands;
-    nothing is drafted past the budget.
+    Exact because no token attends to a pseudo hidden state, and the tree depends only on the past.
+    Each node is accepted with the target's own probability of it; in greedy and coupled decoding it
+    is accepted if and only if the target chooses it.
+    Differs from the paper, whose code is not public: all steps start from the same layer. The tree
+    is Medusa's construction. Every node gets pseudo hidden states, because each may be the last
+    accepted one. Nothing is drafted beyond the token budget.
 
     One step:
-    1. Pseudo states behind the last node that stood went through the target's last forward: step k
-       says the token k places behind the last committed one.
-    2. A node of level k and rank r holds the r-th best token of step k, whatever its parent.
-    3. (engine) The target's layers below L run over the last committed token and the tree. W_k maps
-       what leaves them to the pseudo states behind each node.
-    4. (engine) The layers from L on run over both; a pseudo state sees the path to its node, the
-       node and those before it, and is seen by none of the text. Verify, commit, keep no pseudo
-       state.
+    1. The target's last forward also processed pseudo hidden states after the last accepted node.
+       The state of step k predicts the token k places after the last committed one.
+    2. The node of level k and rank r is the r-th best token of step k, whatever its parent.
+    3. (engine) Run the target's layers below L on the last committed token and the tree. W_k maps
+       their output to the pseudo hidden states after each node.
+    4. (engine) Run the layers from L on both. A pseudo state attends to the path to its node, to
+       the node, and to the pseudo states before it; no token attends to it. Verify; commit; drop
+       the pseudo states.
     """
 
     name: ClassVar[str] = "hidden-transfer"
@@ -72,4 +72,4 @@ class HiddenTransfer(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 and 2."""
-        return fill_from(self.tree, self.ahead.newest(), session)
+        return fill_from(self.tree, self.ahead.latest_logits(), session)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods._heads.files import fill
+from methods._heads.files import copy_tensors
 from methods.medusa.head import output_matrix
 from specbench_cli.api import Decoder, EnvironmentFault, Said, SequentialHead, Weights
 
@@ -101,7 +101,7 @@ class HydraHeads(SequentialHead):
         head = cls.sized(decoders["target"], sizes, weights, folder)
         begins = {"heads.": "hydra_mlp.", "outputs.": "hydra_lm_head."}
         named = head.state_dict().items()
-        fill(
+        copy_tensors(
             {
                 begins[(own := f"{name.partition('.')[0]}.")] + name.removeprefix(own): place
                 for name, place in named

@@ -1,4 +1,4 @@
-"""Hydra: draft heads that read what was drafted before.
+"""Hydra: draft heads that read the tokens drafted so far.
 
 Zachary Ankner, Rishab Parthasarathy, Aniruddha Nrusimha, Christopher Rinard, Jonathan Ragan-Kelley,
 William Brandon: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
@@ -37,24 +37,25 @@ class HydraParams(AcceptParams, TreeParams):
 
 
 class Hydra(Method):
-    """Hydra: heads on the target's last row and the tokens drafted so far fill a static tree.
+    """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
-    Exact because the tree is a function of the past, and in coupled decoding of the noise that the
-    target shares: a node is one of the likeliest tokens at its parent, which stands with the
-    target's own probability of it, and in greedy and coupled decoding iff it is the target's own
-    choice. With `children=drawn`, under rejection, siblings are drawn without replacement from the
-    head's distribution and tested in that order. With `accept=typical` it is the paper's method at
-    temperatures above zero, which is not exact, and is not said to be.
-    Differs from the authors' code: without typical acceptance, verification is the target's own
-    distribution; the first token of a step is drawn, never the likeliest one whatever the
-    temperature; the tree is Medusa's construction, or theirs (`tree`); nothing is drafted past the
-    budget; in coupled decoding the heads' scores carry the target's noise.
+    Exact because the tree depends only on the past (in coupled decoding also on the noise that the
+    target shares). Nodes are the most likely tokens at their parent, chosen without drawing. Each
+    is accepted with the target's own probability of it; in greedy and coupled decoding it is
+    accepted if and only if the target chooses it. With `children=drawn`, in sampling, siblings are
+    drawn without replacement from the head's distribution and tested in that order.
+    `accept=typical` is the paper's rule at temperatures above zero; it is not exact, and is
+    reported so.
+    Differs from the authors' code: without typical acceptance, verification uses the target's own
+    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
+    or theirs (`tree`). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Head 1 reads the target's row that the last committed token was chosen from, and that token.
-    2. Level by level, take the children that the tree names from the head's ranking at their
-       parent. Head k + 1 reads, at each node of level k that has children, the target's row, the
-       last committed token and all tokens on the node's path: one call for the nodes of a level.
+    1. Head 1 reads the target's hidden state that predicted the last committed token, and that
+       token.
+    2. Level by level, take the children that the tree selects from the head's ranking at their
+       parent. At each node of level k that has children, head k + 1 reads the target's hidden
+       state, the last committed token and all tokens on the node's path: one call per level.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -70,7 +71,7 @@ class Hydra(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
         heads = session.artifact(*self.artifacts())
-        session.tap(heads.taps)
+        session.capture_layers(heads.taps)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
         self.tree = static_tree(self.params.tree, self.params.nodes, depth, width)
         session.reserve(len(self.tree.nodes))

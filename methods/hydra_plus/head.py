@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadFiles, HeadShape, wrong_size
+from methods._heads.files import HeadShape, LoadedHead, head_mismatch
 from methods._heads.layer import PrefixLayerHead
 from methods._heads.layouts import DROPPED, Layout
-from methods._heads.module import Out, PrefixHead
-from methods._heads.recipe import HeadRecipe, Objective, Taught
+from methods._heads.module import HeadOutput, PrefixHead
+from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
 from methods.hydra.head import mlp
 from specbench_cli.api import Decoder
 
@@ -91,13 +91,13 @@ class HydraPlus(PrefixHead):
         )
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """With narrow attention, and embeddings brought to few numbers."""
         wide = min(_HEAD_DIM, shape.head_dim)
         return cls(replace(shape, head_dim=wide), rope, embeds=min(_EMBEDS, shape.hidden_size))
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """Sizes, by the tensors; the heads must read rows of this target's."""
         d, given = target.hidden_size, files.tensors
         levels = 1 + max(int(name.split(".")[1]) for name in given if name.startswith("heads."))
@@ -107,10 +107,10 @@ class HydraPlus(PrefixHead):
         found, due = given["heads.0.1.linear.weight"].shape, d + (d if down is None else len(down))
         if files.shape.hidden_size != d or tuple(found) != (d, due):
             what = f"the first head is {list(found)}; this target's rows of {d} need {[d, due]}"
-            raise wrong_size(files, what)
+            raise head_mismatch(files, what)
         if output is not None and len(output) != target.vocab_size:
             what = f"output matrices have {len(output)} rows, this target {target.vocab_size} ids"
-            raise wrong_size(files, what)
+            raise head_mismatch(files, what)
         return {
             "levels": levels,
             "blocks": blocks,
@@ -118,10 +118,10 @@ class HydraPlus(PrefixHead):
             "outputs": 0 if output is None else len(output),
         }
 
-    def step(self, embedded: Tensor, rows: Tensor) -> Out:
+    def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
         """The head of the level reads h* and the path's tokens: `rows` and one token more."""
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
-        return Out(read, self.heads[self.level(read)](read))
+        return HeadOutput(read, self.heads[self.level(read)](read))
 
     def level(self, read: Tensor) -> int:
         """Whose turn it is: the first head reads h* and one embedding."""
@@ -136,10 +136,10 @@ class HydraPlusHead(PrefixLayerHead):
     kind: ClassVar[str] = HydraPlus.kind
     module: ClassVar[type[PrefixHead]] = HydraPlus
 
-    def _spoken(self, out: Out) -> Tensor:
+    def _compute_logits(self, out: HeadOutput) -> Tensor:
         steps = self.steps
         assert isinstance(steps, HydraPlus)
         if not steps.outputs:
-            return super()._spoken(out)
+            return super()._compute_logits(out)
         logits: Tensor = steps.outputs[steps.level(out.hidden)](out.normed)
         return logits

@@ -38,23 +38,24 @@ class HydraPlusParams(AcceptParams, TreeParams):
 
 
 class HydraPlus(Method):
-    """Hydra++: Hydra's heads read a layer's attention over the whole prefix, not the last row.
+    """Hydra++: Hydra's heads read a layer that attends to the whole prefix.
 
-    Exact as Hydra is: the tree is a function of the past (in coupled decoding of the noise that the
-    target shares too), and each node stands with the target's own probability of it; with
-    `children=drawn`, under rejection, siblings are drawn without replacement and tested in that
-    order. `accept=typical` is the authors' rule at temperatures above zero, which is not exact.
-    Differs from the authors' code: without typical acceptance, verification is the target's own
-    distribution, and the first token of a step is drawn; the tree is Medusa's construction, or
-    theirs (`tree`); nothing is drafted past the budget.
+    Exact for the same reason as Hydra: the tree depends only on the past (in coupled decoding also
+    on the noise that the target shares), and each node is accepted with the target's own
+    probability of it. With `children=drawn`, in sampling, siblings are drawn without replacement
+    and tested in that order. `accept=typical` is the authors' rule at temperatures above zero,
+    which is not exact.
+    Differs from the authors' code: without typical acceptance, verification uses the target's own
+    distribution, and the first token of a step is drawn from it. The tree is Medusa's construction
+    or theirs (`tree`). Nothing is drafted beyond the token budget.
 
     One step:
-    1. Prefix attention: the head's own layer reads the target's rows of all tokens committed since
-       the last step, behind those it has read before. What leaves it at the last one is what the
-       heads read of the text; of drafted tokens nothing enters it.
-    2. Level by level, take the children that the tree names from the head's ranking at their
-       parent. Head k reads the layer's last row, the last committed token and all k tokens on the
-       node's path: one call for the nodes of a level.
+    1. Prefix attention: the head's own layer reads the target's hidden states of the tokens that
+       were committed since the last step, after those that it read before. The heads read its last
+       output. Drafted tokens never enter it.
+    2. Level by level, take the children that the tree selects from the head's ranking at their
+       parent. Head k reads the layer's last output, the last committed token and all tokens on the
+       node's path: one call per level.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -71,7 +72,7 @@ class HydraPlus(Method):
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that are read."""
         head, params = session.artifact(*self.artifacts()), self.params
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         width = min(params.width, session.target.vocab_size)
         depth = min(params.depth, head.levels or params.depth)
         self.tree = static_tree(params.tree, params.nodes, depth, width)
@@ -84,7 +85,7 @@ class HydraPlus(Method):
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
-        prefix = self.levels.begin(session.unread(self.levels.state.length()))
+        prefix = self.levels.begin(session.pending_features(self.levels.state.length()))
         how: DrawMode = (
             "deterministic" if self.params.children == "likeliest" else "without_replacement"
         )

@@ -1,4 +1,4 @@
-"""Judge Decoding: a small head on the target's rows lets harmless deviations pass.
+"""Judge Decoding: a small head on the target's hidden states accepts harmless deviations.
 
 Gregor Bachmann et al.: Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model
 Alignment, ICLR 2025, arXiv:2501.19309.
@@ -17,11 +17,11 @@ from specbench_cli.api import (
     NORMED,
     AcceptRule,
     Artifact,
+    DraftContext,
     DraftModelMethod,
     Field,
     MethodFault,
     MethodParams,
-    Places,
     Random,
     Session,
 )
@@ -44,14 +44,16 @@ class Verdict(AcceptRule):
     name: ClassVar[str] = "judge"
     pure: ClassVar[bool] = False
 
-    def passing(self, places: Places, random: Random) -> Tensor:
+    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
         """sigmoid(w h + b) > threshold, h being the row that has read the token itself."""
         if self.head is None or places.features is None:
-            raise MethodFault("a judge needs its head and the target's rows (`session.tap`)")
+            raise MethodFault(
+                "a judge needs its head and the target's rows (`session.capture_layers`)"
+            )
         return self.head(places.features) > self.threshold
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """At threshold 1."""
         return self.threshold >= 1
 
@@ -64,19 +66,19 @@ class Verdict(AcceptRule):
 class Judge(DraftModelMethod):
     """Judge: a small head on the target's hidden states accepts harmless draft tokens.
 
-    Not exact: a token that the lossless rule rejects stands if the head, one linear layer on the
-    target's row that has read it, finds it harmless with a chance above `threshold`. At its off
-    position, threshold 1, it makes the tokens of `sps`.
-    Differs from the paper: the head reads the row behind the final norm, and its labels are mined,
-    not written by people: a token is harmless if the target, going on behind it, scores no worse
-    (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
+    Not exact: a token that the lossless rule rejects is accepted if the head predicts that it is
+    harmless with a probability above `threshold`. The head is one linear layer on the target's
+    hidden state at that token. At its off position, threshold 1, it generates the tokens of `sps`.
+    Differs from the paper: the head reads the hidden state after the final norm. Its labels are
+    mined, not written by people: a token is harmless if the target, continuing after it, scores no
+    worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039; `specbench train judge`).
 
     One step:
     1. (base) Feed the draft its pending tokens, and draw `length` tokens x from it.
-    2. (engine) One target forward over the last committed token and the draft. x stands if the
-       lossless rule takes it, or if sigmoid(w h + b) > threshold, h being the row of x itself.
-    3. (engine) In place of the first that does not stand: the lossless rule's token.
-    4. (base) Forget the draft's rows of rejected tokens.
+    2. (engine) One target forward over the last committed token and the draft. x is accepted if the
+       lossless rule accepts it, or if sigmoid(w h + b) > threshold, h being the hidden state at x.
+    3. (engine) Replace the first rejected token by the lossless rule's token.
+    4. (base) Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "judge"
@@ -89,8 +91,8 @@ class Judge(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     Head: ClassVar[type[Artifact]] = JudgeHead
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
-    relative: ClassVar[str | None] = "sps"
-    off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
+    lossless_counterpart: ClassVar[str | None] = "sps"
+    exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     judging: JudgeHead | None = None
 
     @property
@@ -102,5 +104,5 @@ class Judge(DraftModelMethod):
         """Prefill the draft; have the target keep its rows."""
         (wanted,) = self.artifacts()
         self.judging = session.artifact(wanted)
-        session.tap((NORMED,))
+        session.capture_layers((NORMED,))
         super().start(session)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from methods._heads.held_out import HELD_OUT, area_under
+from methods._heads.held_out import HELD_OUT, area_under_roc
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Weights of the L2 penalty in the loss; the best on held-out questions is used."""
@@ -57,7 +57,7 @@ def fit(mined: Mined) -> tuple[Tensor, Tensor, Judged]:
     tried = []
     for strength in STRENGTHS:
         weight, bias = _logistic(inside, told, strength)
-        tried.append((area_under(rows @ weight + bias, truth), strength, weight, bias))
+        tried.append((area_under_roc(rows @ weight + bias, truth), strength, weight, bias))
     auc, strength, weight, bias = max(tried, key=lambda each: each[0])
     chances = (rows @ weight + bias).sigmoid()
     judged = Judged(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from methods._heads.files import fill
+from methods._heads.files import copy_tensors
 from specbench_cli.api import Decoder, FeatureHead, Weights
 
 PUBLISHED = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
@@ -78,7 +78,7 @@ class MedusaHeads(FeatureHead):
                 places[f"{at}.{block}.linear.weight"] = head.weight[block, at]
                 places[f"{at}.{block}.linear.bias"] = head.bias[block, at, 0]
         named = {name.removeprefix("medusa_head."): weights[name] for name in weights}
-        fill(places, named, f"{folder.name}: Medusa heads (FasterDecoding)", cls.kind)
+        copy_tensors(places, named, f"{folder.name}: Medusa heads (FasterDecoding)", cls.kind)
         return head.ready()
 
 

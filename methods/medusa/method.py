@@ -34,20 +34,20 @@ class MedusaParams(AcceptParams, TreeParams):
 
 
 class Medusa(Method):
-    """Medusa: heads on the target's last row, each one token further ahead, fill a static tree.
+    """Medusa: heads on the target's last hidden state, one per token ahead, fill a static tree.
 
-    Exact because the tree is a function of the past: a node is its head's token of some rank, which
-    stands with the target's own probability of it, and in greedy and coupled decoding iff it is the
-    target's own choice. With `accept=typical` it is the paper's method at temperatures above zero,
-    which is not exact, and is not said to be.
-    Differs from the authors' code: without typical acceptance, verification is the target's own
-    distribution; the first token of a step is drawn, never the likeliest one whatever the
-    temperature; nothing is drafted past the budget.
+    Exact because the tree depends only on the past. A node is one of its head's most likely tokens,
+    chosen without drawing. It is accepted with the target's own probability of it; in greedy and
+    coupled decoding it is accepted if and only if the target chooses it. `accept=typical` is the
+    paper's rule at temperatures above zero; it is not exact, and is reported so.
+    Differs from the authors' code: without typical acceptance, verification uses the target's own
+    distribution, and the first token of a step is drawn from it. Nothing is drafted beyond the
+    token budget.
 
     One step:
-    1. From the target's row that the last committed token was chosen from, head k says the token k
-       places behind that token, for all k at once, and none of what the others say.
-    2. A node of level k and rank r holds the r-th best token of head k, whatever its parent.
+    1. From the target's hidden state that predicted the last committed token, head k predicts the
+       token k places after it, all heads at once and independently.
+    2. The node of level k and rank r is the r-th best token of head k, whatever its parent.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -58,13 +58,13 @@ class Medusa(Method):
     params: MedusaParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = MedusaHeads
-    paper: ClassVar[Mapping[str, Any]] = {"nodes": 63}
+    paper_params: ClassVar[Mapping[str, Any]] = {"nodes": 63}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
 
     def start(self, session: Session) -> None:
         """Choose the tree, make room for it, and have the target keep the rows that heads read."""
         self.heads = session.artifact(*self.artifacts())
-        session.tap(self.heads.taps)
+        session.capture_layers(self.heads.taps)
         nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
         name = "mc_sim_7b_63" if nodes == authors else self.params.tree
         self.tree = static_tree(name, nodes, self.heads.sizes["levels"])

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from methods._heads.files import HeadShape
 from methods._heads.layer import LayerHead
-from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, under
-from methods._heads.module import DraftHead, JoinedHead, Out
-from methods._heads.recipe import HeadRecipe, Objective, Taught
-from methods._heads.slots import Layer
+from methods._heads.layouts import COPIES, CUT, DROPPED, Layout, add_prefix
+from methods._heads.module import DraftHead, HeadOutput, JoinedHead
+from methods._heads.recipe import HeadRecipe, Objective, TargetStatistics
+from methods._heads.slots import LlamaLayer
 from specbench_cli.api import LayerReader
 
 _MIMO = {
@@ -58,7 +58,7 @@ class Mtp(JoinedHead):
             kind,
             "MTP (MiMo)",
             r"model\.mtp_layers\.0\.input_proj\.weight",
-            CUT | under("model.mtp_layers.0.", _MIMO),
+            CUT | add_prefix("model.mtp_layers.0.", _MIMO),
             in_target=True,
             hidden_first=True,
         ),
@@ -66,13 +66,13 @@ class Mtp(JoinedHead):
             kind,
             "MTP (speculators)",
             r"mtp_layers\.0\.input_proj\.weight",
-            COPIES | {"verifier_": DROPPED} | under("mtp_layers.0.", _MIMO),
+            COPIES | {"verifier_": DROPPED} | add_prefix("mtp_layers.0.", _MIMO),
         ),
         Layout(
             kind,
             "MTP (Qwen3-Next)",
             r"mtp\.pre_fc_norm_hidden\.weight",
-            under("mtp.", _QWEN),
+            add_prefix("mtp.", _QWEN),
             in_target=True,
             centred=True,
         ),
@@ -80,7 +80,7 @@ class Mtp(JoinedHead):
             kind,
             "MTP (DeepSeek, GLM)",
             r"model\.layers\.(\d+)\.eh_proj\.weight",
-            under("model.layers.{n}.", _DEEPSEEK),
+            add_prefix("model.layers.{n}.", _DEEPSEEK),
             in_target=True,
         ),
     )
@@ -99,39 +99,39 @@ class Mtp(JoinedHead):
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in has)
-        self.layer = Layer(width, self.shape, self.rope, has, normed=True)
+        self.layer = LlamaLayer(width, self.shape, self.rope, has, normed=True)
         self.norm = self.new_norm()
 
     @classmethod
-    def new(cls, shape: HeadShape, rope: Mapping[str, Any], taught: Taught) -> Self:
+    def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
         """In the first layout's order."""
-        head = cls(shape, rope, own=taught.vocabulary(cls.recipe.says))
+        head = cls(shape, rope, own=target.vocabulary(cls.recipe.draft_vocab_size))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
-    def linear(self, embedded: Tensor, features: Tensor) -> Tensor:
+    def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
         """As `fc`."""
         both = [self.enorm(embedded), self.hnorm(features)]
         if self.hidden_first:
             both.reverse()
         return torch.cat(both, -1)
 
-    def begin_linear(self, found: Tensor, norm: Tensor) -> None:
+    def init_from_linear(self, found: Tensor, norm: Tensor) -> None:
         """See `DraftHead`: with the target's final norm behind it."""
         self.fc.load_state_dict({"weight": (found / norm).T})
         self.norm.load_state_dict({"weight": norm})
-        self.layer.silence()
+        self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """A projection of both normed, normed once more for the attention."""
-        joined = self.fc(self.linear(embedded, features))
+        joined = self.fc(self.linear_input(embedded, features))
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 
-    def out(self, rows: Tensor) -> Out:
+    def out(self, rows: Tensor) -> HeadOutput:
         """Normed, for both ends."""
         normed = self.norm(rows)
-        return Out(normed, normed)
+        return HeadOutput(normed, normed)
 
 
 class MtpHead(LayerHead):
@@ -140,7 +140,7 @@ class MtpHead(LayerHead):
     kind: ClassVar[str] = Mtp.kind
     module: ClassVar[type[DraftHead]] = Mtp
 
-    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
+    def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
         self._enorm, self._hnorm, self._final = map(read.norm, ("enorm", "hnorm", "norm"))
         self.weight_bytes += 3 * self._final.nbytes
         self._hidden_first = module.hidden_first

@@ -46,18 +46,18 @@ class MtpParams(LengthParams):
 class Mtp(Method):
     """Multi-token prediction: a layer trained with the target drafts a chain, fed its own output.
 
-    Exact because each token is drawn from the layer's distribution q, or taken without a draw, and
-    stands as a draft model's would: with probability min(1, p(x)/q(x)), a rejected one replaced by
-    a draw from norm(max(p - q, 0)); in greedy and coupled decoding iff it is the target's own
-    choice.
-    Differs from the report: one layer makes all tokens of a draft, as engines that serve such
-    checkpoints use it, though it may have been trained for the first of them alone.
+    Exact because each token is drawn from the layer's distribution q, or chosen without drawing,
+    and verified like a draft model's token: accepted with probability min(1, p(x)/q(x)), replaced
+    after rejection by a draw from norm(max(p - q, 0)). In greedy and coupled decoding it is
+    accepted if and only if the target chooses it.
+    Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
+    although it may have been trained for the first token only.
 
     One step:
-    1. Feed the layer the committed tokens that it has not read, each beside the target's true row
-       of the token before; what it drafted of them before is forgotten.
-    2. Draw `length` tokens, or as many as its rule asks for (see `sps`); each further one is fed
-       beside the row that the layer left last.
+    1. Feed the layer the new committed tokens, each with the target's hidden state of the previous
+       token. Drop what the layer computed for drafted tokens.
+    2. Draw `length` tokens, or as many as the length rule allows (see `sps`). Feed each with the
+       layer's previous output.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -73,7 +73,7 @@ class Mtp(Method):
     def start(self, session: Session) -> None:
         """Have the target keep what the layer reads."""
         head = session.artifact(*self.artifacts())
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         fed = self.params.levels - 1
         self.levels = Levels(session, head, session.new_state(head, slack=fed))
         self.length = create_length_rule(self.params, session, model=head)
@@ -86,14 +86,14 @@ class Mtp(Method):
             return session.chain(())
         levels = self.levels
         # 1. True rows of what was committed.
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
         # 2. From here on the layer reads its own output, as if it were the target's.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))
         levels.drop()
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """The rule learns what was committed."""

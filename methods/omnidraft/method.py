@@ -1,4 +1,4 @@
-"""OmniDraft: a draft with any tokenizer, and a cache of its runs that spell a token of the target.
+"""OmniDraft: a draft model with any tokenizer, and a cache of token runs that spell a target token.
 
 Ramchalam Kinattinkara Ramakrishnan et al.: OmniDraft: A Cross-vocabulary, Online Adaptive Drafter
 for On-device Speculative Decoding, NeurIPS 2025, arXiv:2507.02659.
@@ -14,7 +14,7 @@ from specbench_cli.api import (
     Field,
     Method,
     MethodParams,
-    Out,
+    ModelOutput,
     Outcome,
     Pick,
     Session,
@@ -32,23 +32,25 @@ class OmniDraftParams(MethodParams):
 
 
 class OmniDraft(Method):
-    """OmniDraft: several tokens of a draft that spell one of the target's are drafted as that one.
+    """OmniDraft: draft tokens that together spell a target token are drafted as that token.
 
-    Exact because q is the distribution that a token is drawn from: of what the draft would say the
-    longest run in the cache is its token, else the first token is itself. A token x stands with
-    probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)).
-    Differs from the paper: q of a token that begins runs is less what they take; runs are looked
-    for along the draft's likeliest tokens alone, others would cost forwards; the prompt's are
-    kept too; the draft itself does not learn (`osd` does), and no head ends drafting.
+    Exact because q is the distribution that a token is drawn from: the longest cached run at the
+    start of the draft's continuation becomes one target token; without a run its first token is
+    used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a
+    draw from norm(max(p - q, 0)).
+    Differs from the paper: runs reduce the probability of the token that begins them. Only runs
+    along the draft's most likely tokens are considered, because others would cost forwards. Runs of
+    the prompt are cached too. The draft does not learn (`osd` does), and no head stops drafting.
 
     One step:
-    1. Bring the committed tokens into the draft's vocabulary; what it lacks is tokenized anew.
-    2. Walk: feed the draft its likeliest token, as long as runs in the cache go on from there.
-    3. q: shared tokens by their chances; each run along the walk has the product of its tokens',
-       and takes it from the longest one before it, or from the walk's first token.
-    4. Draw a token; forget what was fed beyond it. So on from 2, `length` times.
+    1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.
+    2. Walk: feed the draft its most likely token, while cached runs continue from there.
+    3. Compute q: shared tokens have the draft's probability. Each run along the walk has the
+       product of its tokens' probabilities, subtracted from the longest shorter run or the walk's
+       first token.
+    4. Draw a token and drop what was fed after it. Repeat from 2, `length` times.
     5. (engine) One target forward over the last committed token and the draft; verify; commit.
-    6. Keep the runs of committed tokens that the draft does not have; those unseen for longest go.
+    6. Cache the runs of committed tokens that the draft's vocabulary lacks; evict the oldest.
     """
 
     name: ClassVar[str] = "omnidraft"
@@ -80,7 +82,7 @@ class OmniDraft(Method):
             self.text.state,
             self.text.remaining,
         )
-        self.drafted, outs, fed = [], list[Out](), 0
+        self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
             # 2. What the draft says before the walk, and behind each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
@@ -98,15 +100,15 @@ class OmniDraft(Method):
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
-    def _distribution(self, walk: list[int], outs: list[Out]) -> Out:
+    def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
         """Step 3: logits of q."""
         if not walk:
             return self.words.to_target_logits(outs[0])
         chances = [out.rows[-1].double().softmax(-1) for out in outs]
         q = (
-            self.words.to_target_logits(Out(chances[0].log()[None, None], outs[0].hidden))
+            self.words.to_target_logits(ModelOutput(chances[0].log()[None, None], outs[0].hidden))
             .rows[0]
             .exp()
         )
@@ -123,7 +125,7 @@ class OmniDraft(Method):
             q[self._ids(tokens).ids[0]] = taken
             if longest is not None:
                 q[longest] -= taken.sum()
-        return Out(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
+        return ModelOutput(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
 
     def _ids(self, ids: list[int]) -> Tokens:
         return Tokens(host.ids(ids, self.words.device)[None])

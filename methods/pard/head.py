@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from methods._heads.files import HeadShape, checked
-from methods._heads.module import ParallelHead, drawn
-from methods._heads.recipe import HeadRecipe, in_parallel
-from methods._heads.slots import Layer, Norm, Past, take
+from methods._heads.files import HeadShape, check_tensors
+from methods._heads.module import ParallelHead, randomize
+from methods._heads.recipe import HeadRecipe, parallel_losses
+from methods._heads.slots import LlamaLayer, PastKeyValues, RmsNorm, gather_slots
 from specbench_cli.api import (
     Artifact,
     Decoder,
@@ -82,7 +82,7 @@ class PardDraft(FusedDecoder, Artifact):
             max_position_embeddings=target.max_positions,
         )
         config.pard_token = target.vocab_size - 1
-        module = drawn(AutoModelForCausalLM.from_config(config, trust_remote_code=False), seed)
+        module = randomize(AutoModelForCausalLM.from_config(config, trust_remote_code=False), seed)
         return cls.of(config, module.state_dict(), target)
 
 
@@ -95,7 +95,7 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     due = {name: tuple(part.shape) for name, part in module.named_parameters()}
-    found = checked(folder.name, weights, due, PardDraft.kind, whole=False)
+    found = check_tensors(folder.name, weights, due, PardDraft.kind, exact=False)
     load_weights(folder, config)  # also refuse tensors that nothing reads
     return found
 
@@ -110,7 +110,7 @@ class Pard(ParallelHead):
 
     kind: ClassVar[str] = PardDraft.kind
     recipe: ClassVar[HeadRecipe] = HeadRecipe(
-        corpus=0, replies=240, losses=in_parallel(8), peak_lr=2e-3
+        corpus=0, replies=240, losses=parallel_losses(8), peak_lr=2e-3
     )
     keep: ClassVar[tuple[float, float]] = (0.7, 0.2)
     """The paper's conditional drop-token strategy: a mask k places on is trained behind so large a
@@ -124,8 +124,10 @@ class Pard(ParallelHead):
         rope, d = {"rope_parameters": config.rope_parameters}, config.hidden_size
         self.config, self.mask = config, config.pard_token
         self.embed_tokens = nn.Embedding(config.vocab_size, d)
-        layers = (Layer(d, shape, rope, (), normed=True) for _ in range(config.num_hidden_layers))
-        self.layers, self.norm = nn.ModuleList(layers), Norm(d, config.rms_norm_eps)
+        layers = (
+            LlamaLayer(d, shape, rope, (), normed=True) for _ in range(config.num_hidden_layers)
+        )
+        self.layers, self.norm = nn.ModuleList(layers), RmsNorm(d, config.rms_norm_eps)
         self.load_state_dict({n.removeprefix("model."): t.float() for n, t in tensors.items()})
 
     @classmethod
@@ -143,7 +145,7 @@ class Pard(ParallelHead):
         config.pard_token, config.spd_type = target.pad_token_id, "pard"
         return cls(config, _read(folder, config))
 
-    def words(self) -> dict[str, Any]:
+    def file_config(self) -> dict[str, Any]:
         """The draft model's own, and which token is the mask."""
         found: dict[str, Any] = self.config.to_diff_dict()
         return found | {"architectures": ["LlamaForCausalLM"]}
@@ -159,23 +161,25 @@ class Pard(ParallelHead):
         share, least = self.keep if self.training else (1.0, 1.0)
         counts = [max(1, int(n * max(share**step, least))) for step in range(steps)]
         anchors, places = (slots + 1).clamp(max=last), read.chats.positions
-        sight = take(read.chats.mask[:, 0], anchors)[:, None]
+        sight = gather_slots(read.chats.mask[:, 0], anchors)[:, None]
         where = [places.gather(1, anchors[:, :m]) + step for step, m in enumerate(counts)]
         text = self.embed_tokens(ids)
         mask = self.embed_tokens.weight[self.mask]
         rows = [mask.expand(len(ids), m, -1) for m in counts[1:]]
         for layer in self.layers:
-            assert isinstance(layer, Layer)
-            attend, normed = layer.self_attn, layer.reads(text)
-            memory, own = attend.remember(normed, places), []
+            assert isinstance(layer, LlamaLayer)
+            attend, normed = layer.self_attn, layer.norm_input(text)
+            memory, own = attend.project_kv(normed, places), []
             for at, row in enumerate(rows):
-                m, read_of_row = counts[at + 1], layer.reads(row)
-                own.append(attend.remember(read_of_row, where[at + 1]))
+                m, read_of_row = counts[at + 1], layer.norm_input(row)
+                own.append(attend.project_kv(read_of_row, where[at + 1]))
                 before = [(keys[:, :, :m], values[:, :, :m]) for keys, values in own]
-                past = Past(sight[:, :, :m], memory, before)
-                rows[at] = layer.after(row, attend(read_of_row, where[at + 1], past))
-            text = layer.after(text, attend(normed, places, Past(read.chats.mask, memory)))
-        for m, row in zip(counts, (take(text, anchors), *rows), strict=True):
+                past = PastKeyValues(sight[:, :, :m], memory, before)
+                rows[at] = layer.add_residuals(row, attend(read_of_row, where[at + 1], past))
+            text = layer.add_residuals(
+                text, attend(normed, places, PastKeyValues(read.chats.mask, memory))
+            )
+        for m, row in zip(counts, (gather_slots(text, anchors), *rows), strict=True):
             yield self.norm(row) @ self.embed_tokens.weight.T, slots[:, :m]
 
     def tensors(self) -> dict[str, Tensor]:

@@ -23,14 +23,14 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from methods._heads.files import HeadFiles, HeadShape
+from methods._heads.files import HeadShape, LoadedHead
 from methods._heads.layouts import Layout
-from methods._heads.module import DraftHead, Out
+from methods._heads.module import DraftHead, HeadOutput
 from methods._heads.recipe import HeadRecipe, Objective
 from methods._heads.slots import HeadInput
 from methods.eagle3.head import Eagle3, Eagle3Head
 from specbench_cli.api import Decoder, Features, LayerReader, ModelInput
-from specbench_cli.api import Out as Answer
+from specbench_cli.api import ModelOutput as Answer
 
 MASKED = "mask_hidden"
 
@@ -60,7 +60,7 @@ class PEagle(Eagle3):
         sequences=2,
         losses={"paper": Objective(steps=5, text=True), "ttt": Objective(steps=5)},
         mlp=384,
-        says=2048,
+        draft_vocab_size=2048,
     )
 
     def __init__(
@@ -77,17 +77,17 @@ class PEagle(Eagle3):
         rows = torch.randn(1, self.fc.in_features)
         self.mask_hidden = nn.Parameter(rows if self.size is None else rows * self.size)
 
-    def words(self) -> dict[str, Any]:
+    def file_config(self) -> dict[str, Any]:
         """See `DraftHead`."""
-        return {**super().words(), "parallel_drafting": True, "ptd_token_id": self.mask}
+        return {**super().file_config(), "parallel_drafting": True, "ptd_token_id": self.mask}
 
     @classmethod
-    def facts(cls, files: HeadFiles, target: Decoder) -> dict[str, Any]:
+    def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
         """See `Eagle3`; and its mask."""
-        mask = files.token(files.config, "ptd_token_id", target)
-        return {**super().facts(files, target), "mask": mask}
+        mask = files.read_token_id(files.config, "ptd_token_id", target)
+        return {**super().init_args(files, target), "mask": mask}
 
-    def forward(self, x: HeadInput) -> Out:
+    def forward(self, x: HeadInput) -> HeadOutput:
         """See `DraftHead.forward`: later steps read no row that the head left."""
         if x.slots is None:
             x = x._replace(features=self.read(self.mask_hidden).expand_as(x.features))
@@ -108,8 +108,8 @@ class PEagleHead(Eagle3Head):
     parallel: ClassVar[bool] = True
     own_place: ClassVar[bool] = False
 
-    def _read_rest(self, read: LayerReader, module: DraftHead) -> None:
-        super()._read_rest(read, module)
+    def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
+        super()._read_extra_weights(read, module)
         assert isinstance(module, PEagle)
         self.mask, self._masked = module.mask, read.get(MASKED)
 

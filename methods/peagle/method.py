@@ -32,21 +32,22 @@ class PEagleParams(MethodParams):
 
 
 class PEagle(Method):
-    """P-EAGLE: EAGLE-3's head reads masks behind the text, and drafts a whole chain in one forward.
+    """P-EAGLE: EAGLE-3's head with masks after the text drafts a whole chain in one forward.
 
-    Exact because each token is drawn from its row's distribution q, which knows the committed text
-    and no other draft token, and stands with probability min(1, p(x)/q(x)); a rejected one is
-    replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token stands
-    iff it is the target's own choice. A token that the head cannot say is never drafted.
-    Differs from the paper: heads have one layer; nothing is drafted past the budget.
+    Exact because each token is drawn from the distribution q at its own position, which depends on
+    the committed text and on no other draft token. It is accepted with probability
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy and
+    coupled decoding a draft token is accepted if and only if the target chooses it. Tokens outside
+    the head's draft vocabulary are never drafted.
+    Differs from the paper: heads have one layer. Nothing is drafted beyond the token budget.
 
     One step:
-    1. Feed the head the committed tokens that it has not read, each beside the target's rows of the
-       token before at three layers; behind them, in the same forward, `length` - 1 masks: the mask
-       token beside the one learnt row that stands for rows that are not known.
-    2. Draw a token from the row of the last committed token, and one from each mask's: the k-th
-       mask says the token k + 1 places behind the last committed one.
-    3. (in the head) Forget the masks' rows.
+    1. Feed the head the new committed tokens, each with the target's hidden states of the previous
+       token at three layers. In the same forward, append `length` - 1 masks: the mask token with
+       one learnt vector in place of the unknown hidden states.
+    2. Draw one token at the last committed token and one at each mask. Mask k predicts the token
+       k + 1 places after the last committed one.
+    3. (in the head) Drop the masks' KV entries.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -57,13 +58,13 @@ class PEagle(Method):
     params: PEagleParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = PEagleHead
-    paper: ClassVar[Mapping[str, Any]] = {"length": 7}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 7}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
         """Have the target keep what the head reads."""
         self.head = session.artifact(*self.artifacts())
-        session.tap(self.head.taps)
+        session.capture_layers(self.head.taps)
         self.state = session.new_state(self.head, slack=self.params.length)
         shape = 1, self.params.length - 1
         self.masks = torch.full(shape, self.head.mask, device=session.device)
@@ -73,7 +74,7 @@ class PEagle(Method):
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        unread = session.unread(self.state.length())
+        unread = session.pending_features(self.state.length())
         x = Features(torch.cat((unread.ids, self.masks[:, : n - 1]), 1), unread.rows)
         said = self.head.forward(x, self.state, logits_at="all").rows
         return draw_chain(session, said)

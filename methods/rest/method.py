@@ -31,23 +31,24 @@ class RestParams(MethodParams):
 
 
 class Rest(Method):
-    """REST: what followed the text's end in a datastore, as often as it did, makes the tree.
+    """REST: drafts a tree of the most frequent continuations of the suffix in a datastore.
 
-    Exact because the tree is a function of the text and of a datastore that stays as it is: its
-    tokens are point masses, each of which stands with the target's own probability of it.
-    Differs from the authors' code: which draws anew for every path that shares a node, so that its
-    sampled outputs are not the target's; equally frequent prefixes are taken shorter ones first,
-    then by token, not as a hash map has them; of more than `matches` occurrences as many are read
-    at even distances, not the first; where nothing matches the step is a plain one.
+    Exact because the tree depends only on the text and on a datastore that does not change. Its
+    tokens are point masses, each accepted with the target's own probability of it.
+    Differs from the authors' code: theirs draws again for every path that shares a node, so that
+    its sampled outputs do not follow the target's distribution. Equally frequent prefixes are
+    ordered by length, then by token, not by a hash map. If there are more than `matches`
+    occurrences, they are sampled at even distances; theirs takes the first. Without a match the
+    step is plain decoding.
 
-    Nothing is learnt or kept: the datastore is only read (`specbench train rest` makes one).
+    The datastore is read-only (`specbench train rest` builds one).
 
     One step:
-    1. Take the longest suffix of the text, of `longest` to `shortest` tokens, that occurs in the
-       datastore: its range of the suffix array, by binary search.
-    2. Read what comes behind its occurrences: `depth` tokens each, up to the end of their text.
-    3. Their prefixes make a trie, each as heavy as it is frequent. Draft the `nodes` heaviest; no
-       prefix is heavier than a shorter one of it, so that these are a tree.
+    1. Find the longest suffix of the text, of `shortest` to `longest` tokens, that occurs in the
+       datastore: its range in the suffix array, by binary search.
+    2. Read the continuations of its occurrences: `depth` tokens each, up to the end of their text.
+    3. Build a trie of their prefixes, weighted by frequency, and draft the `nodes` heaviest. No
+       prefix is heavier than a shorter one of it, so these form a tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 

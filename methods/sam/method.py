@@ -47,31 +47,31 @@ class SamParams(MethodParams):
 
 
 class Sam(Method):
-    """SAM-Decoding: a suffix automaton finds the longest suffix seen before, and drafts on from it.
+    """SAM-Decoding: drafts what follows the longest earlier suffix, found by a suffix automaton.
 
-    Exact because the draft is a function of the past alone, and so is whether a model drafts in its
-    place: what was found is a point mass, as are a head's likeliest tokens, and what a draft model
-    drew comes with its distribution.
-    Differs from the authors' code: the second automaton is over earlier outputs of the pass, not
-    over a corpus, and what it finds is a chain; chains end with the text and are not padded, which
-    could let a pad stand for a token; the model is any draft model, or EAGLE's head with a chain in
-    place of EAGLE-2's tree. The last committed token may be drafted again (their text ends before
-    it). Their n_predicts counts that token: a `length` of 39 is their 40. Without a draft model
-    `bias` does not apply, as in their script.
+    Exact because the draft, and the choice whether a model drafts instead, depend only on the past.
+    Retrieved tokens and a head's most likely tokens are point masses; a draft model's tokens come
+    with their distribution.
+    Differs from the authors' code: the second automaton covers earlier outputs of the run, not a
+    corpus, and yields a chain. Chains end with the text and are not padded; a pad could be taken
+    for a token. The model is any draft model, or EAGLE's head with a chain instead of EAGLE-2's
+    tree. The last committed token may be drafted again (their text ends before it). Their
+    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
+    not apply, as in their script.
 
-    With scope `run` how fast a prompt is, never what comes out, depends on those before it. An
-    automaton takes at most 2 states and 3 transitions a token, of the text and of `memory` tokens.
+    With scope `run` the speed of a prompt depends on earlier prompts, but its output does not. An
+    automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
 
     One step:
-    1. For each committed token: go on to the longest suffix that occurs before, in the text and in
-       earlier outputs; then make the text's automaton longer by it, so that no suffix finds itself.
-    2. Take the longer match, the text's if they are alike; beside a model an earlier output's
-       counts for `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
+    1. For each committed token: extend both matches, in the text and in earlier outputs. Then add
+       the token to the text's automaton, so that a suffix does not match itself.
+    2. Take the longer match, the text's if both are equal. With a model, a match in earlier outputs
+       counts `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
     3. Draft the tokens after its first occurrence: `length` tokens, and without a draft model at
        most `factor` per matched token. With a draft model, if fewer than `length` tokens follow in
        the text, use the longest shorter suffix that `length` tokens follow.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Once the output has ended, put it into the second automaton.
+    5. When the output ends, add it to the second automaton.
     """
 
     name: ClassVar[str] = "sam"
@@ -82,7 +82,7 @@ class Sam(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     @property
-    def needed(self) -> frozenset[str]:
+    def requirements(self) -> frozenset[str]:
         """A draft model or a head if one drafts."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
@@ -101,16 +101,16 @@ class Sam(Method):
         self._read(session)
         if self.params.beside == "eagle":
             self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.drafted)
-        elif self.needed:
+        elif self.requirements:
             self.model = session.draft()
             self.state = session.new_state(self.model)
-            self.model.forward(session.since(0), self.state, logits_at=None)
+            self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         self._read(session)
         params, (_, here), (_, there) = self.params, self.here, self.there
-        if self.needed:
+        if self.requirements:
             most, there = params.length, there - params.bias
             if max(here, there) < params.threshold:
                 drafted = self._foreseen if params.beside == "eagle" else self._drafted
@@ -118,31 +118,31 @@ class Sam(Method):
         else:
             most = min(params.length, int(params.factor * max(here, there)))
         if here >= there:
-            least = most if self.needed else 0
+            least = most if self.requirements else 0
             return session.chain(self.own.after(self.here, most, least=least)[:limit])
         return session.chain(self.outputs.after(self.there, most)[:limit])
 
     def _drafted(self, session: Session, n: int) -> Draft:
         """Step 2: a chain of the model's, as in speculative sampling."""
-        x, picks = session.since(self.state.length()), list[Pick]()
+        x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < n:
             picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def _foreseen(self, session: Session, n: int) -> Draft:
         """Step 2: EAGLE's chain, a level after the other."""
         if n < 1:
             return session.chain(())
         levels, tokens = self.levels, list[host.Ids]()
-        out = levels.begin(session.unread(levels.state.length()))
+        out = levels.begin(session.pending_features(levels.state.length()))
         while len(tokens) < n:
             if tokens:
                 out = levels.feed(tokens[-1], (0,))
             children, _ = session.branch(out.rows, 1, how="deterministic", ahead=len(tokens))
             tokens.append(children[0])
         levels.drop()
-        return session.chain(host.joined(tokens))
+        return session.chain(host.concatenate(tokens))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Forget what the model made of rejected tokens; step 5."""

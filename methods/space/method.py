@@ -1,4 +1,4 @@
-"""SPACE: the target answers mask tokens while it verifies what they said before.
+"""SPACE: one target forward verifies a draft and answers mask tokens for the next draft.
 
 Hanling Yi, Feng Lin, Hongbin Li, Peiyang Ning, Xiaotian Yu, Rong Xiao: Generation Meets
 Verification: Accelerating Large Language Model Inference with Smart Parallel Auto-Correct Decoding,
@@ -30,28 +30,28 @@ class SpaceParams(MethodParams):
 
 
 class Space(Method):
-    """SPACE: a target tuned to fill mask tokens verifies a draft and makes the next in one forward.
+    """SPACE: a target tuned to fill masks verifies a draft and drafts the next in one forward.
 
-    Exact because no row of the text sees a mask, and each draft token is drawn from its mask's
-    distribution
-    q, which knows no other draft token: it stands with probability min(1, p(x)/q(x)), a rejected
-    one is replaced by a draw from norm(max(p - q, 0)). In greedy and coupled decoding a draft token
-    stands iff it is the target's own choice. All of it relative to the target of the run, which is
-    the fine-tuned model: vanilla beside it is that model's own plain decoding, and the model that
-    it was tuned from is another one.
+    Exact because no token attends to a mask, and each draft token is drawn from its mask's
+    distribution q, which depends on no other draft token. It is accepted with probability
+    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy and
+    coupled decoding a draft token is accepted if and only if the target chooses it. All of this is
+    relative to the target of the run, which is the fine-tuned model. Vanilla is that model's plain
+    decoding, not that of the model it was tuned from.
     Differs from the authors' code: at temperatures above 0 theirs replaces a rejected token by a
-    draw from p itself, which is not the target's distribution; the first candidates come with the
-    prompt, where theirs are dummies; the mask is no token of the vocabulary; nothing is drafted
-    past the budget.
+    draw from p itself, which does not give the target's distribution. The first candidates come
+    with the prompt; theirs are dummies. The mask is not a token of the vocabulary. Nothing is
+    drafted beyond the token budget.
 
     One step:
-    1. The masks behind the last row that stood went through the target's last forward: mask j says
-       the token j places behind the last committed one. Draw a token from each.
+    1. The target's last forward also processed the masks after the last accepted token. Mask j
+       predicts the token j places after the last committed one. Draw one token from each.
     2. (engine) One target forward over x, M..M, c_1, M..M, ..., c_k, M..M: the last committed
-       token, the draft, and k masks behind each. A group of masks sees the text up to its token and
-       itself in order; no token sees a mask; mask j of c_i stands at the position of c_i + j.
-    3. (engine) Verify by the rows of the tokens; keep what the group behind the last one that stood
-       said, for the next step, and no row of a mask.
+       token, the draft, and k masks after each. Masks attend to the text up to their token and to
+       earlier masks of their group; no token attends to a mask. Mask j of c_i has the position of
+       c_i plus j.
+    3. (engine) Verify with the logits at the tokens. Keep the logits of the masks after the last
+       accepted token for the next step, and drop all KV entries of masks.
     """
 
     name: ClassVar[str] = "space"
@@ -61,7 +61,7 @@ class Space(Method):
     params: SpaceParams
     needs: ClassVar[frozenset[str]] = frozenset({"head"})
     Head: ClassVar[type[Artifact]] = MaskToken
-    paper: ClassVar[Mapping[str, Any]] = {"length": 5}
+    paper_params: ClassVar[Mapping[str, Any]] = {"length": 5}
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     @property
@@ -75,5 +75,5 @@ class Space(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Step 1."""
-        said = self.masks.newest()[: min(self.params.length, limit)]
+        said = self.masks.latest_logits()[: min(self.params.length, limit)]
         return draw_chain(session, said)

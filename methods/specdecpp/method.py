@@ -38,20 +38,20 @@ class SpecDecPPParams(MethodParams):
 
 
 class SpecDecPP(DraftModelMethod):
-    """SpecDec++: a trained head predicts acceptance, drafting stops once a rejection is likely.
+    """SpecDec++: a trained head predicts acceptance; drafting stops once a rejection is likely.
 
-    Exact as speculative sampling is: whether to go on is decided by the draft alone, and after a
-    token is kept, so that the distribution of what is kept stays the q that verification is given.
-    Differs from the authors' code: nothing in what is drafted.
+    Exact because the draft alone decides whether to continue, after a token is kept. Kept tokens
+    therefore follow the distribution q that verification uses.
+    Differs from the authors' code: the draft tokens are the same.
 
-    One step, with s = 1, the predicted chance that all tokens drafted so far stand:
-    1. Feed the draft the newest token (at first, all that it has not seen); draw x_i.
-    2. The draft has now made a row of x_{i-1}: s := s * head(row). The first token has none before
-       it, and the newest is never scored.
+    One step, with s = 1, the predicted probability that all tokens drafted so far are accepted:
+    1. Feed the draft the newest token (at first its pending tokens); draw x_i.
+    2. The draft now has a hidden state at x_{i-1}: s := s * head(hidden state). The first token has
+       no predecessor, and the newest token is never scored.
     3. Draft another token while i < min, or while i < max and 1 - s <= threshold. An EOS ends the
        draft.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Forget the draft's rows of rejected tokens.
+    5. Drop the draft's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "specdec++"
@@ -72,7 +72,7 @@ class SpecDecPP(DraftModelMethod):
     def propose(self, session: Session, limit: int) -> Draft:
         """Steps 1 to 3."""
         params, picks, s = self.params, list[Pick](), 1.0
-        x = session.since(self.state.length())
+        x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
             # 1. x_i ~ q_i.
             out = self.model.forward(x, self.state)
@@ -80,11 +80,11 @@ class SpecDecPP(DraftModelMethod):
             # 2. The forward that x_i was drawn from read x_{i-1}: its last row says how likely that
             # one stands. It is on its way before we wait for x_i.
             chances = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
-            token, *said = host.each(picks[-1][0], *chances)
+            token, *said = host.to_numbers(picks[-1][0], *chances)
             s *= math.prod(said)
             # 3. P(some token is rejected) = 1 - s; x_i itself stays in any case.
             likely = len(picks) >= params.min and 1 - s > params.threshold
             if likely or len(picks) >= params.max or token in self.eos:
                 break
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)

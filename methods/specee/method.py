@@ -1,4 +1,4 @@
-"""SpecEE: the target stops at an early layer where a predictor trusts what a draft foresaw.
+"""SpecEE: the target exits at an early layer if a predictor trusts its choice among draft tokens.
 
 Jiaming Xu, Jiayi Pan, Yongkang Zhou, Siming Chen, Jinhao Li, Yaoxiu Lian, Junyi Wu, Guohao Dai:
 SpecEE: Accelerating Large Language Model Inference with Speculative Early Exiting, ISCA 2025,
@@ -42,22 +42,24 @@ class SpecEEParams(MethodParams):
 
 
 class SpecEE(Method):
-    """SpecEE: the target leaves out its last layers where a draft's tokens settle early.
+    """SpecEE: the target skips its last layers where an early layer settles on a draft token.
 
-    Lossy: what an early layer says stands, and the layers above never see that token, or see it as
-    the exit's row (`fill`; the authors' code: none). At threshold 1 its tokens are vanilla's.
-    Differs from the paper: a draft model names the candidates, not an EAGLE head, whose features
-    are of layers that did not run. Where tokens are drawn, which the paper does not do, the exit's
-    likeliest one has to be a candidate, and what is drawn is of the exit's distribution.
+    Lossy: the token of an early layer is committed, and the layers above never process it, or
+    process a copy of the exit's hidden state (`fill`; the authors' code: none). At threshold 1 it
+    generates vanilla's tokens.
+    Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
+    need features of layers that did not run. The paper is greedy. In sampling, the exit's most
+    likely token must be a candidate, and the token is drawn from the exit's distribution.
 
     One step, which commits one token:
-    1. The draft reads the text; its likeliest tokens are the candidates S.
-    2. The layers to look at: those where most exits were in training, and those around recent ones.
-    3. The target runs up to the next of these. Its row says z, the logits of S alone; P is their
-       softmax, dP what has changed of P since the last look.
-    4. If the predictor trusts (z, P, dP), the whole output matrix is asked: if its token is in S,
-       that is the token, and the layers above do not run. Else go on with 3.
-    5. No layer was trusted: the token is the target's own.
+    1. The draft reads the text; its most likely tokens are the candidates S.
+    2. Choose the layers to check: those with the most exits in training, and those near recent
+       exits.
+    3. Run the target up to the next of these layers. Compute the logits z of S only, their softmax
+       P, and dP, the change of P since the last check.
+    4. If the predictor trusts (z, P, dP), apply the whole output matrix. If its most likely token
+       is in S, commit the token without running the layers above. Otherwise continue with 3.
+    5. If no layer is trusted, commit the target's own token.
     """
 
     name: ClassVar[str] = "specee"
@@ -69,7 +71,7 @@ class SpecEE(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
     Head: ClassVar[type[Artifact]] = ExitPredictors
     tunable: ClassVar[frozenset[str] | None] = frozenset({"recent"})
-    off: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
+    exact_params: ClassVar[Mapping[str, Any]] = {"threshold": 1.0}
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
@@ -81,11 +83,11 @@ class SpecEE(Method):
         """Decode the session's request, a token a step."""
         self.predictors, model = session.artifact(self.artifacts()[0]), session.draft()
         state = session.new_state(model)
-        model.forward(session.since(0), state, logits_at=None)
+        model.forward(session.pending_tokens(0), state, logits_at=None)
         session.prefill()
         exits = deque[int](maxlen=self.params.recent)
         while session.finish is None:
-            out = model.forward(session.since(state.length()), state)
+            out = model.forward(session.pending_tokens(state.length()), state)
             ids = session.candidates(out.rows, self.predictors.top)[0][0]  # 1.
             layers = looked_at(self.predictors.layers, exits, session.target.n_layers)  # 2.
             draft = session.chain(())
@@ -101,13 +103,13 @@ class SpecEE(Method):
         halted, local, chosen = None, None, not session.sampling.draws
         for layer in layers:
             halted = halted or session.begin_score(draft, layer, early=False)
-            halted.to(layer)
-            features, local = seen(halted.says(ids), local)
+            halted.run_to(layer)
+            features, local = seen(halted.early_logits_of(ids), local)
             if self._trusts(session, layer, features):
-                rows = halted.look()
+                rows = halted.exit_logits()
                 scores = session.scores(rows, len(session.output())) if chosen else rows
                 if host.number((ranking.argmax(scores) == ids).any()):
-                    halted.leave(copy=self.params.fill == "copy")
+                    halted.exit_early(copy=self.params.fill == "copy")
                     return rows, layer
         return session.score(draft) if halted is None else halted.end().rows, 0
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from methods._heads.held_out import HELD_OUT, area_under
+from methods._heads.held_out import HELD_OUT, area_under_roc
 from methods.specee.method import SpecEEParams
 from methods.specee.predictors import ExitPredictors, looked_at, seen
 
@@ -188,7 +188,7 @@ def _worth(had: Read, made: ExitPredictors, looks: Looks, held: Tensor, right: T
     return Worth(
         tokens,
         {layer: float(right[here].double().mean()) for layer, here in shown.items()},
-        {layer: area_under(chances[here], right[here]) for layer, here in shown.items()},
+        {layer: area_under_roc(chances[here], right[here]) for layer, here in shown.items()},
         exits,
         agree,
         layers,

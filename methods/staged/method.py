@@ -26,10 +26,10 @@ from specbench_cli.api import (
     Outcome,
     Session,
     Tokens,
+    build_tree,
+    build_tree_mask,
     host,
-    rows_of,
     siblings,
-    tree_of,
 )
 
 NGRAM = "ngram"
@@ -77,29 +77,28 @@ class StagedParams(MethodParams):
 
 
 class Staged(Method):
-    """Staged speculative decoding: the draft model has a draft of its own, and drafts a tree.
+    """Staged speculative decoding: the draft model has its own draft, and drafts a tree.
 
-    Exact because the tree is verified like any other: what the stages below guess decides how many
-    forwards the draft model takes for the tokens that it would have generated anyway. Those are
-    point masses; with `draw_mode=without_replacement` they are draws from its distribution,
-    whatever was guessed.
-    Differs from the paper: n-grams are counted while decoding, not beforehand in 120 million tokens
-    of the draft's; the shape of the tree, which the paper leaves open, is what was generated, up to
-    a token that is too unlikely to be reached, with the next-best children where they are likeliest
-    to be wanted; Katz's discount is absolute.
+    Exact because the tree is verified like any other. The lower stages only change how many
+    forwards the draft model needs for the tokens that it would generate alone. These tokens are
+    point masses; with `draw_mode=without_replacement` they are draws from its distribution.
+    Differs from the paper: n-grams are counted during decoding, not before on 120 million tokens of
+    the draft. The paper leaves the shape of the tree open. Here it is the generated chain, up to a
+    token that is unlikely to be reached, with the next-best children where they are most likely to
+    be used. Katz's discount is absolute.
 
-    With scope `run` the counts go on from prompt to prompt of a pass, so that how fast a prompt is
-    decoded depends on the prompts before it, which are the same for all methods; what is decoded
-    does not. With scope `prompt` each begins with none.
+    With scope `run` the counts persist across prompts. The speed of a prompt then depends on
+    earlier prompts, which are the same for all methods, but its output does not. With scope
+    `prompt` each prompt starts without counts.
 
     One step:
-    1. Take from each stage's state what was not committed.
-    2. Until the last stage has `depth` tokens, or one that it would hardly reach: the stage below
-       proposes a tree of at most `lookahead` nodes (a model by these same steps, n-grams their
-       likeliest continuations), one forward of the model scores it, and the model's own choices are
-       followed down that tree. They, and its choice after them, are generated and counted.
-    3. To what it generated add the next-best children of the same forwards, the likeliest first,
-       until the tree has `nodes`.
+    1. Remove uncommitted tokens from the state of each stage.
+    2. Repeat until the last stage has `depth` tokens, or one that is unlikely to be reached: the
+       stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
+       n-grams by their most likely continuations). One forward of the model scores it. Follow the
+       model's own choices down the tree; these and its next choice are generated.
+    3. Add the next-best children of the same forwards, the most likely first, until the tree has
+       `nodes` nodes.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -223,7 +222,7 @@ class Generator:
         self.state = session.new_state(model, slack)
         self.held = list(session.tokens())  # the tokens of the state's rows
         self.sure = len(self.held)  # so many of them are the text's
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
         self.state.commit(0, range(self.sure))
 
     def propose(self, path: Sequence[int], depth: int) -> Guess:
@@ -300,7 +299,7 @@ class Generator:
             assert row.distribution is not None
             drawn = [trunk[at]]
             for _ in range(sum(place == at and gain > 0 for gain, place in best)):
-                rest = siblings.remaining(row.distribution, drawn)
+                rest = siblings.remaining_distribution(row.distribution, drawn)
                 drawn.append(host.number(self.session.random.categorical(rest)))
             tokens += drawn[1:]
             places += [at] * (len(drawn) - 1)
@@ -318,7 +317,7 @@ class Generator:
             logits: [1 + guesses, V].
             ahead: tokens between the text and the root of the guesses.
         """
-        tree = tree_of(guess.parents)
+        tree = build_tree(guess.parents)
         if self.draws:
             q = self.session.warp(logits)
             accepted, last = siblings.point_mass(tree, guess.tokens, q, self.session.random)
@@ -338,7 +337,7 @@ class Generator:
             )
         width = min(self.width, self.session.target.vocab_size)
         depths = [ahead, *(ahead + depth for depth in tree.depths)]
-        tokens, values = self.session.ranked(logits, width, ahead=depths)
+        tokens, values = self.session.candidate_lists(logits, width, ahead=depths)
         accepted = siblings.match(tree, guess.tokens, [row[0] for row in tokens])
         at = [0, *(node + 1 for node in accepted)]
         return accepted, tokens[at[-1]][0], [Said(tokens[row], values[row], None) for row in at]
@@ -353,7 +352,7 @@ class Generator:
             out = self.model.forward(x, self.state, logits_at=wanted)
         else:
             parents = (*range(ROOT, m - 2), *(parent + m - 1 for parent in guess.parents))
-            mask, depths = rows_of(parents, device)
+            mask, depths = build_tree_mask(parents, device)
             positions = (depths + self.state.length())[None]
             out = self.model.forward(
                 x, self.state, positions=positions, mask=mask, logits_at=wanted

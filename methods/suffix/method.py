@@ -38,25 +38,25 @@ class SuffixParams(MethodParams):
 class Suffix(Method):
     """SuffixDecoding: suffix trees over this text and earlier outputs; a longer match drafts more.
 
-    Exact because the draft is a function of the past alone: its tokens are point masses, chosen
-    without a draw, each of which stands with the target's own probability of it.
+    Exact because the draft depends only on the past. Its tokens are point masses, chosen without
+    drawing, each accepted with the target's own probability of it.
     Differs from the authors' code (ArcticInference): matches up to the whole text are tried, which
-    its loop leaves out; of equally frequent continuations the first is drafted; what is evicted is
-    counted in tokens. As there, the second tree also contains unfinished outputs, including this
-    one. The first tree contains the prompt too, so the two have different counts. With `active` off
-    an output enters the second tree only when it is finished: 0.4 to 1.4% more steps on our tasks.
+    its loop leaves out. Of equally frequent continuations the first is drafted. Eviction counts
+    tokens. As there, the second tree also contains unfinished outputs, including this one. The
+    first tree also contains the prompt, so the two have different counts. With `active` off, an
+    output enters the second tree only when it is finished: 0.4 to 1.4% more steps on our tasks.
 
-    With scope `run` the second tree goes on through a pass, so that how fast a prompt is depends on
-    those before it. The trees take at most 2 nodes a token held, and `depth` more an output.
+    With scope `run` the second tree persists across prompts, so the speed of a prompt depends on
+    earlier ones. The trees have at most 2 nodes per stored token, and `depth` more per output.
 
     One step:
     1. Add the committed tokens to the tree of this text (with its prompt) and to the tree of
        outputs. Find the suffixes of the text that occur in the tree of outputs.
-    2. For every suffix of the text that occurred before: the longer it is, the more tokens it may
-       draft, `factor` each. They are the continuation that was most frequent, as a chain or a
-       tree, each scored by how often its path was taken where it could be.
-    3. Draft the candidate whose scores sum to most: the tokens to be expected of it. Of equal ones
-       it is the text's own, and the longer match's.
+    2. For each suffix that occurred before, take its most frequent continuation as a chain or a
+       tree, at most `factor` tokens per matched token. Score each token by the frequency of its
+       path.
+    3. Draft the candidate with the highest total score, the expected number of accepted tokens. On
+       a tie prefer the text's own tree, then the longer match.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     5. Report accepted drafts to the second tree. When the output is finished, evict by the policy.
     """

@@ -24,8 +24,8 @@ from specbench_cli.api import (
     Partial,
     Session,
     Tokens,
+    hash_key,
     host,
-    key_of,
 )
 
 SIBLINGS = (  # of a token, by how sure the draft is: chosen ones, and drawn ones
@@ -45,21 +45,22 @@ class SwiftParams(SearchParams):
 
 
 class Swift(Method):
-    """SWIFT: the target drafts without some sublayers, which are searched during decoding.
+    """SWIFT: the target drafts without some sublayers, which a search selects during decoding.
 
-    Exact because earlier steps settled what is passed over, children drawn without replacement are
-    tested in that order by recursive rejection, and chosen ones stand iff the target chooses them.
-    Differs from the authors' code: tokens of fully accepted drafts follow the warped distribution
-    too; the best set is scored anew on each request's text; sets are scored behind the target's own
-    rows, of which none is copied; the first set is as large as all others.
+    Exact because the skipped sublayers depend only on earlier steps. Children drawn without
+    replacement are tested in that order by recursive rejection; chosen children are accepted if and
+    only if the target chooses them.
+    Differs from the authors' code: tokens of fully accepted drafts also follow the warped
+    distribution. The best set is scored again on each request's text. Sets are scored on the
+    target's own KV cache, without a copy. The first set has the same size as all others.
 
     One step:
-    1. Draft on the target's own rows without the set's sublayers: each token gets siblings, the
-       more the less sure the draft is; go on behind the first; stop where it is not sure.
+    1. Draft on the target's own KV cache without the set's sublayers. Each token gets siblings,
+       more if the draft is less confident. Continue after the first; stop at low confidence.
     2. (engine) One target forward over the root and all tokens; verify; commit.
-    3. Until the search ends, score a set of the same size, one by chance or, every so often, by
-       Bayesian optimisation: how often does it say the next token over the output's first W + 1,
-       in one forward behind the prompt? Keep it if it beats the best.
+    3. Until the search ends, score one set of the same size, chosen at random or, every `every`
+       tries, by Bayesian optimisation. The score is the share of correct next tokens over the
+       output's first W + 1, in one forward after the prompt. Keep the set if it beats the best.
     """
 
     name: ClassVar[str] = "swift"
@@ -83,7 +84,7 @@ class Swift(Method):
         """Step 1."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         for ahead in range(min(params.depth, limit)):
             rows = self.part.forward(x, session.state).rows
             sure = host.number(rows.softmax(-1).max())
@@ -106,7 +107,7 @@ class Swift(Method):
         if self.score < 0:  # of the best, on this text
             self.score = self._scored(session, self.part)
         if self.score < self.params.enough:
-            chosen = search.propose(key_of("swift", session.sampling.seed, len(search.tried)))
+            chosen = search.propose(hash_key("swift", session.sampling.seed, len(search.tried)))
             part = session.partial(skip=chosen)
             score = self._scored(session, part)
             if search.tell(chosen, score, beside=self.score):
@@ -115,7 +116,7 @@ class Swift(Method):
     def _scored(self, session: Session, part: Partial) -> float:
         """How often a part of the target says what follows, over W tokens read in one forward."""
         said = session.output()[: self.params.window + 1]
-        rows = part.reread(said[:-1], len(session.tokens()) - len(session.output()))
+        rows = part.rescore(said[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)
         right = rows.argmax(-1) == host.ids(said[1:], rows.device)
         return float(host.number(right.double().mean()))

@@ -134,7 +134,7 @@ def _measured(
     folder = out / measurement.name.replace(" ", "-")
     with make_progress(json=False, dry_run=False, part=False) as view:
         if (folder / "manifest.json").is_file():
-            plan, run_dir = execute.reopen(folder, view)
+            plan, run_dir = execute.resume_run(folder, view)
         else:
             plan, run_dir = execute.start(config, {}, folder, view)
         execute.run(plan, run_dir, view)

@@ -49,7 +49,7 @@ class AuditSubject:
     @classmethod
     def from_method(cls, name: str, method: type[Method]) -> AuditSubject:
         """Return a subject whose variants are derived from the types of the parameters."""
-        variants = tuple(_make_variants(method.Params, method.off))
+        variants = tuple(_make_variants(method.Params, method.exact_params))
         single_changes = (each for each in _change_one_param(method.Params) if each not in variants)
         return cls(name, method, variants, tuple(single_changes))
 

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specbench_cli import output
 from specbench_cli.config.sweep import settings
-from specbench_cli.measure.eta import report_seconds
-from specbench_cli.measure.quiet import VOID
+from specbench_cli.measure.eta import estimate_report_seconds
+from specbench_cli.measure.quiet import TIMES_VOID
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.view import Progress as HowFar
+    from specbench_cli.measure.view import RunProgress as HowFar
     from specbench_cli.store.schema import Record
 
 BASELINE = "vanilla"
@@ -124,7 +124,9 @@ class RunProgress:
             output.facts(_readable(facts))
 
     def _foresee(self, facts: dict[str, Any]) -> None:
-        self._report_s = report_seconds(self._start_s, len(facts["methods"]), facts["cells"])
+        self._report_s = estimate_report_seconds(
+            self._start_s, len(facts["methods"]), facts["cells"]
+        )
         self._bases = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
@@ -149,11 +151,11 @@ class RunProgress:
     def window(self, other_cpu: float | None, text: str) -> None:
         """A window was timed; what helps is said at the first whose times are lost."""
         self._window = text
-        if text.endswith(VOID) and not self._told_of_noise and not self._part:
+        if text.endswith(TIMES_VOID) and not self._told_of_noise and not self._part:
             self._told_of_noise = True
             self.note(BUSY)
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """A record was written."""
         self._done += 1
         self.speedups = self._pairs.add(record)
@@ -264,9 +266,9 @@ class Bar(RunProgress):
         super().window(other_cpu, text)
         self._draw()
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """Move the bar."""
-        super().cell(record)
+        super().show_record(record)
         self._draw()
 
     def _draw(self) -> None:
@@ -358,9 +360,9 @@ class JsonLines(RunProgress):
         """{"event": "window", ...}"""
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """{"event": "cell", ...}: the record without its bulk."""
-        super().cell(record)
+        super().show_record(record)
         output.json_line(
             {
                 "event": "cell",

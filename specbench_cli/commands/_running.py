@@ -21,7 +21,7 @@ from specbench_cli.measure import repeat_process
 if TYPE_CHECKING:
     from specbench_cli.config.run import RunConfig
     from specbench_cli.config.sources import Given
-    from specbench_cli.measure.result import Result
+    from specbench_cli.measure.result import RunResult
     from specbench_cli.measure.view import RunView
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
@@ -77,7 +77,7 @@ def measured(
     *,
     only_pass: int | None = None,
     fresh: bool,
-) -> Result:
+) -> RunResult:
     """Do what a run lacks (`execute.run`), which is found again as `place`."""
     from specbench_cli.measure import run as execute
     from specbench_cli.store.run_dir import RunDir, remember
@@ -92,8 +92,8 @@ def measured(
             force=force,
             in_turn=in_turn,
         )
-    except repeat_process.Unfinished as fault:
-        if fault.told and plan is not None and plan.config.repeats == 1:
+    except repeat_process.UnfinishedRepeat as fault:
+        if fault.already_reported and plan is not None and plan.config.repeats == 1:
             raise typer.Exit(fault.exit_code) from fault  # who ordered one pass knows of none
         raise
     finally:
@@ -130,7 +130,7 @@ def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Pat
 
 def carry_out(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
-) -> tuple[list[Result], Reading]:
+) -> tuple[list[RunResult], Reading]:
     """Do what a matrix's runs lack, one run after another, and read them as one."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
@@ -140,7 +140,7 @@ def carry_out(
     from specbench_cli.store.run_dir import RunDir
 
     order = matrix.ordered(whole)
-    results: list[Result] = []
+    results: list[RunResult] = []
     try:
         for path in matrix.members(whole):
             plan: Plan | None
@@ -151,7 +151,7 @@ def carry_out(
                 permission.check(permission.requests(config, place), str(place))
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:
-                plan, run_dir = execute.reopen(path, view, force=force)
+                plan, run_dir = execute.resume_run(path, view, force=force)
             made = measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
             results.append(made)
             if plan is not None:
@@ -196,4 +196,6 @@ def _resumption(path: Path) -> str | None:
     from specbench_cli.store.matrix import is_matrix
     from specbench_cli.store.run_dir import RunDir
 
-    return repeat_process.resumption(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    return (
+        repeat_process.resume_command(path) if RunDir.holds_run(path) or is_matrix(path) else None
+    )

@@ -25,20 +25,20 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "PASSED: everything held. BROKEN: the output is not what the method's guarantee says."
-        " MISDECLARED: its class declares what its code does not do. FAULTY: outputs are right, but"
-        " states, counts or speed are not. All three end with exit code 1.",
+        "Results: PASSED; BROKEN: the output violates the method's guarantee; MISDECLARED: the"
+        " class declares what the code does not do; FAULTY: outputs are correct, but states,"
+        " counters or speed are not. All but PASSED give exit code 1.",
     )
 )
 
 
 @options.parsed_command("specbench_cli.config.commands:AuditOptions")
 def audit(asked: AuditOptions) -> ExitCode:
-    """Prove on small models that a method keeps what it promises.
+    """Check on small models that methods keep their guarantees.
 
-    On models that are tables every outcome of a method's chance is walked: the distribution of its
-    output is exact, not estimated. Greedy and coupled outputs, caches, counters and bounds of
-    acceptance are checked there and on a tiny Llama.
+    On tabular models, every random outcome of a method is enumerated, so that the distribution of
+    its output is exact. Greedy and coupled outputs, caches, counters and acceptance are checked
+    there and on a tiny Llama.
     """
     names = _names(asked.methods, asked.every, asked.plugins)
     from specbench_cli.judge.broken import CERTIFICATES

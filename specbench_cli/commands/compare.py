@@ -34,7 +34,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Exit code 1: the gate is closed. To accept what changed, save it as the new baseline.",
+        "Exit code 1: found an outcome of --fail-on. To accept the change, save a new baseline.",
     )
 )
 SIDES = "specbench compare BASE NEW"
@@ -42,12 +42,12 @@ SIDES = "specbench compare BASE NEW"
 
 @options.parsed_command("specbench_cli.config.commands:CompareOptions")
 def compare(asked: CompareOptions) -> ExitCode:
-    """Compare two runs, method by method: same, faster, slower, other output, broken.
+    """Compare two runs method by method, and fail on regressions.
 
-    Ids and counters are compared exactly where machine and versions are the same, else by verdicts;
-    times on one machine only, where a difference counts if it is significant and above --tolerance.
-    Small ones are seen where runs of both sides took turns (run --in-turn). What cannot be compared
-    is named. Exit code 1 closes the gate.
+    Tokens and counters must be equal if machine and versions are the same; otherwise verdicts are
+    compared. Times are compared only between runs of one machine. A slowdown counts if it is
+    significant and larger than --tolerance. To detect small changes, alternate the runs with
+    `specbench run --in-turn`.
     """
     if asked.save is not None and asked.over_time:
         raise UsageError(

@@ -11,7 +11,7 @@ from specbench_cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from specbench_cli.config.commands import DoctorOptions
-    from specbench_cli.measure.health import Check
+    from specbench_cli.measure.health import HealthCheck
 
 EXAMPLES = ("specbench doctor", "specbench doctor --json")
 EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
@@ -19,9 +19,9 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 @options.parsed_command("specbench_cli.config.commands:DoctorOptions")
 def doctor(asked: DoctorOptions) -> ExitCode:
-    """Check versions, devices, quietness, data, models and the hub; say what mends what is missing.
+    """Check the installation, devices, background load, data and models, and suggest fixes.
 
-    Exit code 0 if the default run works, 3 if it does not.
+    Exit code: 0 if the default run works here, 3 if not.
     """
     checks = _checks()
     works = not any(check.fatal for check in checks)
@@ -34,31 +34,31 @@ def doctor(asked: DoctorOptions) -> ExitCode:
     return ExitCode.OK if works else ExitCode.ENVIRONMENT
 
 
-def _checks() -> list[Check]:
-    from specbench_cli.measure import health, supplies
+def _checks() -> list[HealthCheck]:
+    from specbench_cli.measure import assets, health
     from specbench_cli.store.run_dir import RUNS
 
-    call = supplies.HubCall()  # answers while the rest is looked at
+    call = assets.HubCall()  # answers while the rest is looked at
     checks = [
         *health.software(),
         *health.hardware(),
         health.kernels(),
         health.compiler(),
         health.writable(RUNS),
-        *supplies.models(),
+        *assets.models(),
         health.quietness(),
     ]
     hub = call.check()
-    return [*checks, hub, *supplies.tasks(hub.status == "ok")]
+    return [*checks, hub, *assets.tasks(hub.status == "ok")]
 
 
-def _facts(check: Check) -> dict[str, object]:
+def _facts(check: HealthCheck) -> dict[str, object]:
     """A check's facts; what is well prevents nothing."""
     facts = asdict(check)
     return facts | ({"prevents": None, "mend": None} if check.status == "ok" else {})
 
 
-def _show(checks: list[Check], works: bool) -> None:
+def _show(checks: list[HealthCheck], works: bool) -> None:
     """For a person a table, then what to mend; for a pipe everything in one table."""
     facts = [_facts(check) for check in checks]
     if not output.human():

@@ -20,18 +20,19 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Then: inspect view --log-dir RUN/export/inspect. See docs/how-to/trackers.md.",
+        "View Inspect AI logs: inspect view --log-dir RUN/export/inspect."
+        " See docs/how-to/trackers.md.",
     )
 )
 
 
 @options.parsed_command("specbench_cli.config.commands:ExportOptions")
 def export(asked: ExportOptions) -> ExitCode:
-    """Write outputs, verdicts and scores for readers of other evaluations, figures for trackers.
+    """Export a run to Inspect AI, lm-evaluation-harness, Weights & Biases or MLflow.
 
-    Texts are made of ids by the target's tokenizer. An output's score is whether it is vanilla's,
-    and its task's where the task has one; speedups are in the metadata. Nothing is sent anywhere,
-    unless MLFLOW_TRACKING_URI names a server.
+    Each output is scored by whether it equals vanilla's output, and by its task's score if there
+    is one. Speedups are stored as metadata. No data leaves this machine, unless MLFLOW_TRACKING_URI
+    names a server.
     """
     formats = [flag.removeprefix("--") for flag in asked.given("inspect", "lm_eval")]
     trackers = [flag.removeprefix("--") for flag in asked.given("wandb", "mlflow")]

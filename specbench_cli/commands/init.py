@@ -22,7 +22,7 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 @options.parsed_command("specbench_cli.config.commands:InitOptions")
 def init(asked: InitOptions) -> None:
-    """Write a commented config file with every setting; an existing one is left alone."""
+    """Create a commented config file with all settings. Existing files are not overwritten."""
     from specbench_cli.config.schema import commented_file, schema
 
     if asked.as_schema:

@@ -15,6 +15,13 @@ from specbench_cli.errors import UsageError
 if TYPE_CHECKING:
     from specbench_cli.config.commands import ListOptions
 
+EXAMPLES = (
+    "specbench list methods",
+    "specbench list methods sps",
+    "specbench list runs --json",
+)
+EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
+
 
 class Listing(NamedTuple):
     """How one kind is listed: its names, the facts of one, and which of them fit in a table."""
@@ -27,7 +34,7 @@ class Listing(NamedTuple):
 
 @options.parsed_command("specbench_cli.config.commands:ListOptions")
 def list_(asked: ListOptions) -> None:
-    """List methods, tasks, models, runs, shapes or hardware; with NAME, show one in full."""
+    """List methods, tasks, models, runs, model shapes or hardware, or show one of them."""
     kind, name = asked.kind, asked.name
     if (asked.markdown or asked.families) and (
         kind != "methods" or name is not None or asked.as_json

@@ -46,10 +46,11 @@ EPILOG = "\n\n".join(
 
 @options.parsed_command("specbench_cli.config.predict:PredictOptions")
 def predict(asked: PredictOptions) -> ExitCode:
-    """Predict a run's decode times from what single forwards cost on this machine.
+    """Predict the decode times of a run from the costs of single forwards.
 
-    First --probe (a minute or two for the shipped models), then RUN: it is replayed, forward by
-    forward. With --hardware and --shape it is replayed at the costs of a roofline instead.
+    First measure the costs with --probe (one or two minutes for the shipped models). Then give RUN
+    to replay it forward by forward at these costs. With --hardware, replay it on the roofline model
+    of an accelerator.
     """
     if sum((asked.run is not None, asked.probe, asked.compare is not None)) != 1:
         raise UsageError(
@@ -144,9 +145,9 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
             {
                 "event": "done",
                 "run": run.path,
-                "costs": costs.brief | {"modelled_for": foreign},
-                "also": [each.brief for each in also],
-                "against": against and against.brief,
+                "costs": costs.facts | {"modelled_for": foreign},
+                "also": [each.facts for each in also],
+                "against": against and against.facts,
                 "missing": prediction.missing,
                 "rows": prediction.rows,
             }
@@ -182,20 +183,20 @@ def _drift(first: Costs, then: Costs) -> str:
     """How far a later probe of the machine is from an earlier one."""
     from statistics import median
 
-    from specbench_cli.measure.costs import differences
+    from specbench_cli.measure.costs import compare_probes
     from specbench_cli.summary.formats import percent
 
-    found = differences(first, then)
+    found = compare_probes(first, then)
     moved = median(each.second_ns / max(each.first_ns, 1.0) - 1 for each in found)
     return f"the median of {len(found)} points moved by {percent(moved, 1)} between them"
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
     """How far two probes are apart."""
-    from specbench_cli.measure.costs import Costs, differences
+    from specbench_cli.measure.costs import Costs, compare_probes
     from specbench_cli.report.terminal.prediction import print_differences
 
-    found = differences(Costs.load(first), Costs.load(second))
+    found = compare_probes(Costs.load(first), Costs.load(second))
     if not found:
         raise UsageError(f"{first} and {second} share no point", "specbench predict --probe")
     if json:

@@ -21,11 +21,11 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 @options.parsed_command("specbench_cli.config.commands:PublishOptions")
 def publish(asked: PublishOptions) -> ExitCode:
-    """Add finished runs to a gallery: static pages that any web server or browser shows.
+    """Publish runs in a gallery of static HTML pages with a leaderboard.
 
-    The gallery has a leaderboard by target, task, machine, setting and guarantee, and a page a run
-    with its picture, its table, what it shows, and its whole report. A run that is there already is
-    replaced. A run that is unfinished, broken, mixed, noisy or void is refused, and none is added.
+    The leaderboard has sections by target, task, machine, settings and guarantee. Each run gets a
+    page with its figure, table and full report; publishing it again replaces the page. Runs that
+    are unfinished, broken, noisy or combined are refused.
     """
     from specbench_cli.report.gallery.gallery import publish as add
     from specbench_cli.report.gallery.refusal import refuse

@@ -35,7 +35,7 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "traffic.jsonl: a request of OpenAI's chat completions a line, or a batch file"
+        "traffic.jsonl holds one OpenAI chat completion request per line, or is a batch file"
         " (docs/how-to/tasks.md).",
     )
 )
@@ -43,16 +43,16 @@ _SETTINGS = options.OptionSubset(
     "specbench_cli.config.run:RunConfig",
     {
         "methods": {
-            "help": "Methods to choose from; a lossy method must be named.",
-            "default": "all lossless ones that can run here",
+            "help": "Methods to choose from. Lossy methods must be named.",
+            "default": "all lossless methods that can run here",
         },
-        "tasks": {"help": "Tasks by name, or files with your own requests."},
+        "tasks": {"help": "Task names, or files with your own requests."},
         "target": {},
         "draft": {},
         "limit": {"default": "all"},
         "category": {},
-        "set": {"help": "Set a method parameter, e.g. sps.length=7, which is then not searched."},
-        "plugins": {"help": "Python file that defines methods, which -m must name."},
+        "set": {"help": "Fix a method parameter, e.g. sps.length=7, instead of searching it."},
+        "plugins": {"help": "Load methods from a Python file. Name them with -m."},
         "temperature": {},
         "top_p": {},
         "top_k": {},
@@ -63,7 +63,7 @@ _SETTINGS = options.OptionSubset(
         "max_new_tokens": {"default": "the request's or task's"},
         "batch": {},
         "raw": {},
-        "seed": {"help": "Random seed, also of the order of the candidates."},
+        "seed": {"help": "Random seed, also for the order of candidates."},
         "dtype": {},
         "device": {},
         "threads": {},
@@ -163,8 +163,8 @@ def _measured(
     begun = time.monotonic()
     try:
         outcome = search(journal, place, view, how.force)
-    except repeat_process.Unfinished as fault:
-        if fault.told:
+    except repeat_process.UnfinishedRepeat as fault:
+        if fault.already_reported:
             raise typer.Exit(fault.exit_code) from fault
         raise
     except SpecbenchError:

@@ -37,12 +37,12 @@ TYPESET = "pdflatex report; bibtex report; pdflatex report; pdflatex report"
 
 @options.parsed_command("specbench_cli.config.commands:ReportOptions")
 def report(asked: ReportOptions) -> ExitCode:
-    """Print a run's table, over all and by task family; with --to, write files.
+    """Show the results of runs as tables, or write them to files (--to).
 
-    Several runs become one report if they share target, draft, prompts, seed, machine, settings and
-    versions; if not, it is said what they differ in. With --prompt: a method's text beside
-    vanilla's, the place where they part, and every step; with --out too: a picture of who computed
-    when (lanes.svg, lanes.png) and a Chrome trace of it for ui.perfetto.dev (trace.json).
+    Several runs make one report if they share target, draft, prompts, seed, machine, settings and
+    versions. With --prompt, show a method's text next to vanilla's, the first difference, and
+    every step. With --prompt and --out, write a timeline (lanes.svg, lanes.png) and a Chrome trace
+    for ui.perfetto.dev (trace.json).
     """
     _check_combination(asked)
     if asked.prompt is not None:

@@ -32,7 +32,7 @@ from specbench_cli.store.recorded import chance
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
     from specbench_cli.config.run import RunConfig, RunInvocation
-    from specbench_cli.measure.result import Result
+    from specbench_cli.measure.result import RunResult
     from specbench_cli.plan.plan import Plan
     from specbench_cli.report.reading import Reading
 
@@ -56,8 +56,8 @@ EPILOG = "\n\n".join(
         *EXAMPLES,
         "Profiles:",
         *(f"{name}: {about}." for name, about in PROFILES.items()),
-        "Every option can be set as SPECBENCH_OPTION in the environment, and by its name in a YAML"
-        " file. Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
+        "Options can also be set in the environment (SPECBENCH_OPTION) and in a YAML file."
+        " Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
         " default.",
     )
 )
@@ -68,9 +68,10 @@ CANDIDATES = "8"
 
 @options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:RunInvocation")
 def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
-    """Measure methods on prompts: speedups with intervals, verdicts, and where time goes.
+    """Measure methods on prompts: speedup, acceptance, equality of outputs, time per phase.
 
-    Vanilla decoding is always run. Without arguments: the embedded models on 12 prompts.
+    Vanilla decoding is always measured too. Without options, run a short benchmark of the embedded
+    models on 12 prompts.
     """
     from specbench_cli.config.run import RunInvocation
 
@@ -81,7 +82,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             [*map(option_name, given), *(option_name(key) for key in _NEW_RUN if call.get(key))]
         )
     if how.parent is not None:
-        repeat_process.begin_repeat(how.parent)
+        repeat_process.bind_to_parent(how.parent)
     from specbench_cli.commands._progress import make_progress
 
     form = "json" if how.as_json else how.format
@@ -126,17 +127,17 @@ def _print_plan(asked: RunConfig, view: RunProgress) -> ExitCode:
     """Print the plan of a run, or of each run in a matrix."""
     from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import is_matrix, pairs
-    from specbench_cli.plan.power import outlook
+    from specbench_cli.plan.power import estimate_power
 
     for each in pairs(asked).values() if is_matrix(asked) else [asked]:
         first, facts = dry(each)
-        view.planned({**facts, "detects": outlook(first)})
+        view.planned({**facts, "detects": estimate_power(first)})
     return ExitCode.OK
 
 
 def _measure(
     settings: tuple[RunConfig, dict[str, str]] | None, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[Result], Reading]:
+) -> tuple[Path, list[RunResult], Reading]:
     """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
 
     Raises:
@@ -160,7 +161,7 @@ def _measure(
             permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
             return _measure_matrix(begun, how, view)
-        plan, run_dir = execute.reopen(begun, view, part=part, force=how.force)
+        plan, run_dir = execute.resume_run(begun, view, part=part, force=how.force)
     place = run_dir.path
     with told_how_to_go_on(place, view, part):
         made = measured(
@@ -174,22 +175,22 @@ def _measure(
             fresh=settings is not None,
         )
     if part:
-        raise typer.Exit(repeat_process.DONE + made.exit_code)
+        raise typer.Exit(repeat_process.FINISHED_OFFSET + made.exit_code)
     with told_how_to_go_on(place, view, part=False):
         return place, [made], written(place, view)
 
 
 def _measure_matrix(
     place: Path, how: RunInvocation, view: RunProgress
-) -> tuple[Path, list[Result], Reading]:
+) -> tuple[Path, list[RunResult], Reading]:
     """Measure the missing outputs of all runs in a matrix."""
     with told_how_to_go_on(place, view, part=False):
         return place, *carry_out(place, view, how.force, how.in_turn)
 
 
-def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
+def _told(results: Sequence[RunResult], reading: Reading) -> ExitCode:
     """Say what of the runs is missing; the worst of their exit codes."""
-    if any(each.exit_code is ExitCode.ENVIRONMENT and each.void for each in results):
+    if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE)
     if left_out := reading.run.manifest.get("left_out"):
         output.error(
@@ -197,7 +198,7 @@ def _told(results: Sequence[Result], reading: Reading) -> ExitCode:
             "why is said above, and in report.md",
         )
     environment = any(each.exit_code is ExitCode.ENVIRONMENT for each in results)
-    if environment and not left_out and not any(each.void for each in results):
+    if environment and not left_out and not any(each.noisy for each in results):
         output.error(
             "no method other than vanilla was measured completely",
             "see the reasons above, or in report.md",

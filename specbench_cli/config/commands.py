@@ -39,8 +39,8 @@ class ReportOptions(CommandOptions):
         Option(
             ARGUMENTS,
             "RUN",
-            "Folders of runs, or `last`; several become one report; or the folder of runs of"
-            " several targets. Or answer files of Spec-Bench (.jsonl), vanilla's first.",
+            "Run folders, or `last`. Several runs make one report. Also answer files of Spec-Bench"
+            " (.jsonl), vanilla's first.",
         ),
     ]
     also: Annotated[
@@ -48,46 +48,57 @@ class ReportOptions(CommandOptions):
         Option(
             SHOWN,
             "spec-bench",
-            "Also the figures by Spec-Bench's formulas; with --to, its answer files too.",
+            "Add figures computed with Spec-Bench's formulas; with --to, also its answer files.",
         ),
     ] = None
     force: Annotated[
-        bool, Option(SHOWN, None, "Put runs side by side that do not belong together.")
+        bool, Option(SHOWN, None, "Report runs together even if they are not comparable.")
     ] = False
     explain: Annotated[
         bool, Option(SHOWN, None, "Print all notes below the table, not only the short ones.")
     ] = False
     prompt: Annotated[
         str | None,
-        Option(SHOWN, "ID", "Show outputs on this prompt beside vanilla's instead."),
+        Option(SHOWN, "ID", "Show the outputs for one prompt, next to vanilla's."),
     ] = None
     method: Annotated[
         str | None,
-        Option(SHOWN, "M", "With --prompt: of these rows.", default="all", short="-m"),
+        Option(SHOWN, "NAME", "With --prompt: methods to show.", default="all", short="-m"),
     ] = None
     to: Annotated[
         str | None,
         Option(
             OUTPUT,
             "FORMATS",
-            "Write files instead: md, html, latex, csv, json; separate by commas.",
+            "Write files instead: md, html, latex, csv, json, separated by commas.",
         ),
     ] = None
     out: Annotated[
         Path | None,
-        Option(OUTPUT, "DIR", "Their folder.", default="report/ in the first run's", short="-o"),
+        Option(
+            OUTPUT,
+            "DIR",
+            "Output folder of --to.",
+            default="report/ in the run's folder",
+            short="-o",
+        ),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
     form: Annotated[
         Form,
-        Option(OUTPUT, None, "How the tables are printed; json: an object a row.", name="--format"),
+        Option(
+            OUTPUT,
+            "table|tsv|json",
+            "Output format. json prints one object per row.",
+            name="--format",
+        ),
     ] = "table"
     as_json: Annotated[
         bool,
         Option(
             OUTPUT,
             None,
-            "Short for --format json; with --prompt: a comparison.",
+            "Same as --format json. With --prompt: print the comparison as JSON.",
             name="--json",
         ),
     ] = False
@@ -110,19 +121,21 @@ class CompareOptions(CommandOptions):
         Option(
             ARGUMENTS,
             "BASE NEW",
-            "Runs, `last`, folders of several runs of one program, baseline files, or names of"
-            " baselines. With --save or --over-time: RUN...",
+            "Two runs to compare: run folders, `last`, folders of repeated runs, or baselines. With"
+            " --save or --over-time: any number of runs.",
         ),
     ] = []
-    tolerance: Annotated[str, Option(GATED, "5%|0.05", "Slowdown that is let pass.")] = "5%"
+    tolerance: Annotated[
+        str, Option(GATED, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
+    ] = "5%"
     # FAIL_ON of compare.outcome, which is not imported for a page of help.
     fail_on: Annotated[
         str,
         Option(
             GATED,
             "OUTCOMES",
-            "What closes the gate: some of broken, changed-output, mat, slower, missing,"
-            " faster, new; or none.",
+            "Outcomes that fail the comparison (exit code 1), separated by commas: broken,"
+            " changed-output, mat, slower, missing, faster, new, or none.",
         ),
     ] = "broken,changed-output,mat,slower"
     save: Annotated[
@@ -130,7 +143,7 @@ class CompareOptions(CommandOptions):
         Option(
             BASELINES,
             "NAME",
-            "Keep RUN... as this machine's baseline NAME in results/baselines.",
+            "Save runs as baseline NAME of this machine, in results/baselines.",
         ),
     ] = None
     over_time: Annotated[
@@ -138,30 +151,28 @@ class CompareOptions(CommandOptions):
         Option(
             BASELINES,
             None,
-            "How figures went over RUN..., default all runs, and where they changed.",
+            "Show how the figures changed over the given runs (default: all runs).",
         ),
     ] = False
     to: Annotated[
         str | None,
-        Option(OUTPUT, "FORMATS", "Instead of a table: markdown, junit, json; separate by commas."),
+        Option(OUTPUT, "FORMATS", "Print or write markdown, junit, json, separated by commas."),
     ] = None
     out: Annotated[
         Path | None,
         Option(
             OUTPUT,
             "PATH",
-            "A file for one format, a folder for several.",
+            "Output file for one format, folder for several.",
             default="stdout",
             short="-o",
         ),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
-    form: Annotated[
-        Form, Option(OUTPUT, None, "How it is printed; json: one document.", name="--format")
-    ] = "table"
-    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
-        False
+    form: Annotated[Form, Option(OUTPUT, "table|tsv|json", "Output format.", name="--format")] = (
+        "table"
     )
+    as_json: Annotated[bool, Option(OUTPUT, None, "Same as --format json.", name="--json")] = False
 
     @property
     def printed(self) -> Form:
@@ -175,17 +186,22 @@ AUDITED = "What to audit"
 class AuditOptions(CommandOptions):
     """Options of `specbench audit`."""
 
-    methods: Annotated[list[str], Option(ARGUMENTS, "METHOD", "Methods.")] = []
-    every: Annotated[bool, Option(AUDITED, None, "Every registered method.", name="--all")] = False
+    methods: Annotated[list[str], Option(ARGUMENTS, "METHOD", "Methods to audit.")] = []
+    every: Annotated[
+        bool, Option(AUDITED, None, "Audit every registered method.", name="--all")
+    ] = False
     plugins: Annotated[
-        list[str], Option(AUDITED, "FILE", "Python file with methods; alone, all of them.")
+        list[str],
+        Option(
+            AUDITED, "FILE", "Load methods from a Python file. Without METHOD: audit all of them."
+        ),
     ] = []
     out: Annotated[
         Path | None,
         Option(
             OUTPUT,
             "DIR",
-            "Where each certificate goes as JSON; reports look into the default.",
+            "Folder for the certificates (JSON).",
             default="results/certificates",
             short="-o",
         ),
@@ -195,14 +211,13 @@ class AuditOptions(CommandOptions):
         Option(
             AUDITED,
             None,
-            "Keep the certificates in --out that were made with the same code; audit the other"
-            " methods.",
+            "Skip methods that have a certificate of the same code in --out.",
         ),
     ] = False
     overwrite: Annotated[bool, OVERWRITE] = False
-    as_json: Annotated[bool, Option(OUTPUT, None, "Certificates as JSON lines.", name="--json")] = (
-        False
-    )
+    as_json: Annotated[
+        bool, Option(OUTPUT, None, "Print certificates as JSON lines.", name="--json")
+    ] = False
 
 
 class ListOptions(CommandOptions):
@@ -212,14 +227,12 @@ class ListOptions(CommandOptions):
         Literal["methods", "tasks", "models", "runs", "shapes", "hardware"],
         Option(ARGUMENTS, "KIND", "What to list."),
     ]
-    name: Annotated[str | None, Option(ARGUMENTS, "NAME", "One of them, in full.")] = None
+    name: Annotated[str | None, Option(ARGUMENTS, "NAME", "Show this one in full.")] = None
     as_json: Annotated[
-        bool, Option(OUTPUT, None, "JSON lines, with every fact.", name="--json")
+        bool, Option(OUTPUT, None, "Print JSON lines with all fields.", name="--json")
     ] = False
-    markdown: Annotated[bool, Option(OUTPUT, None, "Methods as a Markdown table.")] = False
-    families: Annotated[
-        bool, Option(OUTPUT, None, "Method names by family, as in docs/reference/methods.md.")
-    ] = False
+    markdown: Annotated[bool, Option(OUTPUT, None, "Print methods as a Markdown table.")] = False
+    families: Annotated[bool, Option(OUTPUT, None, "Print method names by family.")] = False
 
 
 WRITTEN = "What to write"
@@ -228,23 +241,24 @@ WRITTEN = "What to write"
 class ExportOptions(CommandOptions):
     """Options of `specbench export`."""
 
-    run: Annotated[str, Option(ARGUMENTS, "RUN", "A run's folder, or `last`.")]
+    run: Annotated[str, Option(ARGUMENTS, "RUN", "Run folder, or `last`.")]
     inspect: Annotated[
-        bool, Option(WRITTEN, None, "Logs for Inspect AI's viewer: one a task and row.")
+        bool, Option(WRITTEN, None, "Write Inspect AI logs, one per task and method.")
     ] = False
     lm_eval: Annotated[
         bool,
-        Option(WRITTEN, None, "Results and samples as lm-evaluation-harness logs them: by row."),
+        Option(WRITTEN, None, "Write lm-evaluation-harness results and samples."),
     ] = False
     wandb: Annotated[
-        bool, Option(WRITTEN, None, "Figures for Weights & Biases, offline: a run a row.")
+        bool,
+        Option(WRITTEN, None, "Log results to Weights & Biases (offline), one run per method."),
     ] = False
-    mlflow: Annotated[
-        bool, Option(WRITTEN, None, "Figures for MLflow, or its server: a run a row.")
-    ] = False
+    mlflow: Annotated[bool, Option(WRITTEN, None, "Log results to MLflow, one run per method.")] = (
+        False
+    )
     out: Annotated[
         Path | None,
-        Option(OUTPUT, "DIR", "The folder.", default="export/ in the run's", short="-o"),
+        Option(OUTPUT, "DIR", "Output folder.", default="export/ in the run's folder", short="-o"),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
 
@@ -254,20 +268,20 @@ class PublishOptions(CommandOptions):
 
     runs: Annotated[
         list[str],
-        Option(
-            ARGUMENTS, "RUN...", "A run's folder, its name in `specbench list runs`, or `last`."
-        ),
+        Option(ARGUMENTS, "RUN", "Run folders, names from `specbench list runs`, or `last`."),
     ]
-    to: Annotated[Path, Option(OUTPUT, "DIR", "The gallery's folder; made if need be.")]
+    to: Annotated[Path, Option(OUTPUT, "DIR", "Gallery folder. Created if it does not exist.")]
     overwrite: Annotated[
         bool,
         Option(
             OUTPUT,
             None,
-            "Replace pages of --to that specbench did not write, or that were changed since.",
+            "Overwrite gallery files that were changed or not written by specbench.",
         ),
     ] = False
-    as_json: Annotated[bool, Option(OUTPUT, None, "A JSON object a run.", name="--json")] = False
+    as_json: Annotated[
+        bool, Option(OUTPUT, None, "Print one JSON object per run.", name="--json")
+    ] = False
 
 
 class InitOptions(CommandOptions):
@@ -275,17 +289,15 @@ class InitOptions(CommandOptions):
 
     file: Annotated[
         Path,
-        Option(ARGUMENTS, "FILE", "The file; specbench.yaml is read without being named."),
+        Option(ARGUMENTS, "FILE", "Config file to create."),
     ] = Path("specbench.yaml")
     as_schema: Annotated[
         bool,
-        Option(OUTPUT, None, "Print the JSON schema of such files instead.", name="--schema"),
+        Option(OUTPUT, None, "Print the JSON schema of config files instead.", name="--schema"),
     ] = False
 
 
 class DoctorOptions(CommandOptions):
     """Options of `specbench doctor`."""
 
-    as_json: Annotated[
-        bool, Option(OUTPUT, None, "One JSON object, without paths.", name="--json")
-    ] = False
+    as_json: Annotated[bool, Option(OUTPUT, None, "Print one JSON object.", name="--json")] = False

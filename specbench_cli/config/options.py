@@ -64,10 +64,10 @@ class Option:
     hidden: bool = False
 
 
-OVERWRITE = Option(OUTPUT, None, "Replace files that specbench did not write.")
+OVERWRITE = Option(OUTPUT, None, "Overwrite files that specbench did not write.")
 """Option of every command that writes files."""
 TRUST = Option(
-    OUTPUT, None, "Permit plug-ins that ./specbench.yaml or the folder of --resume names."
+    OUTPUT, None, "Trust plug-ins named by ./specbench.yaml or by the folder of --resume."
 )
 """Option of every command that may import a plug-in named by a folder."""
 
@@ -102,7 +102,13 @@ class Setting(NamedTuple):
             return "on" if value else "off"
         if isinstance(value, list):
             return ",".join(map(str, value)) or "none"
-        return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        return (
+            "none"
+            if value in (None, {})
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+        )
 
 
 def settings(model: type[BaseModel]) -> Iterator[Setting]:

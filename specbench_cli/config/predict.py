@@ -20,36 +20,40 @@ PROBE = "Probe"
 def _of_run(name: str, **changes: Any) -> Option:
     """Return the option of a run setting that a probe also has."""
     option = next(each.option for each in settings(RunConfig) if each.name == name)
-    inherited = {"panel": PROBE, "help": "As in run.", "default": "run's", "complete": None}
+    inherited = {
+        "panel": PROBE,
+        "help": "As in `specbench run`.",
+        "default": "as in run",
+        "complete": None,
+    }
     return replace(option, **(inherited | changes))
 
 
 class PredictOptions(CommandOptions):
     """Options and arguments of one call of `specbench predict`."""
 
-    run: Annotated[str | None, Option(ARGUMENTS, "RUN", "A run's folder, or `last`.")] = None
+    run: Annotated[str | None, Option(ARGUMENTS, "RUN", "Run folder, or `last`.")] = None
     costs: Annotated[
         list[Path],
         Option(
             PREDICTED,
             "FILE",
-            "Costs to predict by; of several probes, before the run and after it, the mean.",
+            "Costs to predict with. Several files are averaged.",
             default="the run's",
         ),
     ] = Field([])
     against: Annotated[
-        Path | None, Option(PREDICTED, "FILE", "Another machine's: what it would take.")
+        Path | None, Option(PREDICTED, "FILE", "Costs of another machine, to predict times there.")
     ] = None
     compare: Annotated[
-        tuple[Path, Path] | None, Option(PREDICTED, "FILE FILE", "How far two probes are apart.")
+        tuple[Path, Path] | None, Option(PREDICTED, "FILE FILE", "Compare the costs of two probes.")
     ] = None
     load: Annotated[
         str | None,
         _of_run(
             "load",
             panel=PREDICTED,
-            help="What its rows would meet under load: simulated, by costs and recorded acceptance."
-            " As in run.",
+            help="Simulate the run's methods under load, as in `specbench run`.",
             default=None,
         ),
     ] = None
@@ -58,9 +62,8 @@ class PredictOptions(CommandOptions):
         _of_run(
             "sweep",
             panel=PREDICTED,
-            metavar="M.PARAM=VALUES",
-            help="What other settings of a row would have taken: simulated, by costs and what the"
-            " row accepted. As in run.",
+            metavar="METHOD.PARAM=VALUES",
+            help="Simulate other settings of a method, from its recorded acceptance.",
             default=None,
         ),
     ] = Field([])
@@ -69,8 +72,8 @@ class PredictOptions(CommandOptions):
         Option(
             PREDICTED,
             "LABEL",
-            "With --sweep: the row whose acceptance counts.",
-            default="its method's that was tested most",
+            "With --sweep: take the acceptance from this method run.",
+            default="the one with the most drafted tokens",
         ),
     ] = None
     batch: Annotated[
@@ -79,9 +82,8 @@ class PredictOptions(CommandOptions):
         Option(
             PREDICTED,
             "N",
-            "Most sequences in a step: that --load simulates, or that --probe measures; with"
-            " --hardware, in each.",
-            default="the run's; --probe, --hardware: 1",
+            "Batch size for --load, --probe or --hardware.",
+            default="the run's; 1 with --probe or --hardware",
         ),
     ] = None
     hardware: Annotated[
@@ -89,17 +91,17 @@ class PredictOptions(CommandOptions):
         Option(
             ROOFLINE,
             "NAME[xN]",
-            "Replay the run on this accelerator, or on N in tensor parallel: h100, h100x8.",
+            "Model the run on an accelerator, or on N with tensor parallelism: h100, h100x8.",
         ),
     ] = None
     shape: Annotated[
         str | None,
-        Option(ROOFLINE, "TARGET[+DRAFT]", "As if its models had these shapes: llama-2-70b+7b."),
+        Option(ROOFLINE, "TARGET[+DRAFT]", "Model these architectures instead: llama-2-70b+7b."),
     ] = None
     context: Annotated[
         int | None,
         Field(ge=1),
-        Option(ROOFLINE, "N", "Rows before every forward.", default="as recorded"),
+        Option(ROOFLINE, "N", "Context length of every forward.", default="as recorded"),
     ] = None
     overhead: Annotated[
         float | None,
@@ -107,11 +109,11 @@ class PredictOptions(CommandOptions):
         Option(
             ROOFLINE,
             "US",
-            "Microseconds that every forward takes beside its roofline.",
+            "Overhead per forward, in microseconds.",
             default="0",
         ),
     ] = None
-    probe: Annotated[bool, Option(PROBE, None, "Measure this machine's costs.")] = False
+    probe: Annotated[bool, Option(PROBE, None, "Measure forward costs on this machine.")] = False
     target: Annotated[str | None, _of_run("target")] = None
     draft: Annotated[str | None, _of_run("draft")] = None
     device: Annotated[str | None, _of_run("device")] = None
@@ -119,8 +121,8 @@ class PredictOptions(CommandOptions):
         str | None,
         _of_run(
             "dtype",
-            help="As in run; with --hardware, of the roofline.",
-            default="run's; --hardware: bfloat16",
+            help="As in `specbench run`. With --hardware: the modelled type.",
+            default="as in run; bfloat16 with --hardware",
         ),
     ] = None
     graphs: Annotated[str | None, _of_run("graphs")] = None
@@ -129,25 +131,29 @@ class PredictOptions(CommandOptions):
         list[str],
         _of_run(
             "methods",
-            help="Whose heads to probe.",
-            default="all that ship with the target",
+            help="Probe the heads of these methods.",
+            default="all shipped with the target",
         ),
     ] = Field([])
-    set: Annotated[list[str], _of_run("set", metavar="M.PARAM=VALUE")] = Field([])
+    set: Annotated[list[str], _of_run("set", metavar="METHOD.PARAM=VALUE")] = Field([])
     plugins: Annotated[
-        list[str], _of_run("plugins", help="Python file with methods.", default=None)
+        list[str], _of_run("plugins", help="Load methods from a Python file.", default=None)
     ] = Field([])
     rounds: Annotated[
-        int | None, Field(ge=1), Option(PROBE, "N", "Times of each point.", default="24")
+        int | None, Field(ge=1), Option(PROBE, "N", "Number of timings per point.", default="24")
     ] = None
     allow_noise: Annotated[
         bool,
-        _of_run("allow_noise", help="Keep times taken while other programs ran.", default=None),
+        _of_run(
+            "allow_noise",
+            help="Keep timings taken while other processes used the CPU.",
+            default=None,
+        ),
     ] = False
     out: Annotated[
         Path | None,
-        Option(PROBE, "FILE", "Where the costs go.", default="the cache", short="-o"),
+        Option(PROBE, "FILE", "Output file.", default="in the cache folder", short="-o"),
     ] = None
     overwrite: Annotated[bool, replace(OVERWRITE, panel=PROBE)] = False
     trust: Annotated[bool, replace(TRUST, panel=PROBE)] = False
-    as_json: Annotated[bool, Option(OUTPUT, None, "JSON on stdout.", name="--json")] = False
+    as_json: Annotated[bool, Option(OUTPUT, None, "Print JSON.", name="--json")] = False

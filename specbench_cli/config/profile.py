@@ -16,11 +16,11 @@ from specbench_cli.errors import UsageError
 FOLDER = Path(__file__).parent / "profiles"
 
 PROFILES = {
-    "smoke": "seconds: a short output a family, by vanilla, sps, pld and hf:vanilla",
-    "ci": "a minute on two cores: short outputs, one a family, by every lossless method",
-    "laptop": "under 20 minutes on two cores: 48 questions of spec_bench by smollm2-135m, methods"
-    " that draft from earlier text, and eagle3 with the head shipped for it",
-    "paper": "hours: spec_bench, every lossless method with its paper's parameters, 3 passes",
+    "smoke": "seconds. One short output per family with vanilla, sps, pld and hf:vanilla",
+    "ci": "a minute on two cores. One short output per family with every lossless method",
+    "laptop": "under 20 minutes on two cores. 48 questions of spec_bench on smollm2-135m with"
+    " methods that draft from earlier text, and eagle3 with its shipped head",
+    "paper": "hours. spec_bench with every lossless method, its paper's parameters, 3 repeats",
 }
 """Their names and what each is, the smallest first."""
 

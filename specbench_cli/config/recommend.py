@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from specbench_cli.config.options import OUTPUT, TRUST, WHAT, Option
 from specbench_cli.config.problems import shown
 
-ELSEWHERE = "Elsewhere"
+ELSEWHERE = "Other machines and batch sizes"
 """Help panel of the options about modelled batches and other machines."""
 
 
@@ -50,46 +50,47 @@ class RecommendInvocation(BaseModel):
     minutes: Annotated[
         float,
         BeforeValidator(_minutes),
-        Option(WHAT, "M", "Time limit for the search and its confirmation, in minutes."),
+        Option(WHAT, "MINUTES", "Time budget, in minutes."),
     ] = 10.0
     config: Annotated[
-        Path | None, Option(WHAT, "FILE", "YAML file with settings.", default="./specbench.yaml")
+        Path | None,
+        Option(WHAT, "FILE", "Read settings from a YAML file.", default="./specbench.yaml"),
     ] = None
     batches: Annotated[
         list[int],
         BeforeValidator(_batch_sizes),
-        Option(ELSEWHERE, "N,N", "Batch sizes for modelled throughput; 0 for none.", as_text=True),
+        Option(
+            ELSEWHERE, "N,N", "Batch sizes to model throughput for. 0 means none.", as_text=True
+        ),
     ] = Field([2, 4, 8], validate_default=False)
     costs: Annotated[
         Path | None,
         Option(
             ELSEWHERE,
             "FILE",
-            "Costs of this machine, from specbench predict --probe --batch 8.",
-            default="those stored for it",
+            "Costs of this machine, measured by specbench predict --probe --batch 8.",
+            default="in the cache folder",
         ),
     ] = None
     against: Annotated[
-        list[Path], Option(ELSEWHERE, "FILE", "Costs of another machine, to model it.")
+        list[Path], Option(ELSEWHERE, "FILE", "Costs of another machine, to model times there.")
     ] = []
     out: Annotated[
         Path | None,
-        Option(
-            OUTPUT, "DIR", "Folder of the recommendation.", default="results/runs/NAME", short="-o"
-        ),
+        Option(OUTPUT, "DIR", "Output folder.", default="results/runs/NAME", short="-o"),
     ] = None
-    as_json: Annotated[bool, Option(OUTPUT, None, "One JSON line per event.", name="--json")] = (
-        False
-    )
+    as_json: Annotated[
+        bool, Option(OUTPUT, None, "Print one JSON event per line.", name="--json")
+    ] = False
     resume: Annotated[
-        Path | None, Option(OUTPUT, "DIR", "Finish an interrupted recommendation.")
+        Path | None, Option(OUTPUT, "DIR", "Resume an interrupted recommendation.")
     ] = None
     force: Annotated[
         bool,
         Option(
             OUTPUT,
             None,
-            "With --resume: continue although the program, the machine or the data changed.",
+            "With --resume: continue even if the program, the machine or the data changed.",
         ),
     ] = False
     trust: Annotated[bool, TRUST] = False

@@ -161,8 +161,8 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "NAME",
-            "Methods to measure. Repeat the option, or use commas.",
-            default=",".join(DEFAULT_METHODS),
+            "Methods to measure. Repeat the option or separate names by commas.",
+            default=", ".join(DEFAULT_METHODS),
             short="-m",
             complete="specbench_cli.registry:entries",
         ),
@@ -172,7 +172,7 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "NAME",
-            "Tasks by name, or files (.jsonl, .json, .csv, .txt, .yaml).",
+            "Task names or files (.jsonl, .json, .csv, .txt, .yaml).",
             short="-t",
             complete="specbench_cli.tasks:task_names",
         ),
@@ -182,20 +182,22 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "MODEL",
-            "Target model: short name, hub id, folder or GGUF file.",
+            "Target model: short name, Hugging Face id, folder or GGUF file.",
             complete="specbench_cli.models:model_names",
         ),
     ] = Field("embedded", min_length=1)
     draft: Annotated[
         str | None,
-        Option(WHAT, "MODEL", "Draft model, named like the target.", default="the target's"),
+        Option(
+            WHAT, "MODEL", "Draft model, in the same forms as --target.", default="the target's"
+        ),
     ] = Field(None, min_length=1)
     targets: Annotated[
         Words,
         Option(
             WHAT,
             "MODEL",
-            "Several targets: one run for each, in one table.",
+            "Measure several targets, one run each, in one table.",
             default="--target",
             complete="specbench_cli.models:model_names",
         ),
@@ -205,7 +207,7 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "MODEL",
-            "Several draft models for each target.",
+            "Measure several draft models per target.",
             default="--draft",
             complete="specbench_cli.models:model_names",
         ),
@@ -216,29 +218,28 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "N",
-            "Number of questions from each task, spread over its families.",
-            default="all, 12 of mini",
+            "Maximum number of questions per task, spread over its categories.",
+            default="all; 12 for mini",
         ),
     ] = None
     category: Annotated[
         Words,
-        Option(WHAT, "NAME", "Only questions of these families or categories.", default="all"),
+        Option(WHAT, "NAME", "Use only questions of these categories or families.", default="all"),
     ] = []
     prompts: Annotated[
-        Words, Option(WHAT, "ID", "Only these questions, e.g. mini/qa-003.", default="all")
+        Words, Option(WHAT, "ID", "Use only these questions, e.g. mini/qa-003.", default="all")
     ] = []
     set: Annotated[
         dict[str, dict[str, Any]],
-        Option(WHAT, "M.P=V", "Set a method parameter, e.g. sps.length=7.", default="none"),
+        Option(WHAT, "METHOD.PARAM=VALUE", "Set a method parameter, e.g. sps.length=7."),
     ] = {}
     sweep: Annotated[
         dict[str, dict[str, list[Any]]],
         Option(
             WHAT,
-            "M.P=VS",
-            "Measure a method once for each value: sps.length=1:6:1, or sps.length=3,5,7. Several"
-            " sweeps of one method: all combinations.",
-            default="none",
+            "METHOD.PARAM=VALUES",
+            "Measure a method once per value, e.g. sps.length=1:6:1 or sps.length=3,5,7. Several"
+            " sweeps of a method are combined.",
         ),
     ] = {}
     tune: Annotated[
@@ -247,8 +248,8 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "[N]",
-            "Choose each method's parameters among N candidates (8 without a number) on"
-            " development prompts, and measure on the others.",
+            "Tune each method's parameters over N candidates (8 if N is omitted) on development"
+            " prompts, then measure on the other prompts.",
             default="off",
         ),
     ] = None
@@ -256,9 +257,9 @@ class RunConfig(BaseModel):
         Literal["time", "forwards"],
         Option(
             WHAT,
-            "BY",
-            "Criterion of --tune: time per token, or forwards weighted by model size, which have no"
-            " timing noise.",
+            "time|forwards",
+            "Criterion for --tune: time per token, or forwards weighted by model size, which are"
+            " free of timing noise.",
         ),
     ] = "time"
     profile: Annotated[
@@ -266,31 +267,31 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "NAME",
-            "Named settings, listed below.",
+            "Use a named set of settings, listed below.",
             complete="specbench_cli.config.profile:profiles",
         ),
     ] = None
-    plugins: Annotated[
-        Words, Option(WHAT, "FILE", "Python file that defines methods.", default="none")
-    ] = []
+    plugins: Annotated[Words, Option(WHAT, "FILE", "Load methods from a Python file.")] = []
     temperature: Annotated[
         Real,
         AfterValidator(_workable),
-        Option(DECODING, "X", "Sampling temperature; 0 decodes greedily."),
+        Option(DECODING, "T", "Sampling temperature. 0 means greedy decoding."),
     ] = Field(0.0, ge=0)
-    top_p: Annotated[Real, Option(DECODING, "X", "Nucleus sampling; 1 is off.")] = Field(
-        1.0, ge=SMALLEST_P, le=1
+    top_p: Annotated[Real, Option(DECODING, "P", "Top-p (nucleus) sampling. 1 disables it.")] = (
+        Field(1.0, ge=SMALLEST_P, le=1)
     )
-    top_k: Annotated[Number, Option(DECODING, "N", "Top-k sampling; 0 is off.")] = Field(0, ge=0)
+    top_k: Annotated[Number, Option(DECODING, "K", "Top-k sampling. 0 disables it.")] = Field(
+        0, ge=0
+    )
     verify: Annotated[
         Verify,
         Option(
             DECODING,
             "RULE",
-            "Verification rule. Above temperature 0: rejection and block keep the target's"
-            " distribution; coupled makes every lossless method emit vanilla's text. At any"
-            " temperature: replay gives every method vanilla's tokens, so that counters and times"
-            " pair exactly.",
+            "Verification rule. rejection (speculative sampling) and block keep the target's"
+            " distribution. coupled shares the random noise, so that every lossless method emits"
+            " vanilla's text. replay, at any temperature, makes every method emit vanilla's"
+            " tokens.",
             default="rejection",
             choices=("rejection", "coupled", "block", "replay"),
         ),
@@ -300,8 +301,8 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "GRAMMAR",
-            "Constrain every output: json (any object), or a file: .json (a schema), .lark, .gbnf,"
-            " .regex.",
+            "Constrain every output to a grammar: json (any object) or a file: .json (a JSON"
+            " schema), .lark, .gbnf or .regex.",
         ),
     ] = Field(None, min_length=1)
     contrast: Annotated[
@@ -310,8 +311,8 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "SETTINGS",
-            "Where the target is unsure, contrast its logits with those of a shortened prompt"
-            " (USCD), for all methods: beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of these.",
+            "Decode contrastively (USCD): where the target is unsure, contrast its logits with"
+            " those of a shortened prompt. E.g. beta=0.5,keep=0.5,below=0.45,floor=0.1.",
         ),
     ] = None
     acceptance: Annotated[
@@ -320,9 +321,9 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "P|RUN",
-            "For targets with random weights (--target shape:llama-2-7b): accept a draft's first"
-            " choice with this probability, or with the acceptance rate of a run.",
-            default="by the random weights",
+            "For targets with random weights (e.g. --target shape:llama-2-7b): accept each drafted"
+            " token with probability P, or at the acceptance rate of an earlier run.",
+            default="as the random weights decide",
         ),
     ] = None
     max_new_tokens: Annotated[
@@ -332,19 +333,18 @@ class RunConfig(BaseModel):
             DECODING,
             "N",
             "Maximum number of new tokens per turn.",
-            default="the task's, 64 in the short run",
+            default="the task's; 64 in the default run",
         ),
     ] = None
     batch: Annotated[
-        Number, Option(DECODING, "N", "Prompts in one target forward; measures throughput.")
+        Number, Option(DECODING, "N", "Number of prompts decoded together (batch size).")
     ] = Field(1, ge=1)
     prefill_chunk: Annotated[
         Number,
         Option(
             DECODING,
             "N",
-            "With --batch: maximum number of prompt tokens in one forward, together with the drafts"
-            " of other sequences.",
+            "Maximum number of prompt tokens per forward, with --batch.",
         ),
     ] = Field(256, ge=1)
     load: Annotated[
@@ -352,10 +352,9 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "ARRIVALS",
-            "Requests arrive over time, and at most --batch of them share a step: poisson:RATE (per"
-            " second; several: 1,2,4), burst:SIZE:SECONDS, trace:FILE. Measures latency and"
-            " throughput.",
-            default="all at once",
+            "Measure latency and throughput under load. Requests arrive as poisson:RATE (per"
+            " second; several rates: 1,2,4), burst:SIZE:SECONDS or trace:FILE, and are batched up"
+            " to --batch.",
         ),
     ] = None
     memory_budget: Annotated[
@@ -363,24 +362,25 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "SIZE",
-            "Lower batch size, draft lengths and tree sizes until the predicted memory fits, e.g."
-            " 2GB, 500MB.",
-            default="no bound",
+            "Memory limit, e.g. 2GB or 500MB. Batch size, draft length and tree size are lowered"
+            " until the predicted memory fits.",
         ),
     ] = None
     raw: Annotated[bool, Option(DECODING, None, "Do not apply a chat template.")] = False
     seed: Annotated[Number, Option(DECODING, "N", "Random seed.")] = Field(0, ge=0)
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        Option(DECODING, "NAME", "float32, bfloat16 or float16.", as_text=True),
+        Option(DECODING, "DTYPE", "Weight type: float32, bfloat16 or float16.", as_text=True),
     ] = "float32"
-    device: Annotated[str, Option(DECODING, "NAME", "auto, cpu, cuda or cuda:N.")] = "auto"
+    device: Annotated[str, Option(DECODING, "DEVICE", "Device: auto, cpu, cuda or cuda:N.")] = (
+        "auto"
+    )
     graphs: Annotated[
         Literal["auto", "on", "off"],
         Option(
             DECODING,
-            "WHEN",
-            "Replay forwards of up to 64 rows as CUDA graphs: auto (on every GPU), on or off.",
+            "auto|on|off",
+            "Run forwards of up to 64 tokens as CUDA graphs. auto: on every GPU.",
         ),
     ] = "auto"
     devices: Annotated[
@@ -389,39 +389,39 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "PLACES",
-            "Devices of methods that draft while the target computes: target=cpu:0-3,draft=cpu:4-7,"
-            " or target=cuda:0,draft=cuda:1.",
-            default="half of the cores each; on a GPU two streams",
+            "Devices of methods that draft in parallel with the target, e.g."
+            " target=cpu:0-3,draft=cpu:4-7 or target=cuda:0,draft=cuda:1.",
+            default="half of the cores each; two streams on a GPU",
         ),
     ] = None
     repeats: Annotated[
         Number, Option(MEASURING, "N", "Repeat the run N times, each in a fresh process.")
     ] = Field(1, ge=1)
     threads: Annotated[
-        Number | None, Field(ge=1), Option(MEASURING, "N", "CPU threads.", default="torch's own")
+        Number | None,
+        Field(ge=1),
+        Option(MEASURING, "N", "Number of CPU threads.", default="chosen by PyTorch"),
     ] = None
     allow_noise: Annotated[
         bool,
-        Option(
-            MEASURING, None, "Keep times that were measured while other processes used the CPU."
-        ),
+        Option(MEASURING, None, "Keep timings taken while other processes used the CPU."),
     ] = False
     judge: Annotated[
         Literal["sample", "all"],
         Option(
             MEASURING,
-            "WHICH",
-            "Outputs of vanilla that are checked against transformers: sample (the first of each"
-            " family) or all.",
+            "sample|all",
+            "Which vanilla outputs to check against transformers: the first of each family, or"
+            " all.",
         ),
     ] = "sample"
     controls: Annotated[
         Literal["auto", "none"],
         Option(
             MEASURING,
-            "WHICH",
-            "Control runs for a lossy method: auto (the draft alone, the lossless method with the"
-            " same drafts, random acceptance at the same rate) or none.",
+            "auto|none",
+            "Add controls for lossy methods: the draft model alone, the lossless method with the"
+            " same drafts, and random acceptance at the same rate.",
         ),
     ] = "auto"
     run_code: Annotated[
@@ -429,8 +429,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             None,
-            "Score code by running it (tests of humaneval and mbpp), in processes without access to"
-            " files, network and child processes.",
+            "Run generated code to score it (humaneval, mbpp), in sandboxed processes without"
+            " access to files, the network or child processes.",
         ),
     ] = False
     uncontained: Annotated[
@@ -438,35 +438,35 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             None,
-            "With --run-code, where isolation is not available: run the code under resource limits"
-            " only, with your permissions.",
+            "With --run-code: run the code without a sandbox, under resource limits only and with"
+            " your permissions, if no sandbox is available.",
         ),
     ] = False
     isolation: Annotated[
         Literal["process", "none"],
         Option(
             MEASURING,
-            "WHERE",
-            "Where plug-ins run: process (a separate process, which protects other methods) or none"
-            " (the process of the run, for a debugger or to load models once).",
+            "process|none",
+            "Run plug-ins in a separate process, or in the main process (none), e.g. for a"
+            " debugger.",
         ),
     ] = "process"
     executor: Annotated[
         Literal["local", "ray"],
         Option(
             MEASURING,
-            "NAME",
-            "local (this machine) or ray (the devices of a Ray cluster, which share the prompts;"
-            " docs/how-to/workers.md).",
+            "local|ray",
+            "Run on this machine, or distribute the prompts over a Ray cluster"
+            " (docs/how-to/workers.md).",
         ),
     ] = "local"
     timeout_per_prompt: Annotated[
-        Real, Option(MEASURING, "S", "Time limit of a method on one prompt, in seconds.")
+        Real, Option(MEASURING, "SECONDS", "Time limit per prompt and method.")
     ] = Field(600.0, gt=0, le=1e9)
     stop_after: Annotated[
         Real | None,
         Field(gt=0),
-        Option(MEASURING, "S", "Start no further prompt after this time, in seconds."),
+        Option(MEASURING, "SECONDS", "Stop starting new prompts after this time."),
     ] = None
     probe: Annotated[
         Number | None,
@@ -474,7 +474,7 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "N",
-            "Rounds of the cost probe between prompts, for specbench predict.",
+            "Measure forward costs between prompts in N rounds, for specbench predict.",
         ),
     ] = None
 
@@ -618,43 +618,38 @@ class RunInvocation(BaseModel):
 
     config: Annotated[
         Path | None,
-        Option(
-            WHAT, "FILE", "YAML file with settings; see specbench init.", default="./specbench.yaml"
-        ),
+        Option(WHAT, "FILE", "Read settings from a YAML file.", default="./specbench.yaml"),
     ] = None
     in_turn: Annotated[
         Path | None,
         Option(
             MEASURING,
             "FILE",
-            "Alternate every second with other runs that name this file, so that both sides of a"
-            " comparison run under the same conditions.",
-            default="alone",
+            "Take turns of one second with other runs that name this file, so that the runs of a"
+            " comparison see the same conditions.",
         ),
     ] = None
     out: Annotated[
         Path | None,
-        Option(OUTPUT, "DIR", "Folder of the run.", default="results/runs/NAME", short="-o"),
+        Option(OUTPUT, "DIR", "Output folder.", default="results/runs/NAME", short="-o"),
     ] = None
     format: Annotated[
         Literal["table", "tsv", "json"],
-        Option(OUTPUT, "FORM", "table, tsv, or json (one line per event)."),
+        Option(OUTPUT, "table|tsv|json", "Output format. json prints one event per line."),
     ] = "table"
-    as_json: Annotated[bool, Option(OUTPUT, None, "Short for --format json.", name="--json")] = (
-        False
-    )
-    dry_run: Annotated[bool, Option(OUTPUT, None, "Print the plan and stop.")] = False
+    as_json: Annotated[bool, Option(OUTPUT, None, "Same as --format json.", name="--json")] = False
+    dry_run: Annotated[bool, Option(OUTPUT, None, "Print the plan and exit.")] = False
     resume: Annotated[
         Path | None,
-        Option(OUTPUT, "RUN", "Finish an interrupted run: its folder, or last."),
+        Option(OUTPUT, "RUN", "Resume an interrupted run, given its folder or `last`."),
     ] = None
     force: Annotated[
         bool,
         Option(
             OUTPUT,
             None,
-            "With --resume: continue although the program, the machine or the data changed, and"
-            " label the run.",
+            "With --resume: continue even if the program, the machine or the data changed. The"
+            " report says so.",
         ),
     ] = False
     trust: Annotated[bool, TRUST] = False

@@ -36,20 +36,20 @@ class DraftLoss(StrEnum):
 
 # Options that several commands have.
 
-Out = Annotated[Path, Option(OUTPUT, "DIR", "Folder for the models and the work in progress.")]
-Seed = Annotated[int, Field(ge=0), Option(TRAINING, "N", "Seed of weights and data.")]
+Out = Annotated[Path, Option(OUTPUT, "DIR", "Output folder, also for checkpoints.")]
+Seed = Annotated[int, Field(ge=0), Option(TRAINING, "N", "Random seed.")]
 Resume = Annotated[
     bool,
     Option(
         TRAINING,
         None,
-        "Continue what OUT holds, or start this model over.",
+        "Resume from the checkpoints in --out, or start over.",
         name="--resume/--fresh",
     ),
 ]
 StepsScale = Annotated[
     float,
-    Option(TRAINING, "X", "Factor on the steps of the recipe; 1 made the shipped models."),
+    Option(TRAINING, "X", "Multiply the training steps of the recipe by X."),
 ]
 Tokens = Annotated[
     int | None,
@@ -57,8 +57,7 @@ Tokens = Annotated[
     Option(
         TRAINING,
         "N",
-        "Tokens to train on, in place of --steps-scale: as many for several heads are an"
-        " equal budget.",
+        "Train on N tokens, instead of --steps-scale. Use it to give heads equal budgets.",
     ),
 ]
 Sequences = Annotated[
@@ -67,8 +66,7 @@ Sequences = Annotated[
     Option(
         TRAINING,
         "N",
-        "Texts of 512 tokens an update; the learning rate is for 4. More of them fill a GPU:"
-        " there are as many updates less.",
+        "Batch size in sequences of 512 tokens. The learning rate is tuned for 4.",
         default="the recipe's",
     ),
 ]
@@ -78,15 +76,15 @@ Rate = Annotated[
     Option(TRAINING, "X", "Peak learning rate.", default="the recipe's"),
 ]
 Smoke = Annotated[
-    bool, Option(TRAINING, None, "A few steps on generated text: does it run at all?")
+    bool, Option(TRAINING, None, "Run a few steps on generated text, as a smoke test.")
 ]
-Where = Annotated[Device, Option(TRAINING, None, "Where to train.")]
+Where = Annotated[Device, Option(TRAINING, "auto|cpu|cuda", "Training device.")]
 Data = Annotated[
     Path | None,
     Option(
         TRAINING,
         "DIR",
-        "Folder with gsm8k_train.jsonl.",
+        "Folder that contains gsm8k_train.jsonl.",
         default="downloaded",
         env="SPECBENCH_DATA",
     ),
@@ -97,7 +95,7 @@ Replies = Annotated[
     Option(
         TRAINING,
         "N",
-        "Questions that the target answers; more of them go on from fewer.",
+        "Number of questions that the target answers for the training data.",
         default="3000",
     ),
 ]
@@ -106,21 +104,18 @@ HeadTarget = Annotated[
     Option(
         WHAT,
         "MODEL",
-        "Model that the head drafts for: a short name, a folder or a GGUF file; one of"
-        " Llama's kind that answers chats.",
+        "Target model of the head: short name, folder or GGUF file of a Llama-like chat model.",
     ),
 ]
-Verifier = Annotated[
-    str, Option(WHAT, "MODEL", "Model that verifies: one of Llama's kind that answers chats.")
-]
-Drafter = Annotated[str | None, Option(WHAT, "MODEL", "Model that drafts.", default="the target's")]
+Verifier = Annotated[str, Option(WHAT, "MODEL", "Target model, a Llama-like chat model.")]
+Drafter = Annotated[str | None, Option(WHAT, "MODEL", "Draft model.", default="the target's")]
 LossOfHead = Annotated[
     HeadLoss,
     Option(
         TRAINING,
-        None,
-        "ttt: the target's distribution over several tokens, drafted in training; paper: the"
-        " loss of the publication. Schedules around a loss (Falcon's glancing) are not made.",
+        "ttt|paper",
+        "Training loss. ttt: training-time test, on the head's own drafts of several tokens."
+        " paper: the loss of the method's paper.",
     ),
 ]
 
@@ -134,8 +129,7 @@ class DraftOptions(CommandOptions):
         Option(
             WHAT,
             "MODEL",
-            "Model that the draft is to agree with: a short name, a folder or a GGUF file; one"
-            " of Llama's kind that answers chats.",
+            "Target model: short name, folder or GGUF file of a Llama-like chat model.",
         ),
     ] = "embedded"
     draft: Annotated[
@@ -143,8 +137,8 @@ class DraftOptions(CommandOptions):
         Option(
             WHAT,
             "MODEL",
-            "Model that the draft begins as; it has the target's vocabulary.",
-            default="the target's own",
+            "Initial draft model. It must have the target's vocabulary.",
+            default="the target's",
         ),
     ] = None
     layers: Annotated[
@@ -153,7 +147,7 @@ class DraftOptions(CommandOptions):
         Option(
             WHAT,
             "N",
-            "Make a new draft: so many layers of the target, its embeddings and its output.",
+            "Create a draft model from N layers of the target, its embeddings and output layer.",
             default="--draft",
         ),
     ] = None
@@ -161,9 +155,8 @@ class DraftOptions(CommandOptions):
         Begin | None,
         Option(
             WHAT,
-            None,
-            "Which of the target's layers those are to begin with: the first, the last, or"
-            " half of each.",
+            "first|last|ends",
+            "With --layers: which layers of the target to copy. ends: half first, half last.",
             default="first",
         ),
     ] = None
@@ -173,7 +166,7 @@ class DraftOptions(CommandOptions):
         Option(
             WHAT,
             "N",
-            "Cut the draft's output to the N tokens that the target answers with most.",
+            "Limit the draft's output to the N tokens that the target emits most often.",
             default="all",
         ),
     ] = None
@@ -182,21 +175,21 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "LOSS",
-            f"By what it is aligned: {', '.join(DraftLoss)}; given several times, each makes a"
-            " draft, and they are compared.",
+            f"Alignment loss: {', '.join(DraftLoss)}. Repeat the option to train one draft per"
+            " loss and compare them.",
         ),
     ] = Field([DraftLoss.KL])
     teacher_samples: Annotated[
         Samples,
         Option(
             TRAINING,
-            None,
-            "Whose replies it reads: the target's, its own (new ones every 100 updates), or"
-            " both in turn.",
+            "target|own|mixed",
+            "Train on the target's replies, the draft's own (regenerated every 100 steps), or"
+            " both.",
         ),
     ] = "target"
     temperature: Annotated[
-        float, Option(TRAINING, "T", "At which both distributions are taken.")
+        float, Option(TRAINING, "T", "Temperature of both distributions in the loss.")
     ] = 1.0
     pretrain: Annotated[
         int,
@@ -204,8 +197,8 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "N",
-            "Updates on text first, from random weights of the draft's shape, once a seed; 0:"
-            " it begins with its own weights. For the embedded models alone.",
+            "Pretrain from random weights for N steps first (embedded models only). 0 keeps the"
+            " draft's weights.",
         ),
     ] = 0
     exits: Annotated[
@@ -213,21 +206,21 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "N",
-            "Its first N layers learn to draft by themselves too, for s2d; may be repeated.",
-            default="the whole draft alone",
+            "Also train the first N layers as a draft of their own (S2D). Repeat the option for"
+            " several.",
             name="--sorted",
         ),
     ] = Field([])
-    steps: Annotated[int, Field(ge=1), Option(TRAINING, "N", "Updates, of 2,048 tokens each.")] = (
-        400
-    )
+    steps: Annotated[
+        int, Field(ge=1), Option(TRAINING, "N", "Number of training steps of 2,048 tokens.")
+    ] = 400
     seeds: Annotated[
         int,
         Field(ge=1),
         Option(
             TRAINING,
             "N",
-            "Drafts of each loss, each with data of its own: seeds 0 to N - 1.",
+            "Number of drafts per loss, with seeds 0 to N - 1.",
         ),
     ] = 1
     replies: Replies = None
@@ -247,7 +240,9 @@ class RepliesOptions(CommandOptions):
     replies: Replies = None
     head: Annotated[
         HeadRows,
-        Option(WHAT, None, "Kind of head whose rows of the target are kept meanwhile."),
+        Option(
+            WHAT, "eagle|eagle3|mtp", "Also store the hidden states that this kind of head reads."
+        ),
     ] = "eagle"
     seed: Seed = 0
     smoke: Smoke = False
@@ -285,11 +280,11 @@ class MethodOptions(CommandOptions):
     out: Out
     method: Annotated[
         str | None,
-        Option(
-            ARGUMENTS, "METHOD", "The method that drafts with it.", default="the one of --plugin"
-        ),
+        Option(ARGUMENTS, "METHOD", "Method that uses the head.", default="the one of --plugin"),
     ] = None
-    plugins: Annotated[list[str], Option(WHAT, "FILE", "Python file with the method.")] = Field([])
+    plugins: Annotated[list[str], Option(WHAT, "FILE", "Load the method from a Python file.")] = (
+        Field([])
+    )
 
 
 class MethodHeadOptions(HeadOptions, MethodOptions):
@@ -306,18 +301,18 @@ class AcceptanceOptions(CommandOptions):
         Labels,
         Option(
             TRAINING,
-            None,
-            "sampled: the chance min(1, p/q) that a drawn token stands, as published; greedy:"
-            " whether the likeliest token does.",
+            "sampled|greedy",
+            "Training labels. sampled: acceptance probability min(1, p/q) of a sampled token, as in"
+            " the paper. greedy: acceptance of the most likely token.",
         ),
     ] = "sampled"
     mixing: Annotated[
         float,
         Field(ge=0, le=1),
-        Option(TRAINING, "X", "Share of positions that hold the target's own token."),
+        Option(TRAINING, "X", "Share of positions with the target's own token."),
     ] = 0.15
     rejection_weight: Annotated[
-        float, Field(ge=0), Option(TRAINING, "X", "How much a rejection weighs in the loss.")
+        float, Field(ge=0), Option(TRAINING, "X", "Weight of rejections in the loss.")
     ] = 6.0
     replies: Replies = None
     seed: Seed = 0
@@ -337,7 +332,7 @@ class JudgeOptions(CommandOptions):
     questions: Annotated[
         int | None,
         Field(ge=10),
-        Option(TRAINING, "N", "Questions that are mined for labels.", default="1500"),
+        Option(TRAINING, "N", "Number of questions to mine labels from.", default="1500"),
     ] = None
     seed: Seed = 0
     smoke: Smoke = False
@@ -352,7 +347,7 @@ class ExitsOptions(CommandOptions):
     questions: Annotated[
         int | None,
         Field(ge=10),
-        Option(TRAINING, "N", "Questions whose answers are read.", default="1500"),
+        Option(TRAINING, "N", "Number of questions to train on.", default="1500"),
     ] = None
     seed: Seed = 0
     smoke: Smoke = False
@@ -362,7 +357,7 @@ class DatastoreOptions(CommandOptions):
     """Options of `specbench train rest`."""
 
     out: Out
-    target: Annotated[str, Option(WHAT, "MODEL", "Model whose tokens the datastore is in.")] = (
+    target: Annotated[str, Option(WHAT, "MODEL", "Target model, whose tokenizer is used.")] = (
         "embedded"
     )
     text: Annotated[
@@ -370,20 +365,20 @@ class DatastoreOptions(CommandOptions):
         Option(
             WHAT,
             "FILE",
-            'Text to retrieve from: FILE.txt, or FILE.jsonl with {"text": "..."} a line; repeat '
-            "it for several.",
-            default="the target's own replies",
+            'Text to retrieve from: FILE.txt, or FILE.jsonl with {"text": "..."} per line. Repeat '
+            "the option for several files.",
+            default="replies of the target",
         ),
     ] = Field([])
     replies: Annotated[
         int,
         Field(ge=1),
-        Option(TRAINING, "N", "Without --text: questions that the target answers."),
+        Option(TRAINING, "N", "Without --text: number of questions that the target answers."),
     ] = 3000
     seed: Seed = 0
     resume: Resume = True
     smoke: Annotated[
-        bool, Option(TRAINING, None, "A few replies on generated text: does it run at all?")
+        bool, Option(TRAINING, None, "Run a few replies on generated text, as a smoke test.")
     ] = False
     device: Where = "auto"
     data: Data = None
@@ -393,10 +388,12 @@ class ConvertOptions(CommandOptions):
     """Options of `specbench train convert`."""
 
     folder: Annotated[
-        Path, Option(ARGUMENTS, "DIR", "Folder with pytorch_model.bin and config.json.")
+        Path, Option(ARGUMENTS, "DIR", "Folder that contains pytorch_model.bin and config.json.")
     ]
-    out: Annotated[Path, Option(OUTPUT, "DIR", "Folder for model.safetensors and config.json.")]
+    out: Annotated[Path, Option(OUTPUT, "DIR", "Output folder.")]
     unpickle: Annotated[
         bool,
-        Option(OUTPUT, None, "Read the pickle; its tensors alone, running no code of it."),
+        Option(
+            OUTPUT, None, "Allow reading the pickle. Only tensors are read; no code of it runs."
+        ),
     ] = False

@@ -43,7 +43,8 @@ class Batch:
         size: as given, but no more than there are requests.
         meter: the trace of all forwards; `Forward.rows` says whose rows each had.
         prefill_ns: nanoseconds that joining took: the drafts' prefills, and the target's in
-            forwards of their own. What others' forwards had of prompts says `Forward.reading`.
+            forwards of their own. What others' forwards had of prompts says
+            `Forward.prompt_places`.
         idle_ns: nanoseconds in which none had arrived that was not decoded.
     """
 
@@ -100,12 +101,12 @@ class Batch:
     # ---- the schedule ---------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether all sequences have come to their ends."""
         return not self._waiting and all(session.finish is not None for session in self._slot_of)
 
     @property
-    def live(self) -> list[Session]:
+    def active(self) -> list[Session]:
         """Those whose prompt was read and that have not ended, in the order of their joining."""
         return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 

@@ -12,7 +12,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.sequence import Text
 from specbench_cli.engine.types import Draft, Rule, Tokens
 from specbench_cli.engine.verify.choosing import Chooser, Pick
-from specbench_cli.engine.verify.tree import ROOT, Tree, tree_of
+from specbench_cli.engine.verify.tree import ROOT, Tree, build_tree
 from specbench_cli.errors import MethodFault
 
 
@@ -175,7 +175,7 @@ def check_levels(levels: int, allowed: int) -> None:
         raise draft_fault(
             "tokens",
             f"{levels} levels proposed where at most {allowed} may be: `limit`",
-            "propose at most `limit` levels (`session.room()`), and an empty draft if it is 0",
+            "propose at most `session.max_draft_length()` levels, an empty draft if it is 0",
         )
 
 
@@ -217,7 +217,7 @@ def _check_tree(draft: Draft) -> Tree:
         or sorted(order) != list(range(draft.nodes))
     ):
         raise draft_fault("order", f"{_short(order)}; must be a tuple of all nodes, each once")
-    return tree_of(parents, order)
+    return build_tree(parents, order)
 
 
 def _check_rule(draft: Draft, rule: Rule) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_validator import DraftValidator, check_ids, check_shape
 from specbench_cli.engine.session_view import SessionView
-from specbench_cli.engine.types import Draft, DrawMode, Out
+from specbench_cli.engine.types import Draft, DrawMode, ModelOutput
 from specbench_cli.engine.verify.choosing import Pick
-from specbench_cli.engine.verify.processor import Processing
+from specbench_cli.engine.verify.processor import RequestProcessor
 
 
 class DraftBuilder(SessionView):
@@ -23,7 +23,7 @@ class DraftBuilder(SessionView):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         processor = self.sampling.processor
-        self._processing: Processing | None = None if processor is None else processor.begin()
+        self._processing: RequestProcessor | None = None if processor is None else processor.begin()
         self._validator = DraftValidator(self._text, self._chooser)
         self._no_ids = host.ids((), self._text.device)
 
@@ -71,7 +71,7 @@ class DraftBuilder(SessionView):
             else draft
         )
 
-    def drawn(self, picks: Sequence[Pick]) -> Draft:
+    def chain_of_picks(self, picks: Sequence[Pick]) -> Draft:
         """The chain that consecutive `pick`s make."""
         if not picks:
             return self.chain(())
@@ -90,7 +90,7 @@ class DraftBuilder(SessionView):
 
     # ---- the tokens of drafts -------------------------------------------------------------------
 
-    def pick(self, out: Out, ahead: int = 0) -> Pick:
+    def pick(self, out: ModelOutput, ahead: int = 0) -> Pick:
         """Draw a draft token from the last row of a draft model's logits, as the rule asks.
 
         Args:
@@ -141,12 +141,12 @@ class DraftBuilder(SessionView):
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidates(rows, width, self._text.position, depths)
 
-    def ranked(
+    def candidate_lists(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
         """As `candidates`, on the host; waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
-        return self._chooser.ranked(rows, width, self._text.position, depths)
+        return self._chooser.candidate_lists(rows, width, self._text.position, depths)
 
     # ---- inside ---------------------------------------------------------------------------------
 
@@ -157,13 +157,13 @@ class DraftBuilder(SessionView):
             return rows
         own = picks[len(picks) - ahead :]
         path = host.numbers(torch.cat([token for token, _ in own])) if own else []
-        return self._processing.drafted(self._chooser.align(rows), self._text.output, path)
+        return self._processing.process_draft(self._chooser.align(rows), self._text.output, path)
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Ids [m] on the device, looked at if that takes no wait."""
         text = self._text
         if isinstance(ids, Tensor):
-            if not host.near(ids.device):
+            if not host.is_on_host(ids.device):
                 return self._validator.set_chain(torch.cat((text.end, ids)))
             ids = host.numbers(ids)
         self._validator.run(check_ids, ids, self._chooser.vocab_size)

@@ -22,7 +22,7 @@ Ids = list[int] | Tensor
 """Token ids [n], on the host where that takes no wait for the device that chose them."""
 
 
-def near(device: torch.device) -> bool:
+def is_on_host(device: torch.device) -> bool:
     """Whether the host reads what is on a device without a wait."""
     return device.type == "cpu"
 
@@ -34,29 +34,29 @@ def wait(tensor: Tensor) -> Any:
 
 def numbers(tensor: Tensor) -> Any:
     """A tensor's numbers, nested as it is, with one wait for its device."""
-    return tensor.tolist() if near(tensor.device) else wait(tensor)
+    return tensor.tolist() if is_on_host(tensor.device) else wait(tensor)
 
 
 def number(tensor: Tensor) -> Any:
     """The number that a tensor of one holds, with one wait for its device."""
-    return tensor.item() if near(tensor.device) else wait(tensor.reshape(()))
+    return tensor.item() if is_on_host(tensor.device) else wait(tensor.reshape(()))
 
 
 def lists(*tensors: Tensor) -> list[list[Any]]:
     """Numbers of tensors of one dimension, all on one device, with one wait for it."""
-    if len(tensors) == 1 or near(tensors[0].device):
+    if len(tensors) == 1 or is_on_host(tensors[0].device):
         return [numbers(tensor) for tensor in tensors]
-    return in_one(*tensors)
+    return read_together(*tensors)
 
 
-def each(*tensors: Tensor) -> list[Any]:
+def to_numbers(*tensors: Tensor) -> list[Any]:
     """The number that each of several tensors of one holds, with one wait for their device."""
-    if near(tensors[0].device):
+    if is_on_host(tensors[0].device):
         return [tensor.item() for tensor in tensors]
-    return [found for (found,) in in_one(*(tensor.reshape(1) for tensor in tensors))]
+    return [found for (found,) in read_together(*(tensor.reshape(1) for tensor in tensors))]
 
 
-def in_one(*tensors: Tensor) -> list[list[Any]]:
+def read_together(*tensors: Tensor) -> list[list[Any]]:
     """As `lists`, by one transfer: what counts where the device is not the host."""
     # Whole numbers up to 2**53 and float32 survive in float64.
     flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
@@ -72,15 +72,15 @@ def ids(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -
     """Whole numbers as [n] or [r, n] int64 on a device."""
     if device.type == "cpu":
         return torch.from_numpy(np.array(values, dtype=np.int64))
-    return sent(torch.tensor(values, dtype=torch.int64), device)
+    return send(torch.tensor(values, dtype=torch.int64), device)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host's on a device; what was launched there before is not waited for."""
     return tensor.to(device, non_blocking=True)
 
 
-def joined(parts: Sequence[Ids]) -> Ids:
+def concatenate(parts: Sequence[Ids]) -> Ids:
     """Ids of several parts, one after another."""
     there = [part for part in parts if isinstance(part, Tensor)]
     if there:
@@ -89,27 +89,27 @@ def joined(parts: Sequence[Ids]) -> Ids:
 
 
 @lru_cache(maxsize=1024)
-def places(values: tuple[int, ...], device: torch.device) -> Tensor:
+def cached_ids(values: tuple[int, ...], device: torch.device) -> Tensor:
     """As `ids`, of numbers that come again and again; not to be changed."""
     return ids(values, device)
 
 
 @overload
-def taken(values: Tensor, at: tuple[int, ...]) -> Tensor: ...
+def take(values: Tensor, at: tuple[int, ...]) -> Tensor: ...
 
 
 @overload
-def taken(values: Ids, at: tuple[int, ...]) -> Ids: ...
+def take(values: Ids, at: tuple[int, ...]) -> Ids: ...
 
 
-def taken(values: Ids, at: tuple[int, ...]) -> Ids:
+def take(values: Ids, at: tuple[int, ...]) -> Ids:
     """Ids, or rows of a tensor, at places that come again and again."""
     if isinstance(values, Tensor):
-        return values.index_select(0, places(at, values.device))
+        return values.index_select(0, cached_ids(at, values.device))
     return [values[place] for place in at]
 
 
-def interleaved(parts: Sequence[Ids]) -> Ids:
+def interleave(parts: Sequence[Ids]) -> Ids:
     """Ids of parts of one length: the first of each, the second of each, and so on."""
     there = [part for part in parts if isinstance(part, Tensor)]
     if there:

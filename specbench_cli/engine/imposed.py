@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.models.decoder import Decoder, ModelInput
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
 
 NUM_CHOICES = 8
@@ -29,7 +29,7 @@ class _ImposedAcceptance(Decoder):
     imposed: tuple[float, int]
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`."""
         (b, n), seqs = model_input.shape, model_input.seqs
         begin = [model_input.state.position(seq) for seq in (range(b) if seqs is None else seqs)]
@@ -47,7 +47,9 @@ class _ImposedAcceptance(Decoder):
         return out
 
     @torch.inference_mode()
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """See `Decoder`."""
         begin = [part.state.position() for part in parts]
         outs = super().forward_batch(parts, taps=taps)

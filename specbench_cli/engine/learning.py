@@ -171,7 +171,7 @@ class Topics:
         self._prompts = Counter[str]()
         self._tokens: dict[str, Counter[int]] = {}
 
-    def of(self, ids: Sequence[int]) -> str:
+    def classify(self, ids: Sequence[int]) -> str:
         """The likeliest topic of a prompt; "" while none was told."""
         if len(self._tokens) < 2:
             return next(iter(self._tokens), "")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.meter import Metered, MeteredHead
-from specbench_cli.engine.types import Hidden, Out, Tokens
+from specbench_cli.engine.types import Hidden, ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
 
 
@@ -36,7 +36,7 @@ class LookAheadRows:
         """Rows of a state that a forward over the root and so many nodes may take."""
         return nodes + (nodes + 1) * self._levels
 
-    def prefill(self, model_input: ModelInput) -> Out:
+    def prefill(self, model_input: ModelInput) -> ModelOutput:
         """A whole forward over the prompt, and one of the head's rows behind it, which are
         forgotten."""
         x, state = model_input.x, model_input.state
@@ -44,7 +44,11 @@ class LookAheadRows:
         captured = {*model_input.taps, *self._head.taps}
         out = self._target.execute(model_input._replace(taps=sorted(captured)))
         last = x.ids[0, -1:]
-        rows = out.taps[self._layer - 1][0, -1:] if self._layer else self._target.embed(last)
+        rows = (
+            out.aux_hidden_states[self._layer - 1][0, -1:]
+            if self._layer
+            else self._target.embed(last)
+        )
         position = state.position()
         positions = torch.arange(position, position + self._levels, device=x.ids.device)
         ahead = ModelInput(
@@ -59,7 +63,7 @@ class LookAheadRows:
         self._logits = cast(Tensor, ahead_output.logits)
         return out
 
-    def forward(self, model_input: ModelInput) -> Out:
+    def forward(self, model_input: ModelInput) -> ModelOutput:
         """Run a forward over the root and a draft, with the head's rows after each row.
 
         The output contains the logits of all rows.
@@ -77,7 +81,7 @@ class LookAheadRows:
             first = self._target.execute(
                 model_input._replace(layers=(0, layer), logits_at=None, taps=early)
             )
-            rows, lower_states = first.hidden, dict(first.taps)
+            rows, lower_states = first.hidden, dict(first.aux_hidden_states)
         else:
             rows, lower_states = self._target.embed(x.ids), {}
         look_ahead_rows = self._head(rows[0]).flatten(0, 1)
@@ -94,15 +98,15 @@ class LookAheadRows:
         )
         logits = cast(Tensor, out.logits)
         self._logits = logits[0, n:].unflatten(0, (n, self._levels))
-        upper_states = {at: left[:, :n] for at, left in out.taps.items()}
-        return Out(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
+        upper_states = {at: left[:, :n] for at, left in out.aux_hidden_states.items()}
+        return ModelOutput(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep what was said behind the last row of `path`."""
         assert self._logits is not None
         self._latest_logits = self._logits[path[-1] if len(self._logits) > 1 else 0]
 
-    def newest(self) -> Tensor:
+    def latest_logits(self) -> Tensor:
         """What the rows behind the row that chose the last committed token said: logits [levels,
         V], of level k about the token k + 1 places behind that token.
 

@@ -52,8 +52,8 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     session.prefill()
     while session.finish is None:
         # 2. Draft.
-        proposed = method.propose(session, session.room())
-        draft = hooks.must_return(method, "propose", proposed, Draft, "a Draft")
+        proposed = method.propose(session, session.max_draft_length())
+        draft = hooks.check_return(method, "propose", proposed, Draft, "a Draft")
         # 3. Score the draft in one target forward and verify it.
         try:
             outcome = session.verify(draft, session.score(draft), *_accept_rules(method))
@@ -61,7 +61,7 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
             raise _with_method_name(method, fault) from None
         # 4. Commit what stands, up to the end of the output.
         committed = session.commit(outcome)
-        counts = hooks.counts_of(method, method.observe(session, committed))
+        counts = hooks.check_counts(method, method.observe(session, committed))
         yield session.step(draft, committed, **counts)
 
 
@@ -75,23 +75,23 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
     """
     method_of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
-    while not batch.over:
+    while not batch.finished:
         # 1. What has come to its end leaves, what waits joins: its draft reads the prompt. The
         # target does so in step 3, beside the others; at once where there are none.
         batch.join(lambda session: method_of[session].start(session))
-        active = [(method_of[session], session) for session in batch.live]
+        active = [(method_of[session], session) for session in batch.active]
         if not active:
             batch.prefill()
             continue
         # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
         # once.
         first = active[0][0]
-        members = hooks.members_of(first, first.schedule(active, batch.size))
+        members = hooks.check_members(first, first.schedule(active, batch.size))
         _check_schedule(members, active, batch.size)
         for _, session in members:
             session.harness.beside = [other for _, other in members]
         first = members[0][0]
-        drafts = hooks.drafts_of(first, first.propose_batch(members), len(members))
+        drafts = hooks.check_drafts(first, first.propose_batch(members), len(members))
         # 3. One target forward over all drafts, and over what is next of the joined ones' prompts.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
@@ -104,7 +104,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             for (method, session), draft, outcome in zip(members, drafts, outcomes, strict=True):
                 # 4. Commit.
                 committed = session.commit(outcome)
-                counts = hooks.counts_of(method, method.observe(session, committed))
+                counts = hooks.check_counts(method, method.observe(session, committed))
                 yield Step(place[session], draft, committed, forwards, counts)
         except MethodFault as fault:
             raise _with_method_name(members[0][0], fault) from None

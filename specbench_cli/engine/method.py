@@ -74,10 +74,10 @@ class Method(ABC):
     peer: ClassVar[bool] = False
     baseline: ClassVar[str] = "vanilla"
     decodes: ClassVar[Literal["target", "draft"]] = "target"
-    off: ClassVar[Mapping[str, Any]] = {}
-    relative: ClassVar[str | None] = None
+    exact_params: ClassVar[Mapping[str, Any]] = {}
+    lossless_counterpart: ClassVar[str | None] = None
     control: ClassVar[bool] = False
-    paper: ClassVar[Mapping[str, Any]] = {}
+    paper_params: ClassVar[Mapping[str, Any]] = {}
     tunable: ClassVar[frozenset[str] | None] = None
     citation: ClassVar[str] = ""
     claims: ClassVar[tuple[Claim, ...]] = ()
@@ -98,7 +98,7 @@ class Method(ABC):
         than its accept rule does."""
         rule = self.accept
         own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
-        if rule is None or rule.off:
+        if rule is None or rule.is_exact:
             return own
         return max(own, rule.guarantee, key=get_args(Guarantee).index)
 
@@ -109,7 +109,7 @@ class Method(ABC):
         return bool(getattr(self.params, "upper_bound", False))
 
     @property
-    def needed(self) -> frozenset[str]:
+    def requirements(self) -> frozenset[str]:
         """What it cannot run without, with these parameters: `needs`, unless they ask for more."""
         return self.needs
 
@@ -177,9 +177,9 @@ class Method(ABC):
         Args:
             members: a method object and a session for each sequence.
         """
-        return [method.propose(session, session.room()) for method, session in members]
+        return [method.propose(session, session.max_draft_length()) for method, session in members]
 
-    def held(self, size: int) -> int:
+    def max_sequences(self, size: int) -> int:
         """How many sequences are held at once, each with its states, where at most `size` take part
         in a step."""
         return size

@@ -11,7 +11,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.scoring import PendingScore, Scoring
-from specbench_cli.engine.types import SUBLAYERS, Out, Role, Skip, Tokens, skipped
+from specbench_cli.engine.types import SUBLAYERS, ModelOutput, Role, Skip, Tokens, expand_skip
 from specbench_cli.errors import MethodFault
 
 
@@ -50,7 +50,7 @@ class Partial(Metered):
         decoder = scoring.target.decoder
         super().__init__(decoder, meter, role="draft", place=place)
         low, high = layers or (0, decoder.n_layers)
-        span, over = range(low, high), skipped(skip)
+        span, over = range(low, high), expand_skip(skip)
         if not 0 <= low < high <= decoder.n_layers:
             raise MethodFault(
                 f"{decoder.name} has no layers {low} to {high}: it has {decoder.n_layers}",
@@ -67,13 +67,13 @@ class Partial(Metered):
         self._scoring = scoring
         self._skip, self._exits_early = skip, high < decoder.n_layers
         self._layers = None if (low, high) == (0, decoder.n_layers) else (low, high)
-        self.attending = tuple(at for at in span if (at, "attention") not in over)
-        self._begun = PendingScore(high) if keep and high < decoder.n_layers else None
+        self.attention_layers = tuple(at for at in span if (at, "attention") not in over)
+        self._pending = PendingScore(high) if keep and high < decoder.n_layers else None
         self.portion = decoder.share(self._layers, skip)
 
     def execute(
         self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
-    ) -> Out:
+    ) -> ModelOutput:
         """See `Metered.execute`. The layers and `early` are fixed.
 
         Raises:
@@ -87,11 +87,11 @@ class Partial(Metered):
         x, state, early = model_input.x, model_input.state, self._exits_early
         model_input = model_input._replace(layers=self._layers, skip=self._skip)
         if role is None:
-            read = not self.attending or state.length(0, self.attending[0])
+            read = not self.attention_layers or state.length(0, self.attention_layers[0])
             role = "draft" if read else "prefill"
         if state is not self._scoring.state:
             return super().execute(model_input, role=role, early=early)
-        begun = self._scoring.begin_partial(self._begun)
+        begun = self._scoring.begin_partial(self._pending)
         if begun is not None:
             taps = [at for at in self._scoring.captured_layers if at < begun.end_layer]
             model_input = model_input._replace(taps=taps)
@@ -102,7 +102,7 @@ class Partial(Metered):
             begun.outputs.append(out)
         return out
 
-    def reread(self, ids: Sequence[int], first: int) -> Tensor:
+    def rescore(self, ids: Sequence[int], first: int) -> Tensor:
         """Read committed tokens once more, on the target's own rows of the text before them.
 
         What is written is forgotten at once; the forward counts as an auxiliary one.
@@ -124,7 +124,9 @@ class Partial(Metered):
         assert state.length() == written
         return out.rows
 
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """None: a part of the target drafts for one sequence at a time."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",

@@ -23,8 +23,8 @@ class PeerSession(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.counted: dict[str, float] = {}
-        self.sees_first = False
+        self.counts: dict[str, float] = {}
+        self.knows_first_token_time = False
 
     @property
     def pass_(self) -> int:
@@ -60,7 +60,7 @@ class PeerSession(Session):
         if at is not None:
             self._text.last_ns = at
             if first:
-                self._text.first_ns, self.sees_first = at, True
+                self._text.first_ns, self.knows_first_token_time = at, True
         elif not first:
             self._text.last_ns = arrived
         return kept
@@ -80,4 +80,4 @@ class PeerSession(Session):
 
     def count(self, **counted: float) -> None:
         """Tell what the other program counted of this request: "drafted" and "accepted" tokens."""
-        self.counted |= counted
+        self.counts |= counted

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Request:
     turn: int
     ids: tuple[int, ...]
     stop: StopRule
-    source: Source | None = None
+    source: ExtraInput | None = None
     topic: str = ""
 
     @classmethod

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_validator import DraftValidator
-from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.look_ahead import LookAheadRows
 from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.models.meter import Metered, MeteredHead
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.sequence import Text
 from specbench_cli.engine.step_log import StepLog
-from specbench_cli.engine.types import Draft, Features, Hidden, Out, Tokens
-from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.engine.types import Draft, Features, Hidden, ModelOutput, Tokens
+from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.errors import MethodFault
 
 
@@ -32,7 +32,7 @@ class PendingScore:
 
     end_layer: int
     ids: list[Tensor] = field(default_factory=list)
-    outputs: list[Out] = field(default_factory=list)
+    outputs: list[ModelOutput] = field(default_factory=list)
 
     @property
     def num_rows(self) -> int:
@@ -75,9 +75,11 @@ class Scoring:
         self._validator, self._step_log = validator, step_log
         self._tape: Tape | None = None
         self.look_ahead_rows: LookAheadRows | None = None
-        self._paused: Halted | None = None  # the forward in progress
+        self._paused: PausedForward | None = None  # the forward in progress
         self._num_reread = 0  # committed tokens before the root that the last forward read again
-        self._root_output: Out | None = None  # output at the root if a separate forward computed it
+        self._root_output: ModelOutput | None = (
+            None  # output at the root if a separate forward computed it
+        )
         self._length_before_partial: tuple[int, int] | None = (
             None  # position and rows before partial forwards wrote
         )
@@ -95,7 +97,7 @@ class Scoring:
         """
         return self.batch_input(self._check_input(draft, self.discard_partial_rows()), draft, "all")
 
-    def begin_score(self, draft: Draft, layer: int, *, early: bool) -> Halted:
+    def begin_score(self, draft: Draft, layer: int, *, early: bool) -> PausedForward:
         """Check a draft and run the target's first layers over it; see `Session.begin_score`."""
         x = self._check_input(draft, self.discard_partial_rows())
         if not self.state.by_row:
@@ -103,7 +105,7 @@ class Scoring:
                 f"{self.target.name} cannot be halted: its state only knows the ends of forwards",
                 "choose a method that runs whole forwards of the target",
             )
-        self._paused = Halted(
+        self._paused = PausedForward(
             self.target, self.state, self.captured_layers, self._end_paused_forward
         )
         positions, mask = self._shape(draft)
@@ -129,7 +131,7 @@ class Scoring:
             x, None, "last" if n == self.pending_prompt_length else None
         )._replace(prompt=True)
 
-    def store_prompt_output(self, out: Out, n: int) -> Tensor | None:
+    def store_prompt_output(self, out: ModelOutput, n: int) -> Tensor | None:
         """Keep the result of `prompt_part`. Return logits [1, V] at the prompt's end, else None."""
         if out.logits is None:
             self.store_prompt_chunk(out)
@@ -197,7 +199,7 @@ class Scoring:
         return position
 
     def capture_layers(self, layers: Sequence[int]) -> None:
-        """See `Session.tap`."""
+        """See `Session.capture_layers`."""
         self._tape = Tape(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
@@ -211,7 +213,7 @@ class Scoring:
         return self.look_ahead_rows
 
     def features(self, tokens: Tokens) -> Features:
-        """Tokens beside the features that are kept; see `Session.unread`."""
+        """Tokens beside the features that are kept; see `Session.pending_features`."""
         return Features(tokens.ids, self._required_tape.read()[None])
 
     def last_features(self, n: int) -> Tensor:
@@ -226,7 +228,9 @@ class Scoring:
     @property
     def _required_tape(self) -> Tape:
         if self._tape is None:
-            raise MethodFault("no features are kept: `session.tap` in `start` says of which layers")
+            raise MethodFault(
+                "no features are kept: `session.capture_layers` in `start` says of which layers"
+            )
         return self._tape
 
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
@@ -273,8 +277,12 @@ class Scoring:
             taps=[at for at in self.captured_layers if at >= pending.end_layer],
         )
         out = self.target.execute(upper_input)
-        lower_states = {at: torch.cat([each.taps[at] for each in outputs], 1) for at in taps}
-        return self.store_output(Out(out.logits, out.hidden, lower_states | dict(out.taps)))
+        lower_states = {
+            at: torch.cat([each.aux_hidden_states[at] for each in outputs], 1) for at in taps
+        }
+        return self.store_output(
+            ModelOutput(out.logits, out.hidden, lower_states | dict(out.aux_hidden_states))
+        )
 
     def batch_input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
         """What `forward` would compute, for a forward that several sequences share; what comes of
@@ -307,13 +315,13 @@ class Scoring:
         """The layers whose outgoing rows `take` needs."""
         return () if self._tape is None else self._tape.layers
 
-    def store_prompt_chunk(self, out: Out) -> None:
+    def store_prompt_chunk(self, out: ModelOutput) -> None:
         """Keep rows and features of a part of the prompt behind which more of it follows."""
         if self._tape is not None:
             self._tape.write(out)
         self.keep(range(out.hidden.shape[1]))
 
-    def store_output(self, out: Out) -> Tensor:
+    def store_output(self, out: ModelOutput) -> Tensor:
         """Logits [n, V] of a forward, whose features are kept."""
         if self._num_reread or self._root_output is not None:
             out, self._root_output = _rows_from_root(self._root_output, out), None
@@ -321,7 +329,7 @@ class Scoring:
             self._tape.write(out)
         return _logits(out)
 
-    def _end_paused_forward(self, out: Out | None) -> None:
+    def _end_paused_forward(self, out: ModelOutput | None) -> None:
         """A halted forward has come to its end, or was left before that."""
         self._paused = None
         if self._tape is None:
@@ -329,7 +337,7 @@ class Scoring:
         if out is None:
             raise MethodFault(
                 "features are kept of whole forwards, and this one ends before its last layer",
-                "leave out `session.tap`",
+                "leave out `session.capture_layers`",
             )
         self._tape.write(out)
 
@@ -357,23 +365,30 @@ class Scoring:
         """Return the positions [1, n] and the mask [n, n] of a tree, or None for a chain."""
         if draft.parents is None:
             return None, None
-        mask, depths = rows_of(draft.parents, self.target.device)
+        mask, depths = build_tree_mask(draft.parents, self.target.device)
         return (depths + (len(self._text.tokens) - 1))[None], mask
 
 
-def _rows_from_root(root: Out | None, out: Out) -> Out:
+def _rows_from_root(root: ModelOutput | None, out: ModelOutput) -> ModelOutput:
     """The rows from the root on, where that was read apart from what follows, or behind tokens that
     were read once more."""
     if root is None:  # nothing was drafted
-        return Out(out.logits, out.hidden[:, -1:], {at: t[:, -1:] for at, t in out.taps.items()})
+        return ModelOutput(
+            out.logits,
+            out.hidden[:, -1:],
+            {at: t[:, -1:] for at, t in out.aux_hidden_states.items()},
+        )
     assert root.logits is not None
     assert out.logits is not None
-    return Out(
+    return ModelOutput(
         torch.cat((root.logits, out.logits), 1),
         torch.cat((root.hidden[:, -1:], out.hidden), 1),
-        {at: torch.cat((root.taps[at][:, -1:], t), 1) for at, t in out.taps.items()},
+        {
+            at: torch.cat((root.aux_hidden_states[at][:, -1:], t), 1)
+            for at, t in out.aux_hidden_states.items()
+        },
     )
 
 
-def _logits(out: Out) -> Tensor:
+def _logits(out: ModelOutput) -> Tensor:
     return cast(Tensor, out.logits)[0]

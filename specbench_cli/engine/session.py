@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafts import DraftBuilder
-from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.look_ahead import LookAheadRows
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.request import BatchSlot, Request
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import RecordedOutput
@@ -30,7 +30,7 @@ from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.verifier import Verifier
-from specbench_cli.engine.verify.weakened import Weakened
+from specbench_cli.engine.verify.weakened import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
 
@@ -87,7 +87,7 @@ class Harness:
         )
         if (contrast := session.sampling.contrast) is not None:
             request, target = session.requests[0], session.target
-            session._verifier.weakened = Weakened(
+            session._verifier.weakened = WeakenedPromptReader(
                 contrast,
                 target,
                 allocate_state(target.decoder, 0),
@@ -238,14 +238,14 @@ class Session(DraftBuilder):
         rows = nodes if beside is None else beside.count_rows(nodes)
         self._scoring.state = self.new_state(self.target, rows)
         if (weakened := self._verifier.weakened) is not None:
-            weakened.seat(self._allocate_state(self.target.decoder, nodes))
+            weakened.set_state(self._allocate_state(self.target.decoder, nodes))
         return beside
 
-    def tap(self, taps: Sequence[int]) -> None:
+    def capture_layers(self, taps: Sequence[int]) -> None:
         """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
         self._scoring.capture_layers(taps)
 
-    def unread(self, length: int) -> Features:
+    def pending_features(self, length: int) -> Features:
         """What a head whose state has `length` rows has not read: the committed tokens from
         `length` + 1 on, each beside the target's features of the token before it.
 
@@ -254,7 +254,7 @@ class Session(DraftBuilder):
         Raises:
             MethodFault: `tap` was not called.
         """
-        return self._scoring.features(self.since(length + 1))
+        return self._scoring.features(self.pending_tokens(length + 1))
 
     def features(self, n: int = 1) -> Tensor:
         """What a head without a state reads: the target's features [n, width] of the tokens before
@@ -284,7 +284,7 @@ class Session(DraftBuilder):
         """
         return self._scoring.score(draft, proposed)
 
-    def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> Halted:
+    def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> PausedForward:
         """A `score` that halts behind its first `layer` layers.
 
         It goes on (`to`), says what an exit there would (`early` logits [m + 1, V], `says`,
@@ -315,7 +315,7 @@ class Session(DraftBuilder):
         """
         return self._verifier.verify(draft, rows, accept)
 
-    def verified(self) -> Tensor:
+    def verified_logits(self) -> Tensor:
         """The target's logits [m + 1, V] at the root and the nodes of the draft that was verified
         last, rejected ones included: for `Method.observe`, until the next forward.
 
@@ -352,7 +352,7 @@ class Session(DraftBuilder):
         """
         return Step(0, draft, committed, self.harness.forwards(), extra)
 
-    def part(
+    def batch_input(
         self,
         x: Tokens | Features,
         state: State,

@@ -80,7 +80,7 @@ class SessionView:
     # ---- the text -------------------------------------------------------------------------------
 
     @property
-    def words(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
         """What the target's ids stand for, as bytes (`decode`), and how a text is cut into them.
 
         Raises:
@@ -101,11 +101,11 @@ class SessionView:
         """Why the output ended; None while it has not."""
         return self._text.finish
 
-    def room(self) -> int:
+    def max_draft_length(self) -> int:
         """Most draft levels of use: the remaining budget, less the token that verification adds."""
         return self._text.max_draft_length
 
-    def since(self, length: int) -> Tokens:
+    def pending_tokens(self, length: int) -> Tokens:
         """The committed tokens that a state of `length` rows has not seen."""
         return self._text.pending_tokens(length)
 
@@ -127,7 +127,7 @@ class SessionView:
                 )
         return state
 
-    def hire(self, kind: type[Drafter], params: MethodParams) -> Worker:
+    def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
         """A drafter that works beside the target, where the run has it work; its prefill has begun.
 
         Args:

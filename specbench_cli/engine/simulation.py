@@ -21,7 +21,7 @@ from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.meter import HostClock
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
@@ -68,12 +68,14 @@ class PricedDecoder(Decoder):
         """See `Decoder`."""
         return self._decoder.new_state(capacity, n_seqs)
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`."""
         self._spend([(model_input, not model_input.state.length())])
         return self._decoder.run(model_input)
 
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """See `Decoder`."""
         self._spend([(part, part.prompt or not part.state.length()) for part in parts])
         return self._decoder.forward_batch(parts, taps=taps)
@@ -179,7 +181,7 @@ class ScriptedDecoder(Decoder):
         """See `Decoder`."""
         return ScriptState(capacity, self._row_bytes)
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`; chains through the whole model alone.
 
         Raises:
@@ -201,12 +203,12 @@ class ScriptedDecoder(Decoder):
         rows = range(len(ids)) if at == "all" else range(len(ids) - 1, len(ids))
         hidden = torch.zeros(1, len(ids), self.hidden_size)
         if at is None:
-            return Out(None, hidden)
+            return ModelOutput(None, hidden)
         assert state.script is not None
         logits = torch.zeros(1, len(rows), self.vocab_size)
         for row, place in enumerate(rows):
             logits[0, row, self._next_token(state.script, first + place + 1)] = 1.0
-        return Out(logits, hidden)
+        return ModelOutput(logits, hidden)
 
     def _next_token(self, script: Script, position: int) -> int:
         """The token that is said at a position of the text; 0 behind its end."""
@@ -264,7 +266,7 @@ def run_batch(
         requests,
         Sampling(),
         size=size,
-        slots=method.held(size),
+        slots=method.max_sequences(size),
         chunk=chunk,
         arrivals=arrivals,
         clock=clock,

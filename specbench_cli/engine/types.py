@@ -43,7 +43,7 @@ Skip = frozenset[int | Sublayer]
 attention is passed over writes no row."""
 
 
-def skipped(skip: Skip) -> frozenset[Sublayer]:
+def expand_skip(skip: Skip) -> frozenset[Sublayer]:
     """The sublayers that a forward passes over, both of every layer that is named whole."""
     return frozenset(
         sublayer
@@ -80,7 +80,7 @@ Input = Tokens | Hidden | Features
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExtraInput:
     """What a model reads of a request beside its text; see `Decoder.attach`.
 
     ids: the input of an encoder.
@@ -93,7 +93,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class ModelOutput:
     """What a forward gives back.
 
     logits: [b, r, V] in the decoder's dtype, one row per requested position; None if none was
@@ -104,7 +104,7 @@ class Out:
 
     logits: Tensor | None
     hidden: Tensor
-    taps: Mapping[int, Tensor] = field(default_factory=dict)
+    aux_hidden_states: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> Tensor:
@@ -198,11 +198,11 @@ class Forward:
     used: bool = True
     share: float = 1.0
     rows: Mapping[int, int] | None = None
-    reading: frozenset[int] = frozenset()
+    prompt_places: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """A message from worker to worker: from when it was sent to when it was read. Times in ns since
     the timer's start."""
 

@@ -1,10 +1,14 @@
-"""Which rows are BROKEN: claimed more than was found, by what a run recorded and by audits.
+"""Detection of broken methods, from the records of a run and from audits.
 
-One answer for tables, files, figures and exit codes. A row is broken by an output that is neither
-vanilla's nor tied with it, by more near-ties than rounding makes, by drawn outputs that the target
-makes less or more likely than chance allows, by counters that depend on the prompts before, and by
-a failed audit of the method's very file. Vanilla is broken where transformers' own module, asked
-about its text, says otherwise.
+Tables, files, figures and exit codes all use this result. A method is broken if
+
+- an output is neither vanilla's nor tied with it,
+- it has more near-ties than rounding explains,
+- the likelihood of its sampled outputs is too far from the target's distribution,
+- its counters depend on earlier prompts, or
+- the newest audit of its file failed.
+
+Vanilla is broken if transformers' own module disagrees with its text.
 """
 
 from __future__ import annotations
@@ -23,26 +27,29 @@ from specbench_cli.stats.neartie import LEVEL, chance_of_any, upper_tail
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 
 CERTIFICATES = Path("results/certificates")
-"""Where reports look for the certificates of audits (`specbench audit --out`)."""
+"""Folder in which reports look for audit certificates (`specbench audit --out`)."""
 _MOST_BYTES = 16 * files.MB
-"""Bytes of a certificate."""
+"""Maximum size of a certificate in bytes."""
 
 Output = tuple[str, int]
-"""An output whichever pass it is of: prompt and turn."""
+"""Prompt and turn: an output, independent of the repeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class NearTies:
-    """A row's near-ties, by output.
+class NearTieCounts:
+    """Numbers of a method's near-ties, by output.
 
-    found: outputs that are near-ties in some pass. explained: those that width explains wherever
-    they are; unexplained: those that it does not, where that was asked. expected: how many rounding
-    makes at most, on average. p: the chance of at least as many as were found, at most, and
-    unexplained_p of those that width does not explain. Null where vanilla's gaps were not measured.
+    found: Outputs that are near-ties in at least one repeat.
+    explained: Outputs whose near-ties are all explained by batch width.
+    unexplained: Outputs with a near-tie that width does not explain, where this was checked.
+    expected: Expected number of near-ties from rounding (upper bound). None if vanilla's gaps were
+        not measured. The same holds for both probabilities.
+    p: Probability (upper bound) of at least `found` near-ties.
+    unexplained_p: Probability (upper bound) of at least `unexplained` ones.
 
-    A forward as wide as the method's is as like the method's as like vanilla's, or more. So where
-    those two part by rounding, it sides with vanilla no more than half the time: the chance of a
-    near-tie that width does not explain is half that of a near-tie.
+    A forward as wide as the method's is at least as similar to the method's as to vanilla's. If the
+    two differ by rounding, it agrees with vanilla in at most half of the cases. So the probability
+    of an unexplained near-tie is half that of a near-tie.
     """
 
     found: int
@@ -54,7 +61,7 @@ class NearTies:
 
     @property
     def too_many(self) -> str | None:
-        """Which of them rounding does not make, and how unlikely; None where it may."""
+        """The near-ties that rounding cannot explain, with their probability; None if it can."""
         if self.p is None or self.expected is None or self.unexplained_p is None:
             return None
         if self.p < LEVEL:
@@ -71,11 +78,17 @@ class NearTies:
         return None
 
 
-def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
-    """How many standard deviations the likelihood of a row's drawn outputs lies from what the
-    target's distribution gives to be expected, and the chance of that, at most
-    (`stats.martingale`); None where nothing was drawn, or where every token was certain."""
-    found = [r.likelihood for r in cells if r.likelihood is not None and r.error is None]
+def surprise(records_of_method: Iterable[Record]) -> tuple[float, float] | None:
+    """Compare the likelihood of sampled outputs with its expectation under the target's
+    distribution.
+
+    Returns:
+        The deviation in standard deviations, and an upper bound of its probability
+        (`stats.martingale`). None if nothing was sampled, or if every token was certain.
+    """
+    found = [
+        r.likelihood for r in records_of_method if r.likelihood is not None and r.error is None
+    ]
     variance = sum(each.variance for each in found)
     if variance <= 0.0:
         return None
@@ -84,12 +97,12 @@ def surprise(cells: Iterable[Record]) -> tuple[float, float] | None:
     return excess / variance**0.5, bound_chance(excess, cumulants)
 
 
-def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
+def near_ties(records_of_method: Iterable[Record], manifest: Mapping[str, Any]) -> NearTieCounts:
     """Count a row's near-ties and compare them with vanilla's gaps."""
     passes: dict[Output, int] = {}
     tied: dict[Output, bool] = {}
-    asked: set[Output] = set()
-    for record in cells:
+    unexplained: set[Output] = set()
+    for record in records_of_method:
         verdict, at = record.verdict, (record.prompt_id, record.turn)
         if verdict is None or verdict.kind not in ("identical", "near-tie", "mismatch"):
             continue
@@ -97,11 +110,11 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
         if verdict.kind == "near-tie":
             tied[at] = tied.get(at, True) and bool(verdict.rounding)
             if verdict.rounding is False:
-                asked.add(at)
+                unexplained.add(at)
     explained = sum(tied.values())
     measured = manifest.get("near_ties")
     if measured is None or not passes:
-        return NearTies(len(tied), explained, None, None, len(asked))
+        return NearTieCounts(len(tied), explained, None, None, len(unexplained))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
     # Every pass is another chance: if all passes are alike that is too generous, never too strict.
     chances, halved = (
@@ -112,8 +125,8 @@ def near_ties(cells: Iterable[Record], manifest: Mapping[str, Any]) -> NearTies:
         ]
         for share in (1.0, 0.5)
     )
-    ps = upper_tail(len(tied), chances), upper_tail(len(asked), halved)
-    return NearTies(len(tied), explained, sum(chances), ps[0], len(asked), ps[1])
+    ps = upper_tail(len(tied), chances), upper_tail(len(unexplained), halved)
+    return NearTieCounts(len(tied), explained, sum(chances), ps[0], len(unexplained), ps[1])
 
 
 def broken(
@@ -121,29 +134,33 @@ def broken(
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None] | None = None,
 ) -> dict[str, str]:
-    """Why rows are broken, by label; a row that stands is not in it.
+    """Return the reasons why methods are broken, by label. Methods that are not broken are left
+    out.
 
     Args:
-        records: all of a run's.
-        manifest: the run's.
-        failed_audit: tells of a method and its file's hash what its newest audit found wrong;
-            default: `failed_certificate`.
+        records: All records of a run.
+        manifest: Manifest of the run.
+        failed_audit: Returns the failure of the newest audit for a method and the hash of its file.
+            Default: `find_failed_audit`.
     """
-    cells: dict[str, list[Record]] = {}
+    records_of_method: dict[str, list[Record]] = {}
     for record in records:
-        cells.setdefault(record.label, []).append(record)
-    look_up = failed_audit or failed_certificate
-    whys = {label: _why(own, manifest, look_up) for label, own in cells.items()}
-    return {label: why for label, why in whys.items() if why is not None}
+        records_of_method.setdefault(record.label, []).append(record)
+    look_up = failed_audit or find_failed_audit
+    reasons = {
+        label: _find_reason(own, manifest, look_up) for label, own in records_of_method.items()
+    }
+    return {label: why for label, why in reasons.items() if why is not None}
 
 
 _REFUTING = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 
 
-def failed_certificate(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
-    """What the newest certificate of a method's file says if it refutes the method's claim, or that
-    the method does what it says it does, or could see nothing of either; None if it does none of
-    that, or if there is none."""
+def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
+    """Return the failure that the newest certificate of a method's file states, or None.
+
+    A certificate fails if it refutes the guarantee or a declaration, or if it had too few cases.
+    """
     own = [c for c in certificates(method, folder) if c.get("sha256") == file_sha256]
     if not own or own[-1].get("verdict") not in _REFUTING:
         return None
@@ -151,8 +168,7 @@ def failed_certificate(method: str, file_sha256: str, folder: Path | None = None
 
 
 def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
-    """A method's certificates in a folder, the newest last, whatever version of its file they are
-    of."""
+    """Return the certificates of a method in a folder, newest last."""
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:
@@ -165,13 +181,17 @@ def certificates(method: str, folder: Path | None = None) -> list[Mapping[str, A
     return [facts for _, facts in sorted(found, key=lambda pair: pair[0])]
 
 
-def _why(
-    cells: list[Record],
+def _find_reason(
+    records_of_method: list[Record],
     manifest: Mapping[str, Any],
     failed_audit: Callable[[str, str], str | None],
 ) -> str | None:
-    first = cells[0]
-    wrong = {(r.prompt_id, r.turn) for r in cells if r.verdict and r.verdict.kind == "mismatch"}
+    first = records_of_method[0]
+    wrong = {
+        (r.prompt_id, r.turn)
+        for r in records_of_method
+        if r.verdict and r.verdict.kind == "mismatch"
+    }
     if wrong:
         outputs = "output is" if len(wrong) == 1 else "outputs are"
         if first.label == BASELINE:
@@ -186,14 +206,14 @@ def _why(
             f"its state outlives a prompt: {on_one_line(prompt)}, decoded again at the end, came"
             " out otherwise"
         )
-    if first.guarantee in LOSSLESS and (found := surprise(cells)) is not None:
+    if first.guarantee in LOSSLESS and (found := surprise(records_of_method)) is not None:
         deviations, p = found
         if p < IMPOSSIBLE:
             return (
                 f"the likelihood of its outputs is {deviations:+.1f} standard deviations from what"
                 f" the target's distribution makes it (p {p:.1g} at most)"
             )
-    if (ties := near_ties(cells, manifest).too_many) is not None:
+    if (ties := near_ties(records_of_method, manifest).too_many) is not None:
         return ties
     files = {**(manifest.get("method_files") or {}), **(manifest.get("row_files") or {})}
     file_sha256 = files.get(first.label, files.get(first.method))

@@ -1,13 +1,12 @@
-"""Near-ties: where they may arise, and which of them are rounding for certain.
+"""Near-ties: probabilities of their positions, and a check whether rounding explains them.
 
-Where: at every position of vanilla's own output a rival that is within reach of the chosen token
-may be chosen by a program that rounds otherwise; `stats.neartie` says with what chance at most, and
-how many near-ties are too many.
+Probabilities: at each position of vanilla's output, a program with other rounding may choose
+another token whose score is close enough. `stats.neartie` bounds how often this may happen.
 
-For certain: a method scores several tokens in one forward, vanilla one, and kernels round by shape.
-Vanilla's own decoder, made to read the method's output in blocks of the widths that the method
-verified with, and in trees of its trees' shapes, rounds as the method did: where it then chooses
-that very output, width alone explains the near-tie.
+Check: a method verifies several tokens in one forward, vanilla computes one, and rounding depends
+on the shape. So vanilla's decoder reads the method's output again, in blocks as wide as the
+method's and in trees of the same shapes. If it then chooses exactly this output, width explains the
+near-tie.
 """
 
 from __future__ import annotations
@@ -24,24 +23,25 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
-from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.store.schema import Drafted, Steps
 
 REACH = 2.0
-"""How far errors of gaps may reach, in tolerances: see `stats.neartie`."""
+"""Maximum error of a gap, in multiples of the tolerance; see `stats.neartie`."""
 
 
 def flip_chances(
     decision: Tensor, chosen: Tensor, reach: float, kept: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """At each position the most that the chance of another choice can be, [n] in 0..1.
+    """Return an upper bound of the probability of another choice at each position, [n] in 0..1.
 
     Args:
-        decision: [n, V] decision scores, before any cut.
-        chosen: [n, 1] the tokens chosen.
-        reach: of errors, in units of decision scores.
-        kept: [n, V] bool each: tokens that are certainly inside the cuts, and certainly outside;
-            of the others rounding decides. None where there is no cut.
+        decision: [n, vocab] decision scores, before top-k and top-p.
+        chosen: [n, 1] the chosen tokens.
+        reach: Maximum error, in units of decision scores.
+        kept: Two bool tensors [n, vocab]: tokens that are certainly inside top-k and top-p, and
+            tokens that are certainly outside. Rounding decides for the others. None if there is no
+            cut.
     """
     if reach == 0.0:
         return torch.zeros_like(decision[:, 0])
@@ -66,26 +66,26 @@ def width_explains(
     steps: Steps,
     drafts: Sequence[Drafted] | None = None,
 ) -> bool:
-    """Whether vanilla's decoder chooses exactly `ids` when it reads them as wide as the method did.
+    """Return True if vanilla's decoder chooses exactly `ids` with forwards as wide as the method's.
 
-    Each step's block holds the last committed token and the step's draft. Without the drafts, and
-    for a recurrent state, the output's own tokens stand in for them: what follows a token cannot
-    change its row but through the shape.
+    The block of a step contains the last committed token and the step's draft. Without drafts, and
+    for a recurrent state, the tokens of the output itself fill the block. Later tokens change the
+    row of an earlier one only through the shape.
 
     Args:
-        decoder: the target as vanilla runs it.
-        request: what was decoded.
-        ids: the method's output.
-        steps: its steps.
-        drafts: what was proposed in each.
+        decoder: The target as vanilla runs it.
+        request: The decoded request.
+        ids: Output of the method.
+        steps: Steps of the method.
+        drafts: Draft of each step.
     """
-    read = partial(_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
+    read = partial(_logits_by_width, decoder, ids=ids, steps=steps, drafts=drafts)
     scores = read(request)
     if (contrast := sampling.contrast) is not None:
-        weak = replace(request, ids=contrast.weakened(request.ids))
-        scores = contrast.contrasted(scores, read(weak))
+        weak = replace(request, ids=contrast.weaken(request.ids))
+        scores = contrast.apply(scores, read(weak))
     if sampling.processor is not None:
-        scores = sampling.processor.along(scores, ids)
+        scores = sampling.processor.process_output(scores, ids)
     if sampling.rule != "greedy":
         noise = Noise(
             sampling.seed, request.prompt_id, request.turn, scores.shape[-1], scores.device
@@ -95,14 +95,15 @@ def width_explains(
     return choices == ids
 
 
-def _by_width(
+def _logits_by_width(
     decoder: Decoder,
     request: Request,
     ids: list[int],
     steps: Steps,
     drafts: Sequence[Drafted] | None,
 ) -> Tensor:
-    """Logits [n, V] that each of an output's n tokens was chosen from, read in steps' blocks."""
+    """Return the logits [n, vocab] of the n output tokens, computed in blocks like those of the
+    steps."""
     n_prompt = len(request.ids)
     widths = [
         max(nodes + 1, kept) for nodes, kept in zip(steps.nodes, steps.committed, strict=True)
@@ -123,7 +124,7 @@ def _by_width(
             block = torch.cat((text[:, end : end + 1], proposed), 1)
             path = [0, *(node + 1 for node in draft.path)][:kept]
             if draft.parents is not None:
-                mask, depths = rows_of(tuple(draft.parents), decoder.device)
+                mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
         missing = text[:, state.length() : end]  # a recurrent state's, see `Scoring`
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]

@@ -1,4 +1,4 @@
-"""transformers' own module of a target, read as its family is: what outputs are judged by."""
+"""The oracle: transformers' own module of a target, against which outputs are judged."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 
 
 class Oracle:
-    """Logits of texts, and nothing of ours in them.
+    """Logits of texts, computed without code of the engine.
 
     Args:
-        module: a language model of transformers, in eval mode: causal, sequence-to-sequence or
+        module: A language model of transformers, in eval mode: causal, sequence-to-sequence or
             image-text.
     """
 
     def __init__(self, module: Any) -> None:
         self.module, self.device = module, module.device
-        self._takes = set(inspect.signature(module.forward).parameters)
-        self._encodes = "decoder_input_ids" in self._takes
+        self._parameters = set(inspect.signature(module.forward).parameters)
+        self._encodes = "decoder_input_ids" in self._parameters
         known = ("cache", "cache_params", "past_key_values")  # transformers 5.24, and before it
-        self._keeps = next((name for name in known if name in self._takes), known[-1])
+        self._cache_name = next((name for name in known if name in self._parameters), known[-1])
 
     @torch.inference_mode()
-    def logits(self, text: Sequence[int], source: Source | None, last: int) -> Tensor:
-        """Those of the last tokens, [last, V] float32, by one forward."""
-        few = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
+    def logits(self, text: Sequence[int], source: ExtraInput | None, last: int) -> Tensor:
+        """Return the logits of the last tokens, [last, vocab] float32, from one forward."""
+        few = {"logits_to_keep": last} if "logits_to_keep" in self._parameters else {}
         out = self.module(**self._inputs(text, source), **few)
         rows: Tensor = out.logits[0, -last:].float()
         return rows
 
     @torch.inference_mode()
-    def one_by_one(self, text: Sequence[int], source: Source | None) -> Iterator[Tensor]:
-        """Those of each token, [V] float32, by forwards over one token each, with the module's own
+    def stepwise_logits(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
+        """Yield the logits of each token, [vocab] float32, from forwards over one token with the
         cache."""
         name, fixed = "input_ids", {}
         if self._encodes:
@@ -47,20 +47,20 @@ class Oracle:
                 {"encoder_outputs": self.module.get_encoder()(input_ids=read)},
             )
         cache = None
-        for token in self._line(text).split(1, 1):
-            out = self.module(**{name: token, self._keeps: cache}, **fixed, use_cache=True)
-            cache = getattr(out, self._keeps)
+        for token in self._tensor(text).split(1, 1):
+            out = self.module(**{name: token, self._cache_name: cache}, **fixed, use_cache=True)
+            cache = getattr(out, self._cache_name)
             yield out.logits[0, -1].float()
 
-    def itself(self, text: Sequence[int]) -> Source | None:
-        """Something to read beside a text that is read for its own sake."""
-        return Source(ids=tuple(text)) if self._encodes else None
+    def self_source(self, text: Sequence[int]) -> ExtraInput | None:
+        """Return the text as its own encoder input; None for a model without an encoder."""
+        return ExtraInput(ids=tuple(text)) if self._encodes else None
 
-    def _inputs(self, text: Sequence[int], source: Source | None) -> dict[str, Any]:
+    def _inputs(self, text: Sequence[int], source: ExtraInput | None) -> dict[str, Any]:
         if self._encodes:
             read = () if source is None else source.ids
-            return {"input_ids": self._line(read), "decoder_input_ids": self._line(text)}
-        return {"input_ids": self._line(text), **({} if source is None else source.images)}
+            return {"input_ids": self._tensor(read), "decoder_input_ids": self._tensor(text)}
+        return {"input_ids": self._tensor(text), **({} if source is None else source.images)}
 
-    def _line(self, ids: Sequence[int]) -> Tensor:
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)

@@ -1,5 +1,8 @@
-"""How many of the rejected tokens, or of the steps, rules let pass, measured before their controls
-begin."""
+"""Acceptance rates of lossy methods, which their random controls use.
+
+A rate is measured before the run: the share of rejected tokens, or of reasoning steps, that the
+method's rule accepts.
+"""
 
 from __future__ import annotations
 
@@ -7,77 +10,82 @@ from dataclasses import replace
 
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.judge import SpanParams
+from specbench_cli.engine.spans.judge import SegmentParams
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import rows
-from specbench_cli.measure.method_code import limited, one_line, staffed
+from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
 from specbench_cli.measure.view import RunView
-from specbench_cli.plan.method_run import MethodRun, like_of
+from specbench_cli.plan.method_run import MethodRun, get_acceptance_source
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
-QUESTIONS = 48
-"""That a rate is measured on, at most: first turns, evenly spaced, as a task's families lie
-together."""
+MAX_QUESTIONS = 48
+"""Maximum number of questions for a rate. They are evenly spaced, because questions of a family are
+adjacent in a task."""
 
 
 def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> Plan:
-    """The plan with each control at the rate of the row that it is `like`, without those whose
-    rates cannot be measured. The manifest keeps the rates, so that they are the same to the run's
-    end."""
-    likes = {
+    """Return the plan with the acceptance rate of each random control.
+
+    Controls whose rate cannot be measured are removed. The manifest stores the rates, so a resumed
+    run uses the same ones.
+    """
+    sources = {
         method_run.label: like
         for method_run in plan.method_runs
-        if (like := like_of(method_run.method)) is not None
+        if (like := get_acceptance_source(method_run.method)) is not None
     }
-    if not likes:
+    if not sources:
         return plan
     rates = dict(run_dir.manifest.get("rates") or {})
-    ruled = {method_run.label: method_run for method_run in plan.method_runs}
-    for label in dict.fromkeys(likes.values()):
-        if label in ruled and label not in rates:
+    by_label = {method_run.label: method_run for method_run in plan.method_runs}
+    for label in dict.fromkeys(sources.values()):
+        if label in by_label and label not in rates:
             view.stage(f"measuring how many {label} lets pass")
             try:
-                rates[label] = _rate(plan, bench, ruled[label])
+                rates[label] = _measure_rate(plan, bench, by_label[label])
             except Exception as failure:  # the row itself will fail, and say so
-                view.note(f"no random control of {label}: {one_line(failure)}")
-    rest = plan.without({control for control, like in likes.items() if like not in rates})
+                view.note(f"no random control of {label}: {describe_failure(failure)}")
+    rest = plan.without({control for control, like in sources.items() if like not in rates})
     rest = replace(
-        rest, method_runs=tuple(_at(method_run, rates) for method_run in rest.method_runs)
+        rest, method_runs=tuple(_with_rate(method_run, rates) for method_run in rest.method_runs)
     )
     run_dir.update(rates=rates, rows=rows(rest))
     return rest
 
 
-def _at(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
-    like = like_of(method_run.method)
+def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
+    like = get_acceptance_source(method_run.method)
     if like is None:
         return method_run
     passed = {**method_run.passed, "rate": rates[like]}
     return replace(method_run, passed=passed)
 
 
-def _rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
-    """Of the levels that the lossless rule rejected, the share that a row's accept rule let pass;
-    of a rule over steps, of those that it judged. 0 where there was none."""
+def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
+    """Return the share of levels rejected by the lossless rule that the method's accept rule
+    accepts.
+
+    For a rule over reasoning steps, return the share of judged steps. 0 if there was none.
+    """
     workspace, memory = bench.workspace, Memory()
-    by_step = isinstance(method_run.method.params, SpanParams)
-    passed = asked = 0
-    for question in plan.questions[:: -(-len(plan.questions) // QUESTIONS)]:
+    by_step = isinstance(method_run.method.params, SegmentParams)
+    passed = judged = 0
+    for question in plan.questions[:: -(-len(plan.questions) // MAX_QUESTIONS)]:
         ids, budget = bench.prompt(question), plan.budget(question)
         workspace.reserve(len(ids) + budget)
         request = bench.request(question.prompt_id, 1, ids, bench.stop(budget))
         session = Session(workspace, request, plan.sampling, memory=memory)
         with (
-            staffed(session, workspace.transport, method_run.method.workers > 1),
-            limited(plan.config.timeout_per_prompt),
+            run_workers(session, workspace.transport, method_run.method.workers > 1),
+            enforce_time_limit(plan.config.timeout_per_prompt),
         ):
             for step in method_run.method.generate(session):
                 words, counts = step.outcome.origin, step.extra
                 if by_step:
                     passed += counts.get("stood", 0)
-                    asked += counts.get("spans", 0)
+                    judged += counts.get("spans", 0)
                 else:
                     passed += words.count("relaxed")
-                    asked += step.outcome.tested - words.count("accepted")
-    return round(passed / asked, 4) if asked else 0.0
+                    judged += step.outcome.tested - words.count("accepted")
+    return round(passed / judged, 4) if judged else 0.0

@@ -33,10 +33,10 @@ from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.processor import Processor
+from specbench_cli.engine.verify.processor import LogitsProcessor
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import EnvironmentFault, PromptError, SpecbenchError, UsageError
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.energy import EnergyMeter
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.placement import check_threads, choose_device, placement
 from specbench_cli.models.heads import HeadFiles, resolve_head
@@ -45,38 +45,37 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.tasks import Question, build_messages, decode_answer, render_prompt
 
-_Read = TypeVar("_Read")
+_T = TypeVar("_T")
 
 CHECK_S = 10.0
 """Time in seconds after which the check of first turns stops at the next question that fails."""
-NAMED = 5
+MAX_NAMED = 5
 """Maximum number of further questions that an error names."""
 _LEAVE_OUT = "leave the question out (--category, --limit, or a .jsonl file of your own)"
-_LETTERS = 16
+_CHARACTERS = 16
 """Characters per context position of the text prefix that is tokenized first."""
 
-_SURELY = 2
+_MAX_TOKENS_FACTOR = 2
 """Multiple of the context. If a prefix has more tokens, the whole text is too long, even if the cut
 split a token."""
 
 
 class Bench:
-    """What decoding needs, for all cells of a run.
+    """The loaded models of a run, with the tokenizer and the states.
 
     Attributes:
-        workspace: decoders and states.
-        tokenizer: transformers' own, of the target.
-        module: builds transformers' own module of a role.
-        facts: by role, what is known of each checkpoint.
-        device: where everything runs. energy: what counts the joules there.
-        peaks: most bytes held at once while loading, and while warming up; of single outputs the
-            records say it.
-        unfit: the rows whose trained modules do not load, with why.
-        processor: what holds the target to the run's grammar, if it has one.
+        workspace: Decoders and states.
+        tokenizer: Tokenizer of the target, from transformers.
+        module: Function that builds transformers' module of a role.
+        facts: Facts of each checkpoint, by role.
+        device: Device of the target. energy: Energy meter of this device.
+        peaks: Peak memory in bytes while loading and warming up. Records contain that of outputs.
+        unfit: Methods whose trained modules do not load, with the error.
+        processor: Logits processor of the run's grammar, if it has one.
 
     Args:
-        plan: of the run.
-        lenient: whether there may be such rows; else their fault is raised.
+        plan: Plan of the run.
+        lenient: True collects errors in `unfit`. False raises them.
     """
 
     def __init__(self, plan: Plan, *, lenient: bool = False) -> None:
@@ -84,7 +83,7 @@ class Bench:
         self._plan = plan
         self.device = choose_device(config.home)
         self._graphs = self._records_graphs()
-        self.energy = Energy.of(self.device)
+        self.energy = EnergyMeter.of(self.device)
         self.peaks: dict[str, int] = {}
         reset_peak(self.device)
         self.placement = placement(plan, self.device) if plan.parallel else None
@@ -96,32 +95,32 @@ class Bench:
             role: readable(config_facts, checkpoint) for role, checkpoint in checkpoints.items()
         }
         self.tokenizer = tokenizer_of(plan.target)
-        self.processor = self._held()
-        words = {role: self._words(role, each) for role, each in checkpoints.items()}
+        self.processor = self._grammar_processor()
+        translations = {role: self._translation(role, each) for role, each in checkpoints.items()}
         dtype: torch.dtype = getattr(torch, config.dtype)
-        for device, roles in self._roles().items():
+        for device, roles in self._roles_by_device().items():
             check_memory([(checkpoints[r].label, self.facts[r]) for r in roles], dtype, device)
         ids = min(facts.vocab_size for facts in self.facts.values())
         imposed = None if config.acceptance is None else (config.acceptance, ids)
         load = partial(loaded, dtype=dtype, imposed=imposed, graphs=self._graphs)
-        decoders = self._load_decoders(load, words)
+        decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
         # Building a module takes a second or more: peers and near-ties need it, others do not.
         self.module = cache(
             lambda role: readable(lambda _: module_of(decoders[role]), checkpoints[role])
         )
         self._heads: dict[Trained, HeadFiles] = {}
-        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._make)
+        self.workspace = Workspace(decoders, 0, self.module, self.tokenizer, self._load_artifact)
         self.workspace.synthetic = plan.synthetic
         if self.placement is not None:
             self.workspace.transport = self.placement.transport
-        if self._beside:
+        if self._second_draft_device:
             self.workspace.decoder_factories = {
                 "draft": partial(
                     load,
                     checkpoints["draft"].path,
                     name="draft",
-                    device=self._beside,
+                    device=self._second_draft_device,
                     input_vocab_size=self.facts["target"].vocab_size,
                 )
             }
@@ -143,7 +142,7 @@ class Bench:
         return config.graphs != "off" and on_gpu
 
     def _load_decoders(
-        self, load: Callable[..., Decoder], words: Mapping[str, Translation | None]
+        self, load: Callable[..., Decoder], translations: Mapping[str, Translation | None]
     ) -> dict[str, Decoder]:
         """Load the decoder of each role.
 
@@ -164,8 +163,8 @@ class Bench:
             for role, checkpoint in checkpoints.items()
         }
         for role, decoder in decoders.items():
-            decoder.translation = words[role]
-        _encoding(decoders, checkpoints)
+            decoder.translation = translations[role]
+        _check_encoders(decoders, checkpoints)
         if plan.config.contrast is not None and decoders["target"].parted(())[1] is not None:
             raise UsageError(
                 f"--contrast weakens the text that a target reads, and {plan.target.label} reads"
@@ -182,7 +181,7 @@ class Bench:
         """
         unfit: dict[str, SpecbenchError] = {}
         for method_run in self._plan.method_runs:
-            if method_run.label not in self._plan.apart:
+            if method_run.label not in self._plan.isolated:
                 try:
                     for wanted in method_run.method.artifacts():
                         self.workspace.artifact(wanted)
@@ -192,7 +191,7 @@ class Bench:
                     unfit[method_run.label] = fault
         return unfit
 
-    def _held(self) -> Processor | None:
+    def _grammar_processor(self) -> LogitsProcessor | None:
         grammar = self._plan.grammar
         if grammar is None:
             return None
@@ -201,37 +200,37 @@ class Bench:
         return grammar.processor(self.tokenizer, ends, self._plan.target.label)
 
     @property
-    def _beside(self) -> torch.device | None:
-        """Where a worker holds a draft of its own, if one does."""
+    def _second_draft_device(self) -> torch.device | None:
+        """Device on which a worker loads its own copy of the draft model, if one does."""
         placed = self.placement
-        return placed.device if placed is not None and placed.apart else None
+        return placed.device if placed is not None and placed.separate_draft else None
 
-    def _roles(self) -> dict[torch.device, list[str]]:
-        """The models that each device holds, once for each time that it holds them."""
+    def _roles_by_device(self) -> dict[torch.device, list[str]]:
+        """Return the models on each device. A model that is loaded twice is listed twice."""
         held = {self.device: list(self._plan.checkpoints)}
-        if self._beside is not None:
-            held.setdefault(self._beside, []).append("draft")
+        if self._second_draft_device is not None:
+            held.setdefault(self._second_draft_device, []).append("draft")
         return held
 
-    def _words(self, role: str, draft: Checkpoint) -> Translation | None:
-        """The translation for a draft with another vocabulary than the target's.
+    def _translation(self, role: str, draft: Checkpoint) -> Translation | None:
+        """Return the translation for a draft model whose vocabulary differs from the target's.
 
         Raises:
-            UsageError: who asks for it does not take any.
+            UsageError: a method that uses the draft model cannot translate.
         """
         if role == "target":
             return None
         target, theirs = self._plan.target, tokenizer_of(draft)
-        differing = _differing(self.tokenizer, theirs, self.facts[role].vocab_size)
+        differing = _count_differing_tokens(self.tokenizer, theirs, self.facts[role].vocab_size)
         if not differing:
             return None
-        asking = [
+        methods = [
             method_run.method
             for method_run in self._plan.method_runs
             if role in _roles_of(method_run.method)
         ]
-        if role != "draft" or not all(method.any_vocabulary for method in asking):
-            names = sorted({m.name for m in asking if not m.any_vocabulary})
+        if role != "draft" or not all(method.any_vocabulary for method in methods):
+            names = sorted({m.name for m in methods if not m.any_vocabulary})
             raise UsageError(
                 f"{draft.label} cannot draft for {target.label}"
                 f"{' with ' + ', '.join(names) if names else ''}: their vocabularies differ"
@@ -251,8 +250,8 @@ class Bench:
         sizes = [self.facts[each].vocab_size for each in ("target", role)]
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
-    def _make(self, wanted: Trained) -> Any:
-        """The trained module that a method asks for."""
+    def _load_artifact(self, wanted: Trained) -> Any:
+        """Load a trained module of a method."""
         kind = wanted.kind
         target = self._plan.target
         files = resolve_head(
@@ -296,13 +295,13 @@ class Bench:
         return ids
 
     def stop(self, budget: int) -> StopRule:
-        """The one stop rule with a budget."""
+        """Return the stop rule of the run with a budget of new tokens."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
     def request(
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
-        """A prompt as the target reads it."""
+        """Return a request in the form that the target reads."""
         return Request.of(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def request_for(self, prompt: Prompt, budget: int) -> Request:
@@ -316,7 +315,7 @@ class Bench:
 
         This check runs before the measurement.
 
-        Later turns contain answers, so `Prompts.prompt` checks them when they are decoded.
+        Later turns contain answers, so `PromptBuilder.build` checks them when they are decoded.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()
@@ -332,7 +331,7 @@ class Bench:
             first, *others = faults
             more = ""
             if others:
-                named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
+                named = ", ".join(others[:MAX_NAMED]) + (", ..." if len(others) > MAX_NAMED else "")
                 more = f" (and {len(others)} more cannot be asked: {named})"
             raise PromptError(faults[first].message + more, faults[first].hint)
 
@@ -341,7 +340,7 @@ class Bench:
 
         Tokenizing a whole text of 50 MB would take minutes and gigabytes.
         """
-        most, end = _SURELY * self.context, _LETTERS * self.context
+        most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS * self.context
         while end < len(text):
             tokens = len(self.tokenizer(text[:end], add_special_tokens=False).input_ids)
             if tokens > most:
@@ -370,7 +369,7 @@ class Bench:
         )
 
     def resolved(self) -> dict[str, Any]:
-        """The values of the configuration that only the machine could tell."""
+        """Return the configuration values that depend on the machine."""
         return {
             "threads": torch.get_num_threads(),
             "device": str(self.device),
@@ -379,18 +378,25 @@ class Bench:
 
     @property
     def devices(self) -> dict[str, str] | None:
-        """Where the workers of methods that have some compute, as --devices has it."""
-        return None if self.placement is None else dict(self.placement.words)
+        """Devices of target and draft for methods with workers, as --devices writes them."""
+        return None if self.placement is None else dict(self.placement.device_names)
 
     def peak(self, phase: str) -> None:
-        """Keep the peak of a phase that ends here; the next one begins."""
+        """Store the peak memory of a phase and start the next one."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
         reset_peak(self.device)
 
     def memory(self) -> dict[str, Any]:
-        """What the manifest keeps of memory: bytes of weights, those of the draft that a worker
-        holds once more (`again`) among them, and of states, the worker's left out; and `peaks`."""
-        draft = self.workspace.decoders["draft"].weight_bytes if self._beside is not None else 0
+        """Return the manifest entry of memory, in bytes.
+
+        `again` counts the draft model that a worker loads once more. `state_bytes` does not include
+        the worker's states.
+        """
+        draft = (
+            self.workspace.decoders["draft"].weight_bytes
+            if self._second_draft_device is not None
+            else 0
+        )
         return {
             "weight_bytes": self.workspace.weight_bytes + draft,
             "state_bytes": self.workspace.state_bytes,
@@ -403,7 +409,7 @@ class Bench:
         self.workspace.close()
 
     def models(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest keeps of each model."""
+        """Return the manifest entries of the models."""
         checkpoints = self._plan.checkpoints
         return {
             self.workspace.decoders[role].name: {
@@ -417,7 +423,7 @@ class Bench:
         }
 
     def drafting_heads(self) -> dict[str, Mapping[str, Any]]:
-        """What tells each head from others, by its name in traces."""
+        """Return facts that identify each head, by its name in traces."""
         return {
             head.name: {
                 "label": files.label,
@@ -430,7 +436,7 @@ class Bench:
         }
 
     def heads(self) -> dict[str, Mapping[str, Any]]:
-        """What the manifest keeps of each trained module."""
+        """Return the manifest entries of the trained modules."""
         return {
             f"{wanted.kind.kind} {files.label}": {
                 "sha256": Weights(files.path).sha256(),
@@ -450,12 +456,12 @@ def loaded(
     graphs: bool = False,
     input_vocab_size: int = 0,
 ) -> Decoder:
-    """A decoder of a checkpoint.
+    """Load the decoder of a checkpoint.
 
     Args:
         input_vocab_size: See `Decoder`.
-        imposed: the acceptance and the ids that it is to say.
-        graphs: whether its forwards are replayed from CUDA graphs where they can be.
+        imposed: Imposed acceptance rate and vocabulary size, if any.
+        graphs: True replays forwards from CUDA graphs where possible.
     """
     decoder = load_decoder(path, name=name, device=device, dtype=dtype)
     decoder.input_vocab_size = input_vocab_size
@@ -465,7 +471,7 @@ def loaded(
 
 
 def recorded(model: Any) -> None:
-    """Have a model's forwards recorded as CUDA graphs, if it is one of fused layers."""
+    """Record the forwards of a model as CUDA graphs if its layers are fused."""
     if isinstance(model, FusedStack):
         model.record(CudaGraphs(model.device))
 
@@ -483,11 +489,11 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def readable(read: Callable[[Path], _Read], checkpoint: Checkpoint | HeadFiles) -> _Read:
-    """What `read` makes of a checkpoint's folder, which may say anything of itself.
+def readable(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
+    """Return the result of `read` for the folder of a checkpoint, which may contain anything.
 
     Raises:
-        EnvironmentFault: its files are cut, or its config describes no model, or another one.
+        EnvironmentFault: files are cut off, or the config does not describe the model.
     """
     try:
         return read(checkpoint.path)
@@ -531,8 +537,8 @@ def check_memory(
         )
 
 
-def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Raise UsageError if a draft has an encoder and the target gives it nothing to read."""
+def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Raise UsageError if a draft model has an encoder and the target provides no input for it."""
 
     def encodes(decoder: Decoder) -> bool:
         _, source = decoder.parted(())
@@ -550,17 +556,17 @@ def _encoding(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpo
 
 
 def _roles_of(method: Method) -> set[str]:
-    """The models beside the target that a method drafts with, by role."""
-    return {*method.models(), *(("draft",) if "draft" in method.needed else ())}
+    """Return the roles of the models that a method drafts with."""
+    return {*method.models(), *(("draft",) if "draft" in method.requirements else ())}
 
 
-def _differing(ours: Any, theirs: Any, width: int) -> int:
-    """How many ids of the target's tokenizer a draft does not read as the same token.
+def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:
+    """Count the ids of the target's tokenizer that the draft model reads as another token.
 
-    Vocabularies may be padded differently, and the draft's may go on where the target's ends.
+    Vocabularies may be padded differently, and the draft's may be longer.
 
     Args:
-        width: ids that the draft has an embedding for.
+        width: Number of ids that the draft model has an embedding for.
     """
     at = {index: token for token, index in theirs.get_vocab().items()}
     return sum(

@@ -1,10 +1,10 @@
-"""What forwards cost on a machine: a probe's curve, kept as JSON and read between its points.
+"""Costs of forwards and host work on a machine, measured by a probe and stored as JSON.
 
-Between points a time is interpolated linearly, in new tokens and in context length. Beyond the
-last point it goes on with the last slope, but never falls; before the first it stays what it was
-there. `covers` tells the two apart. The host's time of a step, all that is done between forwards,
-is linear in the step's draft forwards and drafted tokens (`HostCost`); trees, and methods that were
-probed by name, have such a line of their own.
+Between the points, times are interpolated linearly over new tokens and context length. Beyond the
+last point, the last slope continues but never falls. Before the first point, the time is constant.
+`covers` distinguishes interpolation from extrapolation. The host time of a step, which is all work
+between forwards, is linear in draft forwards and drafted tokens (`HostCost`). Trees, and methods
+that were probed by name, have their own coefficients.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ from specbench_cli.errors import UsageError
 MOST_BYTES = 64 * files.MB
 """Maximum size of a cost file in bytes."""
 SCHEMA = 4
-"""Version of the file written now. Version 1 knew no trees and no heads, version 2 no batches,
-version 3 no `lone` forwards, and the host's lines of heads by model, not by method."""
+"""Version of the file. Version 1 had no trees and no heads, version 2 no batches, version 3 no
+`lone` forwards, and host costs of heads by model instead of by method."""
 
 TREES = "draft"
-"""The host's line of a draft model's trees."""
+"""Key of the host costs of draft trees."""
 
 PROBE = "specbench predict --probe"
 
-Line = Sequence[tuple[float, float]]
-"""(x, ns), by increasing x."""
+PointLine = Sequence[tuple[float, float]]
+"""Points (x, ns) by increasing x."""
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Point(_Frozen):
-    """A forward over `n_tokens` new tokens after `context` rows: the mean of `samples` times in
-    ns, far ones left out, and their interquartile range as a share of their median. A prefill has
-    context 0."""
+class CostPoint(_Frozen):
+    """Time of a forward over `n_tokens` new tokens after `context` rows.
+
+    ns: Mean of `samples` times without outliers. spread: Interquartile range as a share of the
+    median. A prefill has context 0.
+    """
 
     n_tokens: int = Field(ge=1)
     context: int = Field(ge=0)
@@ -65,8 +67,10 @@ class Point(_Frozen):
 
 
 class HostPoint(_Frozen):
-    """Host time of a step in a real session, in ns; `drafts` forwards of the draft model and
-    `nodes` drafted tokens a step."""
+    """Host time of a step in a real session, in ns.
+
+    drafts: Draft forwards per step. nodes: Drafted tokens per step.
+    """
 
     name: str
     drafts: float = Field(ge=0)
@@ -77,7 +81,7 @@ class HostPoint(_Frozen):
 
 
 class HostCost(_Frozen):
-    """Host time in ns: of any step, for each draft forward in it, for each drafted token in it."""
+    """Host time in ns: per step, per draft forward, and per drafted token."""
 
     step: float = Field(ge=0)
     draft: float = Field(ge=0)
@@ -86,8 +90,10 @@ class HostCost(_Frozen):
 
 
 class BatchPoint(_Frozen):
-    """Host time of a step of `sequences` decoded together, in ns; per step, `drafts` forwards of
-    the draft model times the sequences in them, and `nodes` drafted tokens."""
+    """Host time in ns of a step with `sequences` decoded together.
+
+    drafts: Draft forwards per step times their sequences. nodes: Drafted tokens per step.
+    """
 
     name: str
     sequences: int = Field(ge=1)
@@ -98,11 +104,12 @@ class BatchPoint(_Frozen):
 
 
 class BatchCost(_Frozen):
-    """What sequences cost that are decoded together, up to `most` of them.
+    """Costs of decoding up to `most` sequences together.
 
-    beside: by model, ns that each further sequence adds to a forward over as many rows of one; none
-    of its states is the others'. step, sequence, draft, node: host time in ns of a step, for each
-    sequence in it, for each of its draft forwards, for each of its drafted tokens.
+    beside: Time in ns, by model, that each further sequence adds to a forward over the same number
+        of rows of one sequence, because states are not shared.
+    step, sequence, draft, node: Host time in ns per step, sequence, draft forward, and drafted
+        token.
     """
 
     most: int = Field(ge=2)
@@ -115,14 +122,17 @@ class BatchCost(_Frozen):
 
 
 class Curve(_Frozen):
-    """One model's forwards, its prefills (context 0), its forwards over a tree's root and nodes
-    (none where only chains were measured), and some that came right after another one of the model,
-    with its weights still in the caches (none: as any other)."""
+    """Forward times of one model.
 
-    forwards: tuple[Point, ...] = Field(min_length=1)
-    prefills: tuple[Point, ...] = Field(min_length=1)
-    trees: tuple[Point, ...] = ()
-    lone: tuple[Point, ...] = ()
+    forwards: Chains. prefills: Context 0. trees: Rows of a tree with its root; empty if only chains
+        were measured.
+    lone: Forwards right after another one of the same model, whose weights are still in the caches.
+    """
+
+    forwards: tuple[CostPoint, ...] = Field(min_length=1)
+    prefills: tuple[CostPoint, ...] = Field(min_length=1)
+    trees: tuple[CostPoint, ...] = ()
+    lone: tuple[CostPoint, ...] = ()
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -134,20 +144,20 @@ class Curve(_Frozen):
         return self
 
     @cached_property
-    def by_context(self) -> list[tuple[int, Line]]:
+    def by_context(self) -> list[tuple[int, PointLine]]:
         """(context, times over new tokens), by increasing context."""
         return _lines(self.forwards)
 
     @cached_property
-    def trees_by_context(self) -> list[tuple[int, Line]]:
-        """The same over the rows of a tree, from the root alone on."""
+    def trees_by_context(self) -> list[tuple[int, PointLine]]:
+        """The same for the rows of a tree, starting with the root alone."""
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
     @cached_property
-    def saved(self) -> Line:
-        """What a forward takes by itself, as a share of one behind other models', over new tokens:
-        the median over contexts."""
+    def lone_ratios(self) -> PointLine:
+        """Time of a lone forward divided by that of a normal one, over new tokens: the median over
+        contexts."""
         shares: dict[float, list[float]] = {}
         for point in self.lone:
             usual = self.ns(point.n_tokens, point.context)
@@ -157,13 +167,17 @@ class Curve(_Frozen):
     def ns(
         self, n_tokens: float, context: float, *, tree: bool = False, lone: bool = False
     ) -> float:
-        """Time of a forward over `n_tokens` new tokens, or a tree's rows, after `context` rows;
-        lone: right after another one of the model."""
+        """Return the time of a forward over `n_tokens` new tokens, or a tree's rows, after
+        `context` rows.
+
+        Args:
+            lone: True if it follows another forward of the same model.
+        """
         lines = self.trees_by_context if tree else self.by_context
-        took = along([(at, along(line, n_tokens)) for at, line in lines], context)
-        if not lone or not self.saved:
+        took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)
+        if not lone or not self.lone_ratios:
             return took
-        return took * along(self.saved, min(n_tokens, self.saved[-1][0]))
+        return took * interpolate(self.lone_ratios, min(n_tokens, self.lone_ratios[-1][0]))
 
     def covers(self, n_tokens: float, context: float, *, tree: bool = False) -> bool:
         """Return True if `ns` interpolates here, False if it extrapolates beyond the points."""
@@ -172,36 +186,36 @@ class Curve(_Frozen):
 
     def prefill_ns(self, n_tokens: float) -> float:
         """Return the time of a forward over a prompt of `n_tokens`."""
-        return along(self.prefill, n_tokens)
+        return interpolate(self.prefill, n_tokens)
 
     @cached_property
-    def prefill(self) -> Line:
+    def prefill(self) -> PointLine:
         """Times over prompt lengths."""
         return sorted((point.n_tokens, point.ns) for point in self.prefills)
 
 
-class _Card(BaseModel):
+class _CostAccelerator(BaseModel):
     name: str
 
 
-class _Hardware(BaseModel):
+class _CostHardware(BaseModel):
     cpu: str = "?"
-    accelerators: list[_Card] = []
+    accelerators: list[_CostAccelerator] = []
 
 
-class _Machine(BaseModel):
+class _CostMachine(BaseModel):
     """What is shown of a machine's fingerprint; it may say more."""
 
-    hardware: _Hardware = _Hardware()
+    hardware: _CostHardware = _CostHardware()
 
 
-def _shown(machine: dict[str, Any]) -> dict[str, Any]:
-    _Machine.model_validate(machine)
+def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
+    _CostMachine.model_validate(machine)
     return machine
 
 
-class Setup(_Frozen):
-    """What else a time depends on besides machine and models."""
+class CostSetup(_Frozen):
+    """Settings besides machine and models that a time depends on."""
 
     device: str
     dtype: str
@@ -213,9 +227,13 @@ class Setup(_Frozen):
         return f"{self.device} {self.dtype} {self.threads} threads{graphs}"
 
 
-class Quietness(_Frozen):
-    """How the probe went: rounds asked for and rounds lost to noise, the largest share of the CPUs
-    that other programs took in a round kept (None: unknown), and whether noise was allowed."""
+class ProbeNoise(_Frozen):
+    """Noise during a probe.
+
+    rounds: Number of rounds. void: Rounds that were lost to noise. noisy: True if noise was
+        allowed.
+    other_cpu: Largest CPU share of other programs in a round that was kept. None if unknown.
+    """
 
     rounds: int
     void: int
@@ -224,59 +242,58 @@ class Quietness(_Frozen):
 
 
 class Costs(_Frozen):
-    """A machine's costs.
+    """Costs of a machine.
 
     Attributes:
-        machine: its fingerprint (`measure.machine`).
-        models: by role, `label`, `sha256`, `n_layers` and whatever else is known of it.
-        curves: by role ("target", "draft"), or a head's kind ("eagle3").
-        host: of steps with chains of a draft model, or none.
-        hosts: by method, of its steps; and that of a draft model's trees (TREES). In files of
-            schema 3 by the model that drafts.
-        batch: of several sequences together; None where they were not probed.
+        machine: Fingerprint (`measure.machine`).
+        models: By role: `label`, `sha256`, `n_layers` and other known facts.
+        curves: By role ("target", "draft"), or by the kind of a head ("eagle3").
+        host: Host costs of chains of a draft model, or of steps without drafts.
+        hosts: Host costs by method, and of draft trees (TREES). Schema 3: by the model that drafts.
+        batch: Costs of several sequences together. None if they were not probed.
     """
 
     schema_: int = Field(SCHEMA, alias="schema")
     version: str
     created_utc: str
-    machine: Annotated[dict[str, Any], AfterValidator(_shown)]
+    machine: Annotated[dict[str, Any], AfterValidator(_check_machine)]
     models: dict[str, dict[str, Any]]
-    setup: Setup
+    setup: CostSetup
     seed: int
-    quietness: Quietness
+    quietness: ProbeNoise
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost] = {}
     batch: BatchCost | None = None
 
     def host_ns(
-        self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, of: str = ""
+        self, drafts: float = 0, nodes: float = 0, *, steps: int = 1, method: str = ""
     ) -> float:
-        """Time of steps outside of forwards.
+        """Return the time of steps outside of forwards.
 
         Args:
-            drafts: forwards of the draft model in them.
-            nodes: drafted tokens that they verify.
-            of: see `hosts`; where it has no such line, and by default, `host` counts.
+            drafts: Number of their draft forwards.
+            nodes: Number of drafted tokens that they verify.
+            method: Key of `hosts`. `host` applies if there is no such key.
         """
-        host = self.hosts.get(of, self.host)
+        host = self.hosts.get(method, self.host)
         return host.step * steps + host.draft * drafts + host.node * nodes
 
-    def knows(self, models: Mapping[str, str]) -> bool:
-        """Whether it was these models (role -> sha256 of the weights) that were probed."""
+    def covers_models(self, models: Mapping[str, str]) -> bool:
+        """Return True if exactly these models (role -> sha256 of the weights) were probed."""
         ours = {role: facts.get("sha256") for role, facts in self.models.items()}
         return models.items() <= ours.items()
 
     @property
     def label(self) -> str:
-        """The machine and the set-up, for a person."""
-        hardware = _Machine.model_validate(self.machine).hardware
+        """Name of the machine and the setup, for the user."""
+        hardware = _CostMachine.model_validate(self.machine).hardware
         on_cpu = self.setup.device == "cpu" or not hardware.accelerators
         return f"{hardware.cpu if on_cpu else hardware.accelerators[0].name}, {self.setup}"
 
     @property
-    def brief(self) -> dict[str, Any]:
-        """Whose they are, for programs."""
+    def facts(self) -> dict[str, Any]:
+        """Machine, label and age of the costs, for programs."""
         return {
             "machine": self.machine.get("id"),
             "label": self.label,
@@ -284,19 +301,19 @@ class Costs(_Frozen):
             "noisy": self.quietness.noisy,
         }
 
-    def save(self, path: Path, *, overwrite: bool = False, listed: bool = False) -> None:
-        """Write the file whole or not at all.
+    def save(self, path: Path, *, overwrite: bool = False, tracked: bool = False) -> None:
+        """Write the file atomically.
 
         Args:
             overwrite: True replaces a file that specbench did not write.
-            listed: True lists the file's hash, so that a changed file is not replaced later.
+            tracked: True lists the file's hash, so that a changed file is not replaced later.
 
         Raises:
             UsageError: the file cannot be written, or contains no costs.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False)
-        with _written(path):
-            if listed:
+        with _report_errors(path):
+            if tracked:
                 files.write_listed(path, text + "\n", overwrite=overwrite)
             else:
                 files.write_own(path, text + "\n", _is_costs, overwrite=overwrite)
@@ -335,7 +352,7 @@ class Costs(_Frozen):
 # ---- the costs in the cache ----------------------------------------------------------------------
 
 
-def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Setup) -> Path:
+def cache_path(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: CostSetup) -> Path:
     """Return the file in the user's cache of a machine's costs with some models and a set-up."""
     key = {
         "machine": machine_id,
@@ -346,18 +363,19 @@ def kept_at(machine_id: str, models: Mapping[str, Mapping[str, Any]], setup: Set
     return _cache() / f"{digest[:16]}.json"
 
 
-def find_kept(
+def find_cached(
     machine_id: str | None,
     models: Mapping[str, str],
-    setup: Setup,
+    setup: CostSetup,
     *,
     heads: Mapping[str, str] | None = None,
 ) -> Costs | None:
-    """Return the newest costs in the cache of a machine and a set-up that know certain models.
+    """Return the newest costs in the cache for a machine, a setup and models; None if there are
+    none.
 
     Args:
-        models: role -> sha256 of the weights.
-        heads: the same of models that they had better know too: those that know most count.
+        models: Role -> sha256 of the weights.
+        heads: The same for heads. Costs that cover more of them are preferred.
     """
     fitting = []
     for path in _cache().glob("*.json"):
@@ -365,12 +383,16 @@ def find_kept(
             costs = Costs.load(path)
         except UsageError:
             continue  # a newer program's, or damaged: as good as not there
-        if costs.machine.get("id") == machine_id and costs.setup == setup and costs.knows(models):
+        if (
+            costs.machine.get("id") == machine_id
+            and costs.setup == setup
+            and costs.covers_models(models)
+        ):
             fitting.append(costs)
     wanted = (heads or {}).items()
 
     def rank(costs: Costs) -> tuple[int, str]:
-        return sum(costs.knows(dict([head])) for head in wanted), costs.created_utc
+        return sum(costs.covers_models(dict([head])) for head in wanted), costs.created_utc
 
     return max(fitting, key=rank, default=None)
 
@@ -379,11 +401,11 @@ def _cache() -> Path:
     return files.cache_folder() / "costs"
 
 
-def along(line: Line, x: float) -> float:
-    """The value at x of a line of points.
+def interpolate(line: PointLine, x: float) -> float:
+    """Return the value of a line of points at x.
 
-    Linear between them; the first value before them; after them the last slope goes on, unless it
-    falls: costs do not fall with work.
+    Linear between the points, the first value before them. After them the last slope continues
+    unless it falls, because costs do not fall with work.
     """
     if x <= line[0][0] or len(line) == 1:
         return line[0][1]
@@ -394,7 +416,7 @@ def along(line: Line, x: float) -> float:
     return y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
 
 
-def _lines(points: Iterable[Point]) -> list[tuple[int, Line]]:
+def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
     """(context, times over new tokens), by increasing context; the last of two at one place."""
     lines: dict[int, dict[float, float]] = {}
     for point in points:
@@ -408,8 +430,8 @@ def _is_costs(content: bytes) -> bool:
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Makes the folder of a file to be written, and says in our words what goes wrong."""
+def _report_errors(path: Path) -> Iterator[None]:
+    """Create the folder of a file and turn errors into a UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -421,16 +443,16 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
-    """Find out before a probe whether its costs can be saved. Raises UsageError if not."""
-    with _written(path):
+    """Raise UsageError before a probe if its costs could not be saved."""
+    with _report_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         tempfile.TemporaryFile(dir=path.parent).close()
         files.check_listed(path, overwrite=overwrite)
 
 
-class Difference(_Frozen):
-    """A point of two probes, and how far the second's time is from the first's, as a share."""
+class ProbeDifference(_Frozen):
+    """Times of a point in two probes."""
 
     name: str
     first_ns: float
@@ -438,15 +460,15 @@ class Difference(_Frozen):
 
     @property
     def relative(self) -> float:
-        """|second - first| / first, nothing counting as a nanosecond."""
+        """|second - first| / first, where first is at least 1 ns."""
         return abs(self.second_ns - self.first_ns) / max(self.first_ns, 1.0)
 
 
-def differences(first: Costs, second: Costs) -> list[Difference]:
-    """The points that two probes share, the farthest apart first."""
+def compare_probes(first: Costs, second: Costs) -> list[ProbeDifference]:
+    """Return the common points of two probes, largest difference first."""
     ours, theirs = _named_points(first), _named_points(second)
     found = [
-        Difference(name=name, first_ns=ours[name], second_ns=theirs[name])
+        ProbeDifference(name=name, first_ns=ours[name], second_ns=theirs[name])
         for name in ours
         if name in theirs
     ]

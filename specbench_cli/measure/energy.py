@@ -1,9 +1,8 @@
-"""Energy that a decoding takes, by the machine's own counters: RAPL of the CPUs' packages, NVML of
-a GPU. Where no counter can be read there is none, and a reason.
+"""Energy of decoding, from hardware counters: RAPL of the CPU packages, NVML of a GPU.
 
-Counters are of the whole package or board: what other programs take is in them, and so is what an
-idle machine takes. RAPL's counter moves about every millisecond, NVML's every tenth of a second, so
-that of a short decoding the figure is coarse, and of a row's sum it is not.
+If no counter can be read, there is no figure but a reason. Counters cover the whole package or
+board, including other programs and idle power. RAPL updates about every millisecond, NVML about
+every 100 ms, so the figure of a short output is coarse, but that of a method's sum is not.
 """
 
 from __future__ import annotations
@@ -22,19 +21,23 @@ LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter of joules. read: it, now. wraps: where it begins again at 0; 0: nowhere."""
+    """A counter of joules.
+
+    read: Returns the current value. wraps: Value at which the counter restarts at 0; 0 if it never
+        does.
+    """
 
     name: str
     read: Callable[[], float]
     wraps: float = 0.0
 
 
-class Energy:
-    """What decodings on a device take.
+class EnergyMeter:
+    """Meter of the energy that decoding on a device uses.
 
     Attributes:
-        counters: all that can be read: the CPUs', and the device's if it is a GPU.
-        why_not: why there is no figure; None where there is one.
+        counters: The counters of the CPUs, and of the device if it is a GPU.
+        why_not: Reason why there is no figure; None if there is one.
     """
 
     def __init__(self, counters: Sequence[Counter], why_not: str | None = None) -> None:
@@ -42,21 +45,21 @@ class Energy:
         self._before: list[float] = []
 
     @classmethod
-    def of(cls, device: torch.device) -> Energy:
-        """Of a run on a device: all of its counters, or none."""
-        counters, why_not = packages()
+    def of(cls, device: torch.device) -> EnergyMeter:
+        """Return the meter of a device. It has all counters of the device, or none."""
+        counters, why_not = rapl_counters()
         if device.type == "cuda":
-            board, missing = gpu(device.index or 0)
+            board, missing = nvml_counter(device.index or 0)
             why_not = why_not or missing
             counters = [*counters, *([board] if board else [])]
         return cls([] if why_not else counters, why_not)
 
     def begin(self) -> None:
-        """Note where the counters are."""
+        """Store the current values of the counters."""
         self._before = [each.read() for each in self.counters]
 
     def end(self) -> float | None:
-        """Joules since `begin`, of all counters; None where there is none."""
+        """Return the joules of all counters since `begin`; None if there is no counter."""
         before, self._before = self._before, []
         if not before:
             return None
@@ -67,12 +70,13 @@ class Energy:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """For a manifest."""
+        """Return the manifest entry."""
         return {"counters": [each.name for each in self.counters], "why_not": self.why_not}
 
 
-def packages() -> tuple[list[Counter], str | None]:
-    """The CPUs' packages by RAPL (Linux' powercap; Intel's and AMD's), or why not."""
+def rapl_counters() -> tuple[list[Counter], str | None]:
+    """Return the RAPL counters of the CPU packages (Linux powercap, Intel and AMD), or why there
+    are none."""
     zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
     whole = [zone for zone in zones if zone.name.count(":") == 1]
     if not whole:
@@ -81,7 +85,7 @@ def packages() -> tuple[list[Counter], str | None]:
             f"no RAPL on this system ({POWERCAP}/intel-rapl:0): virtual machines have none",
         )
     try:
-        counters = [_package(zone) for zone in whole]
+        counters = [_rapl_counter(zone) for zone in whole]
         for counter in counters:
             counter.read()
     except (OSError, ValueError) as fault:
@@ -90,18 +94,18 @@ def packages() -> tuple[list[Counter], str | None]:
     return counters, None
 
 
-def _package(zone: Path) -> Counter:
+def _rapl_counter(zone: Path) -> Counter:
     file = zone / "energy_uj"
     name = (zone / "name").read_text().strip()
     span = float((zone / "max_energy_range_uj").read_text())
     return Counter(f"RAPL {name}", lambda: float(file.read_text()) / 1e6, span / 1e6)
 
 
-def gpu(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
-    """A GPU's board by NVML, or why not.
+def nvml_counter(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
+    """Return the NVML counter of a GPU, or why there is none.
 
     Args:
-        library: NVML's, as ctypes loads it; for tests.
+        library: NVML as loaded by ctypes, for tests.
     """
     try:
         nvml = ctypes.CDLL(LIBRARY) if library is None else library
@@ -109,17 +113,17 @@ def gpu(index: int, library: Any = None) -> tuple[Counter | None, str | None]:
         return None, f"NVML ({LIBRARY}) is not on this machine"
     handle, found = ctypes.c_void_p(), ctypes.c_ulonglong()
 
-    def told(code: int) -> None:
+    def check(code: int) -> None:
         if code:
             raise OSError(f"NVML's code {code}")
 
     def read() -> float:
-        told(nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
+        check(nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(found)))
         return found.value / 1e3
 
     try:
-        told(nvml.nvmlInit_v2())
-        told(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
+        check(nvml.nvmlInit_v2())
+        check(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
         read()
     except OSError as fault:
         return None, f"NVML tells no energy of GPU {index}: {fault}"

@@ -1,4 +1,4 @@
-"""What software ran: versions, commit, variables and threads. No host name, user or path."""
+"""Software environment: versions, commit, variables and threads. No host name, user or path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ VARIABLES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that compute; None where one is not installed."""
+    """Return the versions of Python and of computing packages; None if one is not installed."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -63,7 +63,7 @@ def versions() -> dict[str, str | None]:
 
 
 def git() -> dict[str, Any] | None:
-    """Commit of the checkout that this code runs from and whether it was changed since.
+    """Return the commit of this checkout and whether it has uncommitted changes.
 
     None for an installed package, or without git.
     """
@@ -78,7 +78,7 @@ def git() -> dict[str, Any] | None:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that matter and are set; of a value's paths the last part only."""
+    """Return the relevant environment variables that are set. Paths are cut to their last part."""
     return {
         name: ":".join(part.rpartition("/")[2] for part in os.environ[name].split(":"))
         for name in VARIABLES
@@ -87,12 +87,12 @@ def variables() -> dict[str, str]:
 
 
 def threads() -> dict[str, int]:
-    """Threads of PyTorch: within an operation, and between operations."""
+    """Return the number of PyTorch threads within an operation and between operations."""
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
 
 
 def clock() -> dict[str, Any]:
-    """The timer's source, its stated resolution and its smallest step seen, in nanoseconds."""
+    """Return the timer's source, its resolution and its smallest observed step, in ns."""
     info = time.get_clock_info("perf_counter")
     readings = [time.perf_counter_ns() for _ in range(1000)]
     steps = [b - a for a, b in itertools.pairwise(readings) if b > a]

@@ -1,6 +1,6 @@
-"""Whether specbench works here: what is there, what is missing, what that prevents, what mends it.
+"""Checks of the installation: what is missing, what does not work without it, and how to fix it.
 
-Nothing is downloaded, and no value holds a path, a host or a user.
+Nothing is downloaded, and no value contains a path, a host or a user.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 
 from specbench_cli.engine.models.linear import lacks_kernels, own_kernels
 from specbench_cli.measure import environment, machine
-from specbench_cli.measure.quiet import CEILING, QuietMeter
+from specbench_cli.measure.quiet import NOISE_LIMIT, NoiseMeter
 
 DISTRIBUTION = "specbench-cli"
 OLDEST_PYTHON = (3, 11)
 COMPILERS = ("g++", "c++", "clang++")
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""There if the system has a driver for NVIDIA's cards, whatever torch was built for."""
+"""Exists if the system has an NVIDIA driver, whatever torch was built for."""
 EXTRAS = {
     "test": "the tests, linters and types of this project",
     "docs": "the docs as a site: mkdocs serve",
@@ -38,19 +38,20 @@ EXTRAS = {
     "mlflow": "specbench export --mlflow",
     "mutation": "mutmut run: are the tests any good",
 }
-"""What cannot be done without an extra; all else works."""
+"""What each extra of the package is needed for."""
 
 Status = Literal["ok", "limited", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """What was found of one thing.
+class HealthCheck:
+    """Result of one check.
 
     Attributes:
-        status: "limited" where something is not there that a run may do without.
-        needed: whether the default run needs it.
-        prevents, mend: of what is not ok: what it stands in the way of, and what to type.
+        status: "limited" if a run can work without it.
+        needed: True if the default run needs it.
+        prevents, mend: If the status is not "ok": what does not work, and the command that fixes
+            it.
     """
 
     name: str
@@ -62,14 +63,14 @@ class Check:
 
     @property
     def fatal(self) -> bool:
-        """Whether the default run cannot work."""
+        """Return True if the default run cannot work."""
         return self.needed and self.status == "missing"
 
 
-def software() -> Iterator[Check]:
-    """Python, and every package that this installation requires."""
+def software() -> Iterator[HealthCheck]:
+    """Check Python and all packages that this installation requires."""
     version = environment.versions()["python"] or ""
-    yield Check(
+    yield HealthCheck(
         "python",
         "ok" if sys.version_info >= OLDEST_PYTHON else "missing",
         version,
@@ -80,7 +81,7 @@ def software() -> Iterator[Check]:
     yield from _packages()
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[HealthCheck]:
     from packaging.requirements import Requirement
 
     try:
@@ -98,7 +99,7 @@ def _packages() -> Iterator[Check]:
                 absent_extras[extra].append(requirement.name)
         elif requirement.name != DISTRIBUTION:
             wanted = f"{requirement.name}{requirement.specifier}"
-            yield Check(
+            yield HealthCheck(
                 requirement.name,
                 "ok" if fits else "missing",
                 found or "not installed",
@@ -107,7 +108,7 @@ def _packages() -> Iterator[Check]:
                 needed=True,
             )
     for extra, absent in absent_extras.items():
-        yield Check(
+        yield HealthCheck(
             f"extra {extra}",
             "limited" if absent else "ok",
             f"not installed: {', '.join(absent)}" if absent else "installed",
@@ -117,7 +118,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _extra(marker: object) -> str:
-    """The extra that a requirement belongs to: `extra == "test"`."""
+    """Return the extra that a requirement belongs to: `extra == "test"`."""
     name, _, value = str(marker or "").rpartition("extra == ")
     return value.strip("\"' ") if name or value != str(marker or "") else ""
 
@@ -129,16 +130,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def hardware() -> Iterator[Check]:
-    """Processor, memory, accelerators, threads."""
+def hardware() -> Iterator[HealthCheck]:
+    """Check processor, memory, accelerators and threads."""
     parts = machine.hardware()
     usable = parts["usable"] or parts["threads"]
-    yield Check("cpu", "ok", f"{parts['cpu']}, {usable} usable of {parts['threads']} threads")
+    yield HealthCheck("cpu", "ok", f"{parts['cpu']}, {usable} usable of {parts['threads']} threads")
     free = psutil.virtual_memory().available / 2**30
-    yield Check("memory", "ok", f"{free:.1f} GiB free of {parts['memory_gib']}")
+    yield HealthCheck("memory", "ok", f"{free:.1f} GiB free of {parts['memory_gib']}")
     cards = [f"{card['name']} {card['memory_gib']} GiB" for card in parts["accelerators"]]
     unused = not cards and NVIDIA.exists()
-    yield Check(
+    yield HealthCheck(
         "gpu",
         "limited" if unused else "ok",
         ", ".join(cards) or ("a card that torch cannot use" if unused else "none: the CPU is used"),
@@ -146,7 +147,7 @@ def hardware() -> Iterator[Check]:
         "install a torch with CUDA: https://pytorch.org/get-started/locally",
     )
     threads = torch.get_num_threads()
-    yield Check(
+    yield HealthCheck(
         "threads",
         "ok" if threads <= usable else "limited",
         f"{threads} in torch",
@@ -155,11 +156,11 @@ def hardware() -> Iterator[Check]:
     )
 
 
-def compiler() -> Check:
-    """A C++ compiler, which torch.compile needs."""
+def compiler() -> HealthCheck:
+    """Check for a C++ compiler, which torch.compile needs."""
     name = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     found = name if name and shutil.which(name) else None
-    return Check(
+    return HealthCheck(
         "C++ compiler",
         "ok" if found else "limited",
         Path(found).name if found else "none",
@@ -168,10 +169,10 @@ def compiler() -> Check:
     )
 
 
-def kernels() -> Check:
-    """What multiplies on this CPU: docs/explanations/kernels.md."""
+def kernels() -> HealthCheck:
+    """Check the matrix kernels on this CPU: docs/explanations/kernels.md."""
     lacking, own = lacks_kernels(), own_kernels(torch.device("cpu"), torch.float32)
-    return Check(
+    return HealthCheck(
         "kernels",
         "limited" if lacking else "ok",
         "torch's libraries" if own is None else "specbench's own, compiled by Numba",
@@ -180,36 +181,36 @@ def kernels() -> Check:
     )
 
 
-def quietness() -> Check:
-    """Other processes' share of the machine over the next second.
+def quietness() -> HealthCheck:
+    """Measure the CPU share of other processes during one second.
 
-    It passes: that a machine is noisy now does not make the installation wrong.
+    The check never fails: a noisy machine does not make the installation wrong.
     """
-    meter = QuietMeter()
+    meter = NoiseMeter()
     meter.open()
     share = meter.close()
     if share is None:
-        return Check(
+        return HealthCheck(
             "quietness",
             "limited",
             "cannot be measured here",
             "noticing that other programs disturb the times",
             "none on this system: close other programs before a run",
         )
-    return Check(
+    return HealthCheck(
         "quietness",
-        "ok" if share <= CEILING else "limited",
-        f"other processes use {share:.1%} of the machine; at most {CEILING:.0%} is quiet",
+        "ok" if share <= NOISE_LIMIT else "limited",
+        f"other processes use {share:.1%} of the machine; at most {NOISE_LIMIT:.0%} is quiet",
         "speedups: a run voids the times it takes now, and exits with 3",
         "close other programs (top), or keep such times, labelled: specbench run --allow-noise",
     )
 
 
-def writable(folder: Path) -> Check:
-    """Whether runs can be written below a folder that need not exist yet."""
+def writable(folder: Path) -> HealthCheck:
+    """Check that runs can be written to a folder, which need not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     fits = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    return Check(
+    return HealthCheck(
         "results",
         "ok" if fits else "missing",
         f"{folder} can be written" if fits else f"{folder} cannot be written from this folder",

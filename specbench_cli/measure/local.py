@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench_cli.errors import SpecbenchError, UsageError, WorkerLost
-from specbench_cli.measure.machine_lock import own as own_turns
+from specbench_cli.measure.machine_lock import get_machine_lock
 from specbench_cli.measure.manifest import rows
 from specbench_cli.measure.planning import left_out_notes
-from specbench_cli.measure.repeat_process import TUNING, resumption
+from specbench_cli.measure.redaction import redact_paths
+from specbench_cli.measure.repeat_process import TUNING, resume_command
 from specbench_cli.measure.run_checks import check_weights
-from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.plan import Plan, reason
 from specbench_cli.store.run_dir import COSTS, RunDir
 from specbench_cli.store.schema import BASELINE
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.method_costs import Between
+    from specbench_cli.measure.method_costs import InterleavedProbe
 
 
 def measure_repeat(
@@ -44,28 +44,28 @@ def measure_repeat(
     """
     # These modules import torch, which takes seconds. Nothing above needs it.
     from specbench_cli.measure.accept_rates import provide_rates
-    from specbench_cli.measure.answers import Answers
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.isolation.plugin_methods import PluginMethods
-    from specbench_cli.measure.method_costs import Between, provide_costs
+    from specbench_cli.measure.method_costs import InterleavedProbe, provide_costs
     from specbench_cli.measure.repeat import Repeat
+    from specbench_cli.measure.stored_outputs import StoredOutputs
 
     if not part and plan.config.repeats > 1:
         part = f"pass {number} of {plan.config.repeats}"
     view.stage("loading " + ", ".join(each.label for each in plan.checkpoints.values()))
     turns = None
     if in_turn is not None:
-        turns = own_turns(in_turn.resolve())  # registered until this process ends
+        turns = get_machine_lock(in_turn.resolve())  # registered until this process ends
         turns.waits_for_partner &= not run_dir.manifest.get("alone")
     lenient = part != TUNING  # which has candidates, not rows
     with closing(Bench(plan, lenient=lenient)) as bench:
-        plan = _able(plan, bench.unfit, run_dir, view)
+        plan = _drop_unfit(plan, bench.unfit, run_dir, view)
         bench.check_first_turns()
         provide_costs(plan, bench, run_dir)
         plan = provide_rates(plan, bench, run_dir, view)
         threads = bench.resolved()["threads"]
         plugins = PluginMethods(plan, run_dir, threads)
-        plan = _able(plan, plugins.unfit, run_dir, view)
+        plan = _drop_unfit(plan, plugins.unfit, run_dir, view)
         models, heads = bench.models(), {**bench.heads(), **plugins.heads}
         check_weights(run_dir, {**models, **heads}, force)
         effective = run_dir.manifest["config"]["effective"] | bench.resolved()
@@ -74,9 +74,9 @@ def measure_repeat(
         rounds, between = plan.config.probe, None
         if rounds is not None and part != TUNING:
             view.stage("warming up the probe")
-            between = Between(plan, bench, rounds, plugins.labels)
+            between = InterleavedProbe(plan, bench, rounds, plugins.labels)
         repeat = Repeat(
-            plan, bench, run_dir, Answers.read(run_dir), view, turns, plugins, part, between
+            plan, bench, run_dir, StoredOutputs.read(run_dir), view, turns, plugins, part, between
         )
         for own in plan.passes(number):
             repeat.run(own)
@@ -93,11 +93,11 @@ def measure_repeat(
         labels, why = ", ".join(repeat.left_out), next(iter(repeat.left_out.values()))
         raise WorkerLost(
             f"{labels} could not be run to the end: {why.message}",
-            hint=resumption(run_dir.path),
+            hint=resume_command(run_dir.path),
         )
 
 
-def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -> None:
+def _keep_costs(between: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
     """Store the costs that were probed between prompts, or note why there are none."""
     costs = between.costs()
     if costs is not None:
@@ -109,7 +109,9 @@ def _keep_costs(between: Between, run_dir: RunDir, view: RunView, number: int) -
         view.note("probe: other programs took too much of this machine: no costs were kept")
 
 
-def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView) -> Plan:
+def _drop_unfit(
+    plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view: RunView
+) -> Plan:
     """Return the plan without methods whose heads do not load, and note them.
 
     The manifest keeps a method that has records.
@@ -125,16 +127,16 @@ def _able(plan: Plan, unfit: Mapping[str, SpecbenchError], run_dir: RunDir, view
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
-    able = {
+    runnable = {
         method_run.label for method_run in rest.method_runs
     }  # one that was mended since can run again
-    left_out = {label: why for label, why in before.items() if label not in able}
-    left_out |= {label: without_folders(why) for label, why in found.items()}
+    left_out = {label: why for label, why in before.items() if label not in runnable}
+    left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
         answered = run_dir.answered()
         # The head of such a method loaded when the run began, so its records stay valid.
-        recorded = {label for _, _, label, _ in answered} - able
+        recorded = {label for _, _, label, _ in answered} - runnable
         kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
         run_dir.update(left_out=left_out, rows=[*rows(rest), *kept])
-        view.started(rest.cells, len(answered), run_dir.path)
+        view.started(rest.n_outputs, len(answered), run_dir.path)
     return rest

@@ -1,7 +1,4 @@
-"""What a run was measured on: the hardware, its fingerprint, and the operating system.
-
-Nothing here names the host, a user or a path.
-"""
+"""Hardware, fingerprint and operating system of this machine, without host, user or path."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def fingerprint() -> dict[str, Any]:
-    """Everything about this machine and installation that a figure may depend on.
+    """Return everything about this machine and installation that a figure may depend on.
 
     Returns:
-        `id`: 12 hexadecimal digits, the same for the same hardware whatever the software; then
-        `hardware`, `system`, `versions`, `git`, `variables`, `threads` and `clock`.
+        `id`: 12 hexadecimal digits that depend on the hardware only. Then `hardware`, `system`,
+        `versions`, `git`, `variables`, `threads` and `clock`.
     """
     parts = hardware()
     return {
@@ -45,7 +42,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def machine_id() -> str:
-    """The `id` of `fingerprint`."""
+    """Return the `id` of `fingerprint`."""
     return _id(hardware())
 
 
@@ -54,9 +51,10 @@ def _id(parts: Mapping[str, Any]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Processors, memory and accelerators that this process may use.
+    """Return the processors, memory and accelerators that this process may use.
 
-    Memory in whole GiB, as it varies by a few pages; the CPU quota as the container's kernel says.
+    Memory is in whole GiB, because it varies by a few pages. The CPU quota is the value of the
+    kernel.
     """
     return {
         "cpu": _cpu_model(),
@@ -72,7 +70,7 @@ def hardware() -> dict[str, Any]:
 
 
 def system() -> dict[str, Any]:
-    """Operating system and its frequency governor."""
+    """Return the operating system and its frequency governor."""
     return {
         "os": platform.system(),
         "release": platform.release(),
@@ -81,7 +79,8 @@ def system() -> dict[str, Any]:
 
 
 def _usable_cpus() -> int | None:
-    """CPUs that this process may run on, None where the system does not say."""
+    """Return the number of CPUs that this process may run on; None if the system does not report
+    it."""
     affinity = getattr(psutil.Process(), "cpu_affinity", None)
     return len(affinity()) if affinity else None
 
@@ -116,7 +115,7 @@ def _accelerators() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> str | None:
-    """A kernel file's one line; None where it does not exist or may not be read."""
+    """Return the line of a kernel file; None if it does not exist or cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Runs that take turns on a machine: one is at work, for a window of measurement, the others wait.
+"""Lock of the machine for runs that measure in turn: one measures a window while the others wait.
 
-What slows a machine for some seconds then slows all of them alike: BASE and NEW of a comparison.
-Whoever is at work holds the lock on a file, from before its models are loaded; a process that ends,
-however it does, lets go of it. In the file: who held it last, and who takes part.
+A disturbance of some seconds then affects all of them alike, for example BASE and NEW of a
+comparison. The measuring process locks a file from before its models are loaded. The lock is
+released whenever the process ends. The file contains the last holder and all members.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ import psutil
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 
-PATIENCE_S = 120.0
-"""How long the first one waits for a second."""
-_LOOK_S = 0.005
-"""How often who waits for another's turn looks whether it came; in it the other takes the lock."""
+PARTNER_WAIT_S = 120.0
+"""Maximum time in seconds that the first process waits for a second one."""
+_POLL_S = 0.005
+"""Interval in seconds at which a waiting process checks for its turn. Another process takes the
+lock in this time."""
 _MOST_CHARACTERS = 1 << 20
 
 
-class Turns:
-    """One process' part; made when it is its turn.
+class MachineLock:
+    """The machine lock of one process. Creating it waits for the lock.
 
     Args:
-        path: the file; made where there is none.
-        name: what tells it from the others; its process.
-        alive: whether the process of a name is there.
+        path: The lock file. It is created if it does not exist.
+        name: Identifies the process among the members.
+        alive: Returns True if the process with a name is running.
 
     Attributes:
         waits_for_partner: True if the next `pass_on` waits for a first partner. It waits only
             once; a partner that starts later joins without a wait.
 
     Raises:
-        UsageError: the file cannot be written, or the system has no such locks.
+        UsageError: the file cannot be written, or the system has no file locks.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Turns:
     ) -> None:
         self._path = path
         self._name = _name(psutil.Process()) if name is None else name
-        self._alive = _exists if alive is None else alive
+        self._alive = _is_alive if alive is None else alive
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -62,84 +63,87 @@ class Turns:
             raise UsageError(
                 f"--in-turn {error.message}", hint="name a file that does not exist"
             ) from error
-        others = self._others()
-        self._met, self.waits_for_partner = bool(others), True
-        self._write(last=self._read().get("last") if others else None, others=others)
+        partners = self._partners()
+        self._has_partner, self.waits_for_partner = bool(partners), True
+        self._write(last=self._read().get("last") if partners else None, partners=partners)
 
     def pass_on(self) -> bool:
-        """Let another one work until it passes on; returns whether there was one.
+        """Let another process measure until it passes the lock on. Return True if there was one.
 
-        Wait at most `PATIENCE_S` for the first partner, and only once. Wait for a known partner as
-        long as its process runs.
+        Wait at most `PARTNER_WAIT_S` for the first partner, and only once. Wait for a known partner
+        as long as its process runs.
         """
-        end = time.monotonic() + (PATIENCE_S if self.waits_for_partner and not self._met else 0.0)
+        end = time.monotonic() + (
+            PARTNER_WAIT_S if self.waits_for_partner and not self._has_partner else 0.0
+        )
         self.waits_for_partner = False
-        self._write(last=self._name, others=self._others())
+        self._write(last=self._name, partners=self._partners())
         while True:
             _unlock(self._file)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             _lock(self._file)
-            others = self._others()
-            self._met |= bool(others)
+            partners = self._partners()
+            self._has_partner |= bool(partners)
             if self._read().get("last") != self._name:
                 return True
-            if not others and (self._met or time.monotonic() >= end):
+            if not partners and (self._has_partner or time.monotonic() >= end):
                 return False
 
     def close(self) -> None:
-        """Take no turns any more."""
+        """Leave the lock."""
         self._file.close()
 
-    def _others(self) -> list[str]:
-        """Who else takes part, and lives."""
-        there: list[str] = self._read().get("there", [])
-        return [name for name in there if name != self._name and self._alive(name)]
+    def _partners(self) -> list[str]:
+        """Return the other members whose processes are running."""
+        members: list[str] = self._read().get("there", [])
+        return [name for name in members if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
-        """What is in the file; raises UsageError where that is somebody else's."""
+        """Return the content of the file. Raise UsageError if another program wrote it."""
         self._file.seek(0)
         try:
             text = self._file.read(_MOST_CHARACTERS)
-            held: dict[str, Any] = json.loads(text) if text else {}
+            content: dict[str, Any] = json.loads(text) if text else {}
         except ValueError:
-            held = {}
-        if text and not _is_ours(held):
+            content = {}
+        if text and not _is_lock_file(content):
             self.close()
             raise UsageError(
                 f"--in-turn {self._path} is a file of something else",
                 hint="name one that does not exist",
             )
-        return held
+        return content
 
-    def _write(self, *, last: str | None, others: list[str]) -> None:
+    def _write(self, *, last: str | None, partners: list[str]) -> None:
         self._file.seek(0)
         self._file.truncate()
-        json.dump({"last": last, "there": [*others, self._name]}, self._file)
+        json.dump({"last": last, "there": [*partners, self._name]}, self._file)
         self._file.flush()
 
 
-def _is_ours(held: Any) -> bool:
-    """Return True if `Turns` wrote the content of the file."""
-    if not isinstance(held, dict) or held.keys() != {"last", "there"}:
+def _is_lock_file(content: Any) -> bool:
+    """Return True if `MachineLock` wrote the content of the file."""
+    if not isinstance(content, dict) or content.keys() != {"last", "there"}:
         return False
-    last, there = held["last"], held["there"]
-    names = [*there, *([] if last is None else [last])] if isinstance(there, list) else [None]
+    last, members = content["last"], content["there"]
+    names = [*members, *([] if last is None else [last])] if isinstance(members, list) else [None]
     return all(isinstance(name, str) for name in names)
 
 
 @cache
-def own(path: Path) -> Turns:
-    """This process' part, kept until it ends: while a run is concluded, nobody measures."""
-    return Turns(path)
+def get_machine_lock(path: Path) -> MachineLock:
+    """Return the lock of this process. It is kept until the process ends, so nothing is measured
+    while a run is finished."""
+    return MachineLock(path)
 
 
 def _name(process: psutil.Process) -> str:
-    """Its number and when it began: numbers are given again."""
+    """Return the process id and the start time, because ids are reused."""
     return f"{process.pid} {process.create_time():.2f}"
 
 
-def _exists(name: str) -> bool:
-    """Whether a process is there, and not only because its parent does not know of its end."""
+def _is_alive(name: str) -> bool:
+    """Return True if a process is running and not only a zombie."""
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
@@ -154,7 +158,7 @@ def _exists(name: str) -> bool:
 
 
 def _lock(file: IO[str]) -> None:
-    """Wait for the lock; raises OSError where there are none."""
+    """Wait for the lock. Raise OSError if the system has no file locks."""
     try:
         import fcntl
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What is written of a run before anything is measured: the first state of its manifest."""
+"""The first manifest of a run, before anything is measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import on_one_line
 from specbench_cli.measure import environment
 from specbench_cli.measure.machine import fingerprint, machine_id
-from specbench_cli.measure.shown import shown
+from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.plan.controls import is_control
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
@@ -24,16 +24,16 @@ from specbench_cli.store.schema import SCHEMA
 
 
 def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of a run that has not begun.
+    """Return the manifest of a new run.
 
     Args:
-        sources: where each value of the configuration came from.
+        sources: Origin of each configuration value.
     """
     return {
         "schema": SCHEMA,
         "version": __version__,
         "created_utc": now(),
-        "config": {"effective": public(plan)},
+        "config": {"effective": effective_config(plan)},
         "config_sources": {key: Path(source).name for key, source in sources.items()},
         "machine": fingerprint(),
         "models": {},
@@ -71,17 +71,19 @@ def manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 
 
 def program(plan: Plan) -> dict[str, str]:
-    """What must be the same when a run is resumed, but for weights, which the manifest has apart:
-    a word for each thing, checksums cut to 12 digits. Where others measure, what is said of the
-    machine is theirs (`placed`)."""
+    """Return the facts that must not change when a run is resumed, except weights.
+
+    The manifest has weights in entries of their own. Checksums are cut to 12 digits. If workers
+    measure, the facts about machines are theirs (`machine_facts`).
+    """
     packages = {name: str(version) for name, version in environment.versions().items()}
-    settings = public(plan)
+    settings = effective_config(plan)
     return {
         **packages,
         "specbench": __version__,
-        "specbench's source": _source(),
+        "specbench's source": _source_checksum(),
         "schema": str(SCHEMA),
-        **(placed() if plan.config.executor == "local" else {}),
+        **(machine_facts() if plan.config.executor == "local" else {}),
         **{
             f"the file of {method_run.name}": method_run.file_sha256[:12]
             for method_run in plan.method_runs
@@ -93,20 +95,20 @@ def program(plan: Plan) -> dict[str, str]:
     }
 
 
-def placed() -> dict[str, str]:
-    """What must be the same wherever a run is measured."""
+def machine_facts() -> dict[str, str]:
+    """Return the facts that must be the same on every machine that measures the run."""
     variables = {f"variable {name}": value for name, value in environment.variables().items()}
     return {"machine": machine_id(), **variables}
 
 
-def is_placed(key: str) -> bool:
-    """Whether a word of `program` is one of `placed`."""
+def is_machine_key(key: str) -> bool:
+    """Return True if a key of `program` belongs to `machine_facts`."""
     return key == "machine" or key.startswith("variable ")
 
 
 @cache
-def _source() -> str:
-    """Checksum of our own code."""
+def _source_checksum() -> str:
+    """Return the checksum of specbench's own code."""
     home = Path(specbench_cli.__file__).parents[1]
     files = (file for name in ("specbench_cli", "methods") for file in (home / name).rglob("*.py"))
     return _digest(file.read_text(encoding="utf-8") for file in sorted(files))
@@ -117,21 +119,21 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
-    """Every row with its parameters and where they come from.
+    """Return the manifest entry of each method, with its parameters and their source.
 
-    timing_free: whether its counters are a function of inputs and seed alone. uses: the models and
-    heads that it drafts with: a model as `models` names it, a head by its kind. state_scope: how
-    long what it learns lives, with these parameters ("prompt", "run", "corpus"). accept: the rule
-    that lets draft tokens pass though the lossless one rejects them; null where none does.
-    workers: how many compute at once.
-    baseline: the label of the row that its speedups are over, whether that was run or not. control:
-    whether it is there for lossy rows to be held against.
+    timing_free: True if its counters depend on inputs and seed only.
+    uses: Names of its models and kinds of its heads.
+    state_scope: Lifetime of what it learns, with these parameters ("prompt", "run", "corpus").
+    accept: Rule that accepts tokens which the lossless rule rejects; None if there is none.
+    workers: Number of workers that compute at once.
+    baseline: Label of the method that its speedups refer to, whether it was run or not.
+    control: True if it is a control of lossy methods.
     """
     return [
         {
             "label": method_run.label,
             "method": method_run.name,
-            "params": shown(method_run.method.params.model_dump(mode="json")),
+            "params": redact_setting(method_run.method.params.model_dump(mode="json")),
             "source": method_run.source,
             "timing_free": method_run.method.timing_free,
             "state_scope": method_run.method.scope,
@@ -146,7 +148,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _containment(config: RunConfig) -> str | None:
-    """What answers' code was run in; None where none was."""
+    """Return how generated code was contained; None if none was executed."""
     if not config.run_code:
         return None
     return "limits" if config.uncontained else "namespaces"
@@ -154,19 +156,19 @@ def _containment(config: RunConfig) -> str | None:
 
 def _accepts(method_run: MethodRun) -> str | None:
     rule = method_run.method.accept
-    return None if rule is None or rule.off else on_one_line(str(rule))
+    return None if rule is None or rule.is_exact else on_one_line(str(rule))
 
 
 def _uses(plan: Plan, method_run: MethodRun) -> list[str]:
-    draft = ["draft"] if "draft" in method_run.method.needed else []
+    draft = ["draft"] if "draft" in method_run.method.requirements else []
     others = [plan.others[name].label for name in method_run.method.models()]
     return [*draft, *others, *(wanted.kind.kind for wanted in method_run.method.artifacts())]
 
 
-def public(plan: Plan) -> dict[str, Any]:
-    """The configuration with names in place of paths."""
+def effective_config(plan: Plan) -> dict[str, Any]:
+    """Return the configuration with names instead of paths."""
     return {
-        **shown(plan.config.model_dump(mode="json")),
+        **redact_setting(plan.config.model_dump(mode="json")),
         "target": plan.target.label,
         "draft": plan.draft.label if plan.draft else None,
         "grammar": None if plan.grammar is None else str(plan.grammar),
@@ -176,5 +178,5 @@ def public(plan: Plan) -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time, as manifests have it."""
+    """Return the current time in the format of manifests."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
 """Peak memory of a device since the last reset.
 
-On CUDA what PyTorch's allocator handed out; on the CPU the resident set of this process.
+On CUDA: memory allocated by PyTorch. On a CPU: resident set of this process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ RESET_PEAK = "5"  # proc(5): reset the peak resident set ("high water mark") to 
 
 
 def reset_peak(device: torch.device, worker: int | None = None) -> bool:
-    """Start a new peak.
+    """Reset the peak.
 
     Args:
-        worker: another process that belongs to what is measured.
+        worker: Process id of a worker whose memory counts too.
+
     Returns:
-        False where the system cannot: then `peak_bytes` is the peak since the process started, an
-        upper bound.
+        False if the system cannot reset it. Then `peak_bytes` is the peak since the process
+        started, an upper bound.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -44,29 +45,31 @@ def reset_peak(device: torch.device, worker: int | None = None) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what nothing holds any more: before other weights are read."""
+    """Free unused memory before other weights are loaded."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def peak_bytes(device: torch.device, worker: int | None = None) -> int:
-    """Most bytes held at once since the last reset; on a CPU with those of `worker`, another
-    process, at whichever moment it held its most."""
+    """Return the peak memory in bytes since the last reset.
+
+    On a CPU, the peak of the process `worker` is added, whenever it occurred.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    beside = 0
+    worker_peak = 0
     if worker is not None:
-        beside = _high_water_mark(PROCESSES / str(worker) / STATUS.name) or 0
+        worker_peak = _high_water_mark(PROCESSES / str(worker) / STATUS.name) or 0
     own = _high_water_mark(STATUS)
     if own is None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own = peak if sys.platform == "darwin" else peak * 1024
-    return own + beside
+    return own + worker_peak
 
 
 def _high_water_mark(status: Path) -> int | None:
-    """Peak resident set in bytes, where the system tells."""
+    """Return the peak resident set in bytes; None if the system does not report it."""
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -75,12 +78,13 @@ def _high_water_mark(status: Path) -> int | None:
     return int(fields["VmHWM"].split()[0]) * 1024 if "VmHWM" in fields else None
 
 
-class Ledger(TorchDispatchMode):
-    """Counts, while entered, the bytes of all tensors made inside that are still held: what an
-    allocator of tensors alone would say, to the byte and the same every time.
+class MemoryTracker(TorchDispatchMode):
+    """Counter of the bytes of all tensors that were created in its `with` block and still exist.
+
+    It is exact and reproducible, like an allocator that contains nothing but tensors.
 
     Attributes:
-        held: now. peak: the most at once.
+        held: Current bytes. peak: Largest value so far.
     """
 
     def __init__(self) -> None:
@@ -89,7 +93,7 @@ class Ledger(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation; take note of the memory that it made."""
+        """Execute an operation and count the memory of its results."""
         out = func(*args, **(kwargs or {}))
         for each in tree_leaves(out):
             if isinstance(each, torch.Tensor):

@@ -1,9 +1,9 @@
-"""`--memory-budget`: the largest settings that a run's memory has room for, chosen beforehand.
+"""`--memory-budget`: choose the largest batch and drafts that fit, before the run.
 
-The memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986), for this engine: weights of
-target and draft, rows of keys and values that are preallocated for every seat, and at the peak what
-a forward has in hand: activations of its rows, and the candidates' logits and distributions. Rows
-are counted exactly, by having the methods take their states from decoders that compute nothing.
+This is the memory model of SpecMemo (Yildirim, Chen, 2025, arXiv:2506.01986) for this engine:
+weights of target and draft model, preallocated keys and values of every batch slot, and at the peak
+the activations of a forward and the logits and distributions of the candidates. Rows are counted
+exactly: the methods allocate their states from decoders that compute nothing.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from specbench_cli.errors import MethodFault, PromptError, UsageError
 from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.placement import choose_device
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import Plan, make_plan, wave
+from specbench_cli.plan.plan import Plan, make_plan, prompts_per_batch
 from specbench_cli.tasks import Question, build_messages, render_prompt
 from specbench_cli.tasks.schema import Message
 
-CHANCE = 0.7
-"""That a draft token stands, as long as nothing is known: `LengthParams.acceptance`'s default."""
+DEFAULT_ACCEPTANCE = 0.7
+"""Acceptance rate of a draft token if nothing is known: as in `LengthParams.acceptance`."""
 
 
-class Room:
-    """What settings of a run take."""
+class MemoryModel:
+    """Memory of a run, as a function of its settings."""
 
     def __init__(self, config: RunConfig) -> None:
         self._plan = plan = make_plan(config)
         device, dtype = choose_device(config.home), getattr(torch, config.dtype)
         self._sizes = {
-            role: readable(lambda path: Sizes.of(path, device, dtype), checkpoint)
+            role: readable(lambda path: ModelSizes.read(path, device, dtype), checkpoint)
             for role, checkpoint in plan.checkpoints.items()
         }
         self._budget = max(map(plan.budget, plan.questions))
-        self._prompts = list(_prompts(plan, self._budget))
-        self.asked = {method_run.label: _draft(method_run) for method_run in plan.method_runs}
+        self._prompt_lengths = list(_prompt_lengths(plan, self._budget))
+        self.asked = {method_run.label: _draft_size(method_run) for method_run in plan.method_runs}
 
-    def footprint(self, batch: int, most: int) -> Footprint:
-        """Of a batch whose rows draft at most so many tokens a step."""
+    def compute_footprint(self, batch: int, most: int) -> Footprint:
+        """Return the footprint of a batch whose methods draft at most `most` tokens per step."""
         plan = self._plan
         methods = [
-            (_limited(method_run, min(asked, most)), min(asked, most))
+            (_limit_draft(method_run, min(asked, most)), min(asked, most))
             for method_run, asked in zip(plan.method_runs, self.asked.values(), strict=True)
         ]
-        groups = _groups(plan, batch, self._prompts)
+        groups = _batches(plan, batch, self._prompt_lengths)
         chunk, rule = plan.config.prefill_chunk, plan.config.rule
-        return footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
+        return compute_footprint(methods, self._sizes, groups, self._budget, batch, chunk, rule)
 
     def tokens(self, batch: int, most: int) -> float:
-        """Tokens that a step of each row is expected to bring, all rows together."""
+        """Return the expected tokens per step, summed over all methods."""
         return batch * sum(
-            expected(
-                getattr(method_run.method.params, "acceptance", CHANCE),
+            expected_tokens(
+                getattr(method_run.method.params, "acceptance", DEFAULT_ACCEPTANCE),
                 min(self.asked[method_run.label], most),
                 tree="nodes" in type(method_run.method.params).model_fields,
             )
@@ -79,68 +79,71 @@ class Room:
         )
 
     def limited(self, most: int) -> list[dict[str, Any]]:
-        """The rows of a configuration that draft at most so many tokens."""
+        """Return the methods of the configuration with drafts of at most `most` tokens."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
-            key, asked = _key(method_run.method), self.asked[method_run.label]
+            key, asked = _draft_param(method_run.method), self.asked[method_run.label]
             changed = {} if key is None or asked <= most else {key: most}
             rows.append({**row.model_dump(), "params": {**row.params, **changed}})
         return rows
 
 
 def within(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
-    """A configuration within its memory budget, and what the manifest keeps of that; as it is where
-    it has none.
+    """Return a configuration that fits into its memory budget, and the manifest entry of the
+    choice.
 
-    What was asked for (batch, draft lengths, tree nodes) is the most that is taken. Of all that
-    fits, what is expected to bring most tokens a step is chosen; the larger batch of two alike.
+    The configured batch, draft lengths and tree sizes are upper limits. Among the settings that
+    fit, the one with the most expected tokens per step is chosen; of two equal ones the larger
+    batch. Without a budget the configuration is unchanged.
 
     Raises:
-        UsageError: nothing fits, or a row's memory is not known beforehand.
+        UsageError: nothing fits, or the memory of a method cannot be predicted.
     """
     if config.memory_budget is None:
         return config, None
     limit = nbytes(config.memory_budget)
     try:
-        room = Room(config)
-        least = room.footprint(1, 1)
+        model = MemoryModel(config)
+        least = model.compute_footprint(1, 1)
         if least.total > limit:
             raise UsageError(
                 f"--memory-budget {config.memory_budget} is impossible: batch 1 with drafts of one"
-                f" token takes {written(least)}",
+                f" token takes {format_footprint(least)}",
                 hint=f"--memory-budget {-(-least.total // 1_000_000)}MB or more, a smaller --target"
                 " or --draft, --dtype bfloat16, fewer methods, or shorter outputs"
                 " (--max-new-tokens)",
             )
-        batch, most = max(_fitting(room, config.batch, limit), key=lambda each: room.tokens(*each))
-        chosen = room.footprint(batch, most)
+        batch, most = max(
+            _fitting_settings(model, config.batch, limit), key=lambda each: model.tokens(*each)
+        )
+        chosen = model.compute_footprint(batch, most)
     except MethodFault as fault:
         raise UsageError(
             f"--memory-budget: {fault.message}", hint="leave that row out, or --memory-budget"
         ) from fault
-    rows = room.limited(most)
-    told = {
+    rows = model.limited(most)
+    facts = {
         "budget_bytes": limit,
-        "asked": {"batch": config.batch, "drafts": room.asked},
+        "asked": {"batch": config.batch, "drafts": model.asked},
         "chosen": {
             "batch": batch,
-            "drafts": {label: min(asked, most) for label, asked in room.asked.items()},
+            "drafts": {label: min(asked, most) for label, asked in model.asked.items()},
         },
         "predicted": {**asdict(chosen), "total": chosen.total},
     }
     data = {**config.model_dump(), "batch": batch, "methods": rows}
-    return RunConfig.model_validate(data), told
+    return RunConfig.model_validate(data), facts
 
 
-def written(found: Footprint) -> str:
-    """A footprint, for a person."""
+def format_footprint(found: Footprint) -> str:
+    """Format a footprint for the user."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
 
-def sentence(told: Mapping[str, Any]) -> str:
-    """What was chosen, for a person."""
-    asked, chosen = told["asked"], told["chosen"]
+def describe_choice(facts: Mapping[str, Any]) -> str:
+    """Describe the chosen settings for the user."""
+    asked, chosen = facts["asked"], facts["chosen"]
     drafts = ", ".join(
         f"{label} {most} of {asked['drafts'][label]}"
         for label, most in chosen["drafts"].items()
@@ -149,29 +152,29 @@ def sentence(told: Mapping[str, Any]) -> str:
     words = f"batch {chosen['batch']} of {asked['batch']}" + (
         f"; drafts: {drafts}" if drafts else ""
     )
-    found = Footprint(**{k: v for k, v in told["predicted"].items() if k != "total"})
-    return f"within {_mb(told['budget_bytes'])}: {words}; predicted {written(found)}"
+    found = Footprint(**{k: v for k, v in facts["predicted"].items() if k != "total"})
+    return f"within {_mb(facts['budget_bytes'])}: {words}; predicted {format_footprint(found)}"
 
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _fitting(room: Room, asked: int, limit: int) -> Iterator[tuple[int, int]]:
-    """For each batch that fits, the largest first, with the longest drafts that do."""
-    longest = max(1, *room.asked.values())
+def _fitting_settings(model: MemoryModel, asked: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield each batch size that fits, largest first, with the longest drafts that fit."""
+    longest = max(1, *model.asked.values())
     for batch in range(asked, 0, -1):
         low, high = 0, longest  # what takes more with each draft token is searched by halves
         while low < high:
             middle = -(-(low + high) // 2)
-            fits = room.footprint(batch, middle).total <= limit
+            fits = model.compute_footprint(batch, middle).total <= limit
             low, high = (middle, high) if fits else (low, middle - 1)
         if low:
             yield batch, low
 
 
-def _key(method: Method) -> str | None:
-    """The parameter that bounds a method's draft; None for one that drafts nothing."""
+def _draft_param(method: Method) -> str | None:
+    """Return the parameter that limits a method's draft; None if the method does not draft."""
     params = method.params
     if isinstance(params, LengthParams):
         return "length" if isinstance(params.length, int) else "max"
@@ -179,9 +182,9 @@ def _key(method: Method) -> str | None:
     return next((key for key in ("nodes", "length") if key in fields), None)
 
 
-def _draft(method_run: MethodRun) -> int:
-    """Most draft tokens a step. Raises MethodFault where that is chosen later."""
-    key = _key(method_run.method)
+def _draft_size(method_run: MethodRun) -> int:
+    """Return the maximum number of draft tokens per step. Raise MethodFault if it is unknown."""
+    key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
     if not isinstance(most, int):
         raise MethodFault(
@@ -190,19 +193,20 @@ def _draft(method_run: MethodRun) -> int:
     return most
 
 
-def _limited(method_run: MethodRun, most: int) -> Method:
-    key, method = _key(method_run.method), method_run.method
+def _limit_draft(method_run: MethodRun, most: int) -> Method:
+    key, method = _draft_param(method_run.method), method_run.method
     if key is None:
         return method
     return type(method)(method.params.model_copy(update={key: most}))
 
 
-def _prompts(plan: Plan, budget: int) -> Iterator[int]:
-    """The longest prompt of each question: all its turns, with the longest answers in between."""
+def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
+    """Yield the maximum prompt length of each question: all turns, with the longest answers in
+    between."""
     tokenizer, label = tokenizer_of(plan.target), plan.target.label
     for question in plan.questions:
         lengths: list[int] = []
-        for turn, before in zip(question.turns, _before(question), strict=True):
+        for turn, before in zip(question.turns, _context_messages(question), strict=True):
             messages = build_messages([turn], [], before)
             try:
                 ids = render_prompt(tokenizer, messages, raw=plan.config.raw, label=label)
@@ -215,15 +219,15 @@ def _prompts(plan: Plan, budget: int) -> Iterator[int]:
         yield sum(lengths) + (len(lengths) - 1) * budget
 
 
-def _before(question: Question) -> list[Sequence[Message]]:
-    """What stands before each turn, but for the turns themselves."""
+def _context_messages(question: Question) -> list[Sequence[Message]]:
+    """Return the messages before each turn, without earlier turns."""
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
-def _groups(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
-    """The prompts that are decoded together, in each turn."""
+def _batches(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
+    """Return the prompt lengths of each batch, in each turn."""
     asked = [(len(each.turns), n) for each, n in zip(plan.questions, prompts, strict=True)]
-    size = len(asked) if plan.loads else wave(batch)
+    size = len(asked) if plan.loads else prompts_per_batch(batch)
     dealt = [asked[first : first + size] for first in range(0, len(asked), size)]
     return [
         [n for turns, n in own if turns >= turn]
@@ -235,34 +239,33 @@ def _groups(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
 # ---- the footprint of a batch --------------------------------------------------------------------
 
 NOISE_BLOCK, NOISE_NUMBERS, NOISE_PARTS = 32, 1 << 20, 8
-"""Coupled decoding makes noise of so many positions at once, or fewer of a large vocabulary, by way
-of so many float64 of each; see `sampling.Noise`."""
+"""Coupled sampling computes noise for blocks of positions, with fewer positions if the vocabulary
+is large, through several float64 arrays each; see `sampling.Noise`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a model takes, in bytes.
+class ModelSizes:
+    """Memory of a model in bytes.
 
-    weights: of all, copies included. row: of the keys and values of a token. scratch: of the
-    buffers that a token of a forward has (`plan.Scratch`). moving: of what is made beside them in a
-    layer: rows of the hidden size before and after, and the MLP's two halves, where their product
-    is of a form that cannot write into a buffer. logits: of a row of logits. vocab: how many there
-    are.
+    weights: All weights with copies. row: Keys and values of a token. scratch: Buffers of a token
+    in a forward (`plan.Scratch`). temporaries: Other tensors of a layer: rows of the hidden size
+    before and after it, and the MLP's two halves if their product cannot write into a buffer.
+    logits: A row of logits. vocab: Number of logits.
     """
 
     weights: int
     row: int
     scratch: int
-    moving: int
+    temporaries: int
     logits: int
     vocab: int
 
     @classmethod
-    def of(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self:
-        """Of a checkpoint, by its config and the shapes of its tensors.
+    def read(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Self:
+        """Read the sizes of a checkpoint from its config and the shapes of its tensors.
 
         Raises:
-            MethodFault: it does not run through our own decoder.
+            MethodFault: the checkpoint does not run in our own decoder.
         """
         config = read_config(folder)
         if not fits(config):
@@ -283,7 +286,7 @@ class Sizes:
             weights=weights,
             row=text.num_hidden_layers * kv * size,
             scratch=(2 * inner + 2 * heads * width + kv + hidden) * size,
-            moving=(halves + 3 * hidden) * size,
+            temporaries=(halves + 3 * hidden) * size,
             logits=facts.vocab_size * size,
             vocab=facts.vocab_size,
         )
@@ -291,9 +294,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes at the peak. weights, draft: of the target, of the draft model; rows: both ones' keys
-    and values; activations: of the largest forward; candidates: logits, distributions, noise of
-    drafts."""
+    """Bytes at the peak.
+
+    weights, draft: Weights of the target and of the draft model. rows: Keys and values of both.
+    activations: The largest forward. candidates: Logits, distributions and noise of drafts.
+    """
 
     weights: int
     draft: int
@@ -303,29 +308,32 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(asdict(self).values())
 
 
-def footprint(
+def compute_footprint(
     methods: Sequence[tuple[Method, int]],
-    sizes: Mapping[str, Sizes],
+    sizes: Mapping[str, ModelSizes],
     groups: Sequence[Sequence[int]],
     budget: int,
     batch: int,
     chunk: int,
     rule: Rule,
 ) -> Footprint:
-    """What rows of a run hold, one after another in one process; states are kept between them.
+    """Return the memory of methods that run one after another in one process, which keeps their
+    states.
 
     Args:
-        methods: each with its most draft tokens a step.
-        sizes: of "target", and of "draft" if a method needs one.
-        groups: lengths of the prompts that are decoded together, in their order; budget: most new
-            tokens.
-        batch: sequences that take part in a step. chunk: most tokens of prompts beside them.
+        methods: Each with its maximum number of draft tokens per step.
+        sizes: Sizes of "target", and of "draft" if a method needs one.
+        groups: Prompt lengths of each batch, in their order.
+        budget: Maximum number of new tokens.
+        batch: Number of sequences in a step.
+        chunk: Maximum number of prompt tokens beside them.
+
     Raises:
-        MethodFault: a method drafts by something else than a draft model or a lookup.
+        MethodFault: a method drafts with something else than a draft model or a lookup.
     """
     prompts = max(groups, key=len)
     scripts = [Script((at,) * n, (0,), (False,), budget) for at, n in enumerate(prompts)]
@@ -340,7 +348,7 @@ def footprint(
         if method.artifacts() or method.models() or not method.batches:
             raise MethodFault(f"what {type(method).name} holds beside a draft model is not known")
         for n in {1, *map(len, groups)}:  # a row is warmed up alone
-            held = method.held(batch)
+            held = method.max_sequences(batch)
             for session in Batch(
                 workspace, requests[:n], Sampling(), size=batch, slots=held
             ).join():
@@ -349,9 +357,9 @@ def footprint(
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
     # Neighbours are prefilled together: the first ones, and others where as many end at once.
-    seats = max(method.held(batch) for method, _ in methods)
+    slots = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
-        (group[first : first + seats] for group in groups for first in range(len(group))), key=sum
+        (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
     # Buffers of short blocks are kept: of prompts, and of a step or two.
     short = sorted({n for group in groups for n in group if n <= FEW})[-MAX_SCRATCH:]
@@ -365,10 +373,13 @@ def footprint(
         noise = block * 4 * min(2, -(-budget // rows)) * batch  # of each one's last two blocks
         distributions = block * 8 * NOISE_PARTS
     long = sum(joining) if max(joining) > FEW else 0
-    prefill = sum(joining) * target.moving + long * target.scratch, len(joining) * target.logits
+    prefill = (
+        sum(joining) * target.temporaries + long * target.scratch,
+        len(joining) * target.logits,
+    )
     # A step's logits are held until the next one's are there.
-    beside = min(chunk, longest) if max(map(len, groups)) > seats else 0
-    verify = (step + beside) * target.moving, 2 * step * target.logits
+    beside = min(chunk, longest) if max(map(len, groups)) > slots else 0
+    verify = (step + beside) * target.temporaries, 2 * step * target.logits
     decide = 0, verify[1] + distributions
     activations, candidates = max(prefill, verify, decide, key=sum)
     return Footprint(
@@ -380,12 +391,13 @@ def footprint(
     )
 
 
-def expected(chance: float, nodes: int, *, tree: bool) -> float:
-    """Tokens that a step brings with so many draft tokens: the target's own and, of a chain or of
-    the best tree, the sum of the chances that all up to a node stand.
+def expected_tokens(chance: float, nodes: int, *, tree: bool) -> float:
+    """Return the expected number of tokens of a step with `nodes` draft tokens.
 
-    A node's best child stands with `chance`, its next one with that of the rest, and so on: the
-    best tree takes the nodes of the largest products, and with a node always its parent.
+    It is the target's own token plus the sum of the probabilities that a node and all its ancestors
+    are accepted, for a chain or the best tree. A node's best child is accepted with `chance`, the
+    next one with the same chance of the rest, and so on. The best tree has the nodes with the
+    largest products.
     """
     total, open_ = 1.0, [(-chance, chance)]
     for _ in range(nodes):

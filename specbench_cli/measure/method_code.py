@@ -14,9 +14,8 @@ from specbench_cli.time_limit import limit_time
 
 
 @contextmanager
-def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
-    """While entered, a method may have workers beside the target, which computes where it then
-    should; afterwards they have nothing more to do, and disturb no other method."""
+def run_workers(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
+    """Run the `with` block with the workers of a method. Wait until they are idle at the end."""
     with transport.placed() if parallel else nullcontext():
         try:
             yield
@@ -30,23 +29,24 @@ def staffed(session: Session, transport: Transport, parallel: bool) -> Iterator[
 
 
 @contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """While entered, Python code is interrupted after so many seconds; in the main thread of a
-    system that has such a timer.
+def enforce_time_limit(seconds: float | None) -> Iterator[None]:
+    """Interrupt Python code in the `with` block after some seconds.
+
+    This works in the main thread, on systems with interval timers.
 
     Raises:
-        MethodFault: it was.
+        MethodFault: the time is over.
     """
     message = f"no end after {seconds or 0:g} s (--timeout-per-prompt)"
     with limit_time(seconds, message, MethodFault):
         yield
 
 
-def one_line(failure: BaseException) -> str:
-    """The failure, where it arose and what to do about it, without a path of this machine.
+def describe_failure(failure: BaseException) -> str:
+    """Return the failure, its location and its hint on one line, without paths of this machine.
 
     Raises:
-        KeyboardInterrupt: it is one: somebody wants the run to stop.
+        KeyboardInterrupt: the failure is one, so the user wants to stop the run.
     """
     if isinstance(failure, KeyboardInterrupt):
         raise failure

@@ -1,5 +1,7 @@
-"""What forwards cost: for a run's methods that choose by it, the same to the run's end; and for
-predictions of its times, probed by itself or between a run's prompts."""
+"""Costs of forwards, for methods that use them and for predictions.
+
+They stay the same during a run. A probe measures them on its own or between the prompts of a run.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +12,53 @@ from typing import Any
 from specbench_cli import __version__, registry
 from specbench_cli.config.sweep import settings
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.costs import Costs, Setup, find_kept
+from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.measure.machine import fingerprint
 from specbench_cli.measure.manifest import now
-from specbench_cli.measure.probe import Measured, Probe
-from specbench_cli.measure.quiet import QuietMeter, Windows
-from specbench_cli.measure.rounds import Decoding, Together
-from specbench_cli.measure.step_costs import StepCosts, of_kept, quick
+from specbench_cli.measure.probe import Probe, ProbeResult
+from specbench_cli.measure.probe_rounds import BatchDecoding, SessionDecoding
+from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
+from specbench_cli.measure.step_costs import StepCosts, measure_step_costs, step_costs_from_probe
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
-GROWN: tuple[dict[str, Any], ...] = (
+TREE_PARAMS: tuple[dict[str, Any], ...] = (
     {"depth": 2, "width": 4, "nodes": 4},
     {"depth": 5, "width": 4, "nodes": 16},
     {"depth": 5, "width": 8, "nodes": 32},
 )
-DRAFTING: dict[str, tuple[dict[str, Any], ...]] = {
+PROBED_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": (),
     "sps": ({"length": 2}, {"length": 6}),
     "sps-tree": (
         {"widths": (2, 1)},
         {"widths": (4, 1, 1, 1, 1)},
-        *({"shape": "dynamic"} | params for params in GROWN),
+        *({"shape": "dynamic"} | params for params in TREE_PARAMS),
     ),
-    "eagle2": GROWN,
-    "eagle3": GROWN,
+    "eagle2": TREE_PARAMS,
+    "eagle3": TREE_PARAMS,
     "mtp": ({"length": 1}, {"length": 4}),
 }
-"""Parameters of the sessions that tell what drafting costs the host; of others, those given."""
+"""Parameters of sessions that measure the host work of drafting. Other methods use their own."""
 
-TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
+BATCH_PARAMS: dict[str, tuple[dict[str, Any], ...]] = {
     "vanilla": ({},),
     "pld": ({},),
     "eqspec": ({"length": 2}, {"length": 6}),
 }
-"""What decodes batches that are probed, as far as there is a draft model for it."""
+"""Methods that decode the probed batches, if there is a draft model for them."""
 
-TEXTS = 24
-"""Questions of a run that a probe between its prompts decodes to time the host's work."""
+MAX_PROMPTS = 24
+"""Number of questions that a probe between prompts decodes to measure the host work."""
 
 
 def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
-    """Let a run's methods know what forwards cost, if one of them asks.
+    """Provide the costs of forwards to the methods of a run, if one of them uses them.
 
-    They are those that the manifest holds since the run began. Until then: those of the probe kept
-    of this machine, these models, this set-up and software, if it was quiet and no method goes by
-    the load; else they are measured now, whole steps of several sequences too where a method does.
+    The manifest keeps them from the start of the run. A new run uses the cached probe of this
+    machine, models, setup and software if it was quiet and no method depends on the load. Otherwise
+    they are measured now, with whole steps of several sequences if a method depends on the load.
     """
     if not any(method_run.method.uses_costs for method_run in plan.method_runs):
         return
@@ -65,10 +67,10 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     if held:
         costs = StepCosts.model_validate(held)
     else:
-        kept = None if by_load else _kept(plan, bench, run_dir.manifest["machine"])
-        costs = kept or quick(
+        kept = None if by_load else _load_cached(plan, bench, run_dir.manifest["machine"])
+        costs = kept or measure_step_costs(
             bench.workspace,
-            Windows(QuietMeter(), allow_noise=True),
+            MeasurementWindows(NoiseMeter(), allow_noise=True),
             bench.context,
             most=plan.config.batch if by_load else 0,
             sampling=plan.sampling,
@@ -77,61 +79,61 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
     bench.workspace.costs = cache(costs)
 
 
-def _kept(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
-    """Those of a kept probe that a run of now can go by."""
+def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
+    """Return the costs of a cached probe that applies to this run, if there is one."""
     facts = bench.models() | bench.drafting_heads()
     models = {name: each["sha256"] for name, each in facts.items()}
-    setup = Setup(dtype=plan.config.dtype, **bench.resolved())
-    found = find_kept(machine["id"], models, setup)
+    setup = CostSetup(dtype=plan.config.dtype, **bench.resolved())
+    found = find_cached(machine["id"], models, setup)
     if found is None or found.quietness.noisy:
         return None
     then = found.version, found.machine.get("versions")
-    return of_kept(found) if then == (__version__, machine["versions"]) else None
+    return step_costs_from_probe(found) if then == (__version__, machine["versions"]) else None
 
 
-def sessions(method_run: MethodRun) -> dict[str, Decoding]:
-    """What decodes a method's sessions in a probe, by name."""
+def sessions(method_run: MethodRun) -> dict[str, SessionDecoding]:
+    """Return functions that decode a method's sessions in a probe, by name."""
     return {
         " ".join((method_run.label, *settings(params))): registry.build(
             method_run.name, {**method_run.passed, **params}
         ).generate
-        for params in DRAFTING.get(method_run.name, ({},))
+        for params in PROBED_PARAMS.get(method_run.name, ({},))
     }
 
 
-def sizes(most: int | None) -> tuple[int, ...]:
-    """The batches that are probed: 1, 2, 4 and so on, up to the most."""
+def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
+    """Return the batch sizes to probe: 1, 2, 4 and so on, up to the maximum."""
     if most is None:
         return ()
     doubled = (1 << power for power in range(most.bit_length()))
     return tuple(dict.fromkeys((*doubled, most)))
 
 
-def together(drafted: bool) -> dict[str, Together]:
-    """What decodes batches, by name."""
+def together(drafted: bool) -> dict[str, BatchDecoding]:
+    """Return functions that decode batches, by name."""
     return {
         " ".join((name, *settings(params))): registry.build(name, params).generate_batch
-        for name, each in TOGETHER.items()
+        for name, each in BATCH_PARAMS.items()
         for params in each
         if drafted or "draft" not in registry.ours()[name].needs
     }
 
 
-def costs_of(found: Measured, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
-    """What a probe found, with whose it is."""
+def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
+    """Return the costs of a probe's result, with machine, models and setup."""
     return Costs(
         version=__version__,
         created_utc=now(),
         machine=machine,
-        models=models_of(bench),
-        setup=Setup(dtype=plan.config.dtype, **bench.resolved()),
+        models=probed_models(bench),
+        setup=CostSetup(dtype=plan.config.dtype, **bench.resolved()),
         seed=plan.config.seed,
         **vars(found),
     )
 
 
-def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Of each model that is probed what tells it from others."""
+def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Return facts that identify each probed model."""
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
         role: {name: facts[name] for name in kept if name in facts}
@@ -139,13 +141,14 @@ def models_of(bench: Bench) -> dict[str, dict[str, Any]]:
     }
 
 
-class Between:
-    """A probe whose rounds lie between a pass's prompts, spread evenly: it meets the machine that
-    the prompts meet.
+class InterleavedProbe:
+    """Probe whose rounds are spread evenly between the prompts of a repeat.
+
+    It measures under the same conditions as the prompts.
 
     Args:
-        rounds: how many.
-        apart: rows that are decoded elsewhere: their sessions are not timed.
+        rounds: Number of rounds.
+        apart: Methods in plug-in processes, whose sessions are not timed.
 
     Raises:
         UsageError: the models cannot be probed.
@@ -160,31 +163,31 @@ class Between:
             and not method_run.method.peer
             and method_run.method.workers == 1
         ]
-        asked = plan.config
+        config = plan.config
         self._probe = Probe(
             bench.workspace,
-            Windows(QuietMeter(), allow_noise=asked.allow_noise),
+            MeasurementWindows(NoiseMeter(), allow_noise=config.allow_noise),
             {name: each for method_run in own for name, each in sessions(method_run).items()},
             positions=bench.context,
-            prompts=[bench.prompt(question, ()) for question in plan.questions[:TEXTS]],
-            batches=sizes(asked.batch if asked.batch > 1 else None),
+            prompts=[bench.prompt(question, ()) for question in plan.questions[:MAX_PROMPTS]],
+            batches=probed_batch_sizes(config.batch if config.batch > 1 else None),
             together=together("draft" in bench.workspace.decoders),
-            seed=asked.seed,
+            seed=config.seed,
         )
         self.done = 0
 
     def due(self, share: float) -> int:
-        """Rounds that lack when such a share of the prompts is done."""
+        """Return the number of rounds that are due when this share of the prompts is done."""
         return max(0, int(self.rounds * share + 1e-9) - self.done)
 
     def round(self) -> None:
         """Measure a round."""
-        self._probe.round()
+        self._probe.measure_round()
         self.done += 1
 
     def costs(self) -> Costs | None:
-        """What was found; None if nothing was measured, or noise took too much."""
-        found = self._probe.found() if self.done else None
-        if found is None or found.lost:
+        """Return the costs; None if nothing was measured, or too many rounds were noisy."""
+        found = self._probe.result() if self.done else None
+        if found is None or found.too_noisy:
             return None
-        return costs_of(found, self._bench, self._plan, fingerprint())
+        return make_costs(found, self._bench, self._plan, fingerprint())

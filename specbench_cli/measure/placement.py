@@ -1,4 +1,4 @@
-"""Where a run's target and the worker that drafts beside it compute, and what joins them."""
+"""Placement of the target and its parallel drafter on devices, and the transport between them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.plan import Plan
 
 TIMEOUT_S = 30.0
-TIMEOUT = "SPECBENCH_WORKER_TIMEOUT"
+TIMEOUT_VARIABLE = "SPECBENCH_WORKER_TIMEOUT"
 """Seconds after which a worker that does not answer counts as lost, and the variable that says
 otherwise."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A run's places.
+    """Placement of a run.
 
-    device: of the drafter. transport: what joins it to the target.
-    words: both places by role, as --devices has them.
-    apart: whether the drafter loads a draft of its own.
+    device: Device of the drafter. transport: Connection of drafter and target.
+    device_names: Both devices by role, as --devices writes them.
+    separate_draft: True if the drafter loads its own copy of the draft model.
     """
 
     device: torch.device
     transport: Transport
-    words: Mapping[str, str]
-    apart: bool
+    device_names: Mapping[str, str]
+    separate_draft: bool
 
 
-def check_places(plan: Plan) -> None:
-    """Raise EnvironmentFault if this machine has not what the configuration asks for."""
+def check_placement(plan: Plan) -> None:
+    """Raise EnvironmentFault if this machine does not have what the configuration requires."""
     home = choose_device(plan.config.home)
     check_threads(plan.config.threads)
     if plan.parallel:
@@ -46,36 +46,38 @@ def check_places(plan: Plan) -> None:
 
 
 def check_threads(asked: int | None) -> None:
-    """Raise EnvironmentFault if more threads are asked for than this machine has processors: those
-    wait for each other, and OpenMP ends the program where it cannot have them."""
-    here = os.cpu_count() or 1
-    if asked is not None and asked > here:
+    """Raise EnvironmentFault if the run uses more threads than this machine has processors.
+
+    Such threads wait for each other, and OpenMP ends the program if it cannot start them.
+    """
+    n_cpus = os.cpu_count() or 1
+    if asked is not None and asked > n_cpus:
         raise EnvironmentFault(
-            f"--threads {asked}: this machine's processors are {here}", hint=f"--threads {here}"
+            f"--threads {asked}: this machine's processors are {n_cpus}", hint=f"--threads {n_cpus}"
         )
 
 
 def placement(plan: Plan, home: torch.device) -> Placement:
-    """Where the workers of a run's methods compute, by the configuration or by default: on a CPU
-    the cores in halves, on a GPU two streams.
+    """Return the placement of a run: as configured, or by default two halves of the cores, or two
+    streams of a GPU.
 
     Raises:
-        EnvironmentFault: cores or GPUs that are not here. UsageError: no timeout.
+        EnvironmentFault: cores or GPUs do not exist. UsageError: the timeout is invalid.
     """
     asked = plan.config.devices
     if home.type == "cpu":
-        return _on_cores(asked)
+        return _place_on_cores(asked)
     name = asked["draft"] if asked else str(home)
     device = choose_device(name)
     target, draft = (f"cuda:{each.index or 0}" for each in (home, device))
-    words = {"target": target, "draft": draft}
+    device_names = {"target": target, "draft": draft}
     if target == draft:
-        return Placement(device, Threads(timeout=_timeout()), words, apart=False)
-    return Placement(device, Processes(timeout=_timeout()), words, apart=True)
+        return Placement(device, Threads(timeout=_timeout()), device_names, separate_draft=False)
+    return Placement(device, Processes(timeout=_timeout()), device_names, separate_draft=True)
 
 
 def choose_device(name: str) -> torch.device:
-    """The device asked for; "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
+    """Return a device by name. "auto" is the first GPU, else the CPU. Raises EnvironmentFault."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -88,9 +90,9 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _on_cores(asked: Mapping[str, str] | None) -> Placement:
-    named = {role: cores_of(place) for role, place in (asked or {}).items()}
-    places = {role: Place(cores) for role, cores in named.items()}
+def _place_on_cores(asked: Mapping[str, str] | None) -> Placement:
+    cores_by_role = {role: cores_of(place) for role, place in (asked or {}).items()}
+    places = {role: Place(cores) for role, cores in cores_by_role.items()}
     default = dict(zip(ROLES, halves(), strict=True))
     allowed = {core for place in default.values() for core in place.cores}
     for role, place in places.items():
@@ -104,12 +106,14 @@ def _on_cores(asked: Mapping[str, str] | None) -> Placement:
     if not any(place.cores for place in places.values()):
         places = default
     transport = Processes(places["target"], places["draft"], timeout=_timeout())
-    words = {role: written(place.cores) if place.cores else "cpu" for role, place in places.items()}
-    return Placement(torch.device("cpu"), transport, words, apart=True)
+    device_names = {
+        role: written(place.cores) if place.cores else "cpu" for role, place in places.items()
+    }
+    return Placement(torch.device("cpu"), transport, device_names, separate_draft=True)
 
 
 def _timeout() -> float:
-    text = os.environ.get(TIMEOUT)
+    text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
         return TIMEOUT_S
     try:
@@ -118,6 +122,7 @@ def _timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(
-            f"the variable {TIMEOUT} must be a number of seconds, got {text!r}", f"unset {TIMEOUT}"
+            f"the variable {TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}",
+            f"unset {TIMEOUT_VARIABLE}",
         )
     return seconds

@@ -12,13 +12,13 @@ from typing import Any
 from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.plan import tune
-from specbench_cli.plan.controls import controlled
+from specbench_cli.plan.controls import add_controls
 from specbench_cli.plan.plan import Plan, fitting, make_plan
 from specbench_cli.plan.tune import Tuning
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A planned run.
 
     tuning: what is tried before the run; None if the run is not tuned.
@@ -32,7 +32,7 @@ class Prepared:
     memory: Mapping[str, Any] | None
 
 
-def prepare(config: RunConfig, *, fetch: bool) -> Prepared:
+def prepare(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run, with the controls that it lacks and without what cannot run here.
 
     Args:
@@ -40,13 +40,13 @@ def prepare(config: RunConfig, *, fetch: bool) -> Prepared:
     """
     _check_plugins(config)
     config, left_out = fitting(config, fetch=fetch)
-    config = controlled(config)
+    config = add_controls(config)
     memory = None
     if config.memory_budget is not None:
         from specbench_cli.measure.memory_budget import within
 
         config, memory = within(config)
-    return Prepared(*planned(config), left_out, memory)
+    return PreparedRun(*planned(config), left_out, memory)
 
 
 def dry(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
@@ -86,7 +86,7 @@ def facts(plan: Plan, tuning: Tuning | None) -> dict[str, Any]:
             "development": len(tuning.development),
             "held_out": len(plan.questions),
             "candidates": {row: len(method_runs) for row, method_runs in tuning.rows.items()},
-            "cells": tune.rehearsal(plan, tuning).cells,
+            "cells": tune.tuning_plan(plan, tuning).n_outputs,
         },
     }
 

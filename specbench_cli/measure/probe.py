@@ -1,8 +1,8 @@
 """The cost probe: what forwards and the host's work between them cost on this machine.
 
-Rounds (`rounds`) are measured while the machine is watched; times are means over all that were
-quiet, but for those that stand far out. A median would leave out that a time is longer than usual
-more often than shorter, and a run's sum has all of it.
+Rounds (`probe_rounds`) are measured while a noise meter runs. A time is the mean over all quiet
+rounds, without outliers. A median would be biased: times are skewed to the right, and the total
+time of a run contains the long ones too.
 
 The host's time is that of real sessions: plain steps, chains that cost nothing to draft, and the
 drafting methods that are handed in. Decode time less forwards, divided by steps, is fitted by
@@ -37,24 +37,24 @@ from specbench_cli.measure.costs import (
     TREES,
     BatchCost,
     BatchPoint,
+    CostPoint,
     Curve,
     HostCost,
     HostPoint,
-    Point,
-    Quietness,
+    ProbeNoise,
 )
-from specbench_cli.measure.quiet import CEILING, Windows
-from specbench_cli.measure.rounds import (
+from specbench_cli.measure.probe_rounds import (
     NEW_TOKENS,
     PROMPT,
-    Decoding,
-    Grid,
-    Round,
-    Samples,
-    Together,
+    BatchDecoding,
+    ProbeGrid,
+    ProbeRound,
+    ProbeSamples,
+    SessionDecoding,
 )
+from specbench_cli.measure.quiet import NOISE_LIMIT, MeasurementWindows
 
-FULL = Grid(
+FULL_GRID = ProbeGrid(
     contexts=(16, 64, 256, 1024),
     chains=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64),
     trees=(2, 4, 8, 16, 17, 32, 33, 64),
@@ -62,44 +62,44 @@ FULL = Grid(
 """What is kept of a machine; contexts are those that the models have room for. 16 nodes are 17 rows
 with their root, and a 17th row costs more than a 16th."""
 
-CHAIN = 8
+CHAIN_LENGTH = 8
 """Tokens of the drafts that cost nothing to make."""
 
 PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
 """Whose sessions make the line of chains, and that of trees, of a draft model."""
 
-FAR = 3.0
+OUTLIER_RANGE = 3.0
 """Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
-LOST = 0.1
+MAX_NOISY_SHARE = 0.1
 """Of a probe's rounds; if noise took more there are no costs."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProbeResult:
     """What a probe found."""
 
     curves: dict[str, Curve]
     host: HostCost
     hosts: dict[str, HostCost]
     batch: BatchCost | None
-    quietness: Quietness
+    quietness: ProbeNoise
 
     @property
-    def lost(self) -> bool:
+    def too_noisy(self) -> bool:
         """Whether noise took so many rounds that these are no costs to keep."""
-        return self.quietness.void > LOST * self.quietness.rounds
+        return self.quietness.void > MAX_NOISY_SHARE * self.quietness.rounds
 
 
-class Quiet(NamedTuple):
+class QuietSamples(NamedTuple):
     """The times of all rounds that were quiet, and how quiet they were."""
 
-    samples: Samples
-    quietness: Quietness
+    samples: ProbeSamples
+    quietness: ProbeNoise
 
 
-class Chain:
+class PromptChain:
     """Drafts prompt tokens: as many as asked for, at no cost."""
 
     def __init__(self, length: int) -> None:
@@ -116,7 +116,7 @@ class Chain:
         """Nothing to learn."""
 
 
-class Series:
+class ProbeSeries:
     """Rounds of a grid, one at a time, after one that warms up.
 
     Args:
@@ -136,19 +136,19 @@ class Series:
     def __init__(
         self,
         workspace: Workspace,
-        windows: Windows,
-        decodings: Mapping[str, Decoding],
-        grid: Grid,
+        windows: MeasurementWindows,
+        decodings: Mapping[str, SessionDecoding],
+        grid: ProbeGrid,
         *,
         seed: int,
         prompts: Sequence[Sequence[int]] = (),
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
-        if lame := [each.name for each in workspace.decoders.values() if not each.trees]:
+        if chain_only := [each.name for each in workspace.decoders.values() if not each.trees]:
             raise UsageError(
-                f"forwards of {' and '.join(lame)} cannot be measured: they take chains alone, and"
-                " what is measured are trees too",
+                f"forwards of {' and '.join(chain_only)} cannot be measured:"
+                " they take chains alone, and what is measured are trees too",
                 "give numbers in place of auto, and predict for a pair of decoders with attention",
             )
         longest = max(grid.contexts)
@@ -162,36 +162,36 @@ class Series:
         texts = prompts or [ids[0, :PROMPT].tolist()]
         self._windows, self._seed = windows, seed
         self._round = partial(
-            Round, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
+            ProbeRound, workspace, grid, decodings, ids, texts, together=together, sampling=sampling
         )
-        self._rounds: list[Round] = []
+        self._rounds: list[ProbeRound] = []
         began = time.monotonic()
         # Lazy set-up, caches and clocks are afterwards as they will be.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 
-    def go_on(self) -> None:
+    def measure_round(self) -> None:
         """Measure a round more."""
         self._rounds.append(self._round(seed=self._seed + len(self._rounds) + 1))
         self._windows.run(self._rounds[-1])
 
-    def quiet(self) -> Quiet | None:
+    def quiet_samples(self) -> QuietSamples | None:
         """The times so far; None if no round was quiet."""
-        self._windows.settle()
-        kept = [one for one in self._rounds if not one.void]
+        self._windows.close()
+        kept = [one for one in self._rounds if not one.noisy]
         if not kept:
             return None
-        samples = Samples()
+        samples = ProbeSamples()
         for one in kept:
             samples.add(one.samples)
         shares = [one.other_cpu for one in kept if one.other_cpu is not None]
-        return Quiet(
+        return QuietSamples(
             samples,
-            Quietness(
+            ProbeNoise(
                 rounds=len(self._rounds),
                 void=len(self._rounds) - len(kept),
                 other_cpu=max(shares, default=None),
-                noisy=any(share > CEILING for share in shares),
+                noisy=any(share > NOISE_LIMIT for share in shares),
             ),
         )
 
@@ -215,14 +215,14 @@ class Probe:
     def __init__(
         self,
         workspace: Workspace,
-        windows: Windows,
-        drafting: Mapping[str, Decoding],
+        windows: MeasurementWindows,
+        drafting: Mapping[str, SessionDecoding],
         *,
         positions: int,
         prompts: Sequence[Sequence[int]] = (),
-        grid: Grid = FULL,
+        grid: ProbeGrid = FULL_GRID,
         batches: tuple[int, ...] = (),
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         seed: int = 0,
     ) -> None:
         contexts = tuple(context for context in grid.contexts if context + grid.spare <= positions)
@@ -232,13 +232,13 @@ class Probe:
                 f" {grid.contexts[0] + grid.spare}",
                 "choose another --target or --draft (see: specbench list models)",
             )
-        decodings: dict[str, Decoding] = {
-            "plain steps": partial(draft_and_verify, Chain(0)),
-            f"chains of {CHAIN}": partial(draft_and_verify, Chain(CHAIN)),
+        decodings: dict[str, SessionDecoding] = {
+            "plain steps": partial(draft_and_verify, PromptChain(0)),
+            f"chains of {CHAIN_LENGTH}": partial(draft_and_verify, PromptChain(CHAIN_LENGTH)),
             **drafting,
         }
         self._workspace, self._batches = workspace, batches
-        self._series = Series(
+        self._series = ProbeSeries(
             workspace,
             windows,
             decodings,
@@ -248,37 +248,37 @@ class Probe:
             together=together,
         )
 
-    def round(self) -> None:
+    def measure_round(self) -> None:
         """Measure every point once more."""
-        self._series.go_on()
+        self._series.measure_round()
 
-    def found(self) -> Measured | None:
+    def result(self) -> ProbeResult | None:
         """The costs, by all rounds so far; None if no round was quiet."""
-        found = self._series.quiet()
+        found = self._series.quiet_samples()
         if found is None:
             return None
-        lines = _hosts(found.samples)
-        lone = curves(found.samples, self._workspace)
-        return Measured(
+        lines = _fit_host_costs(found.samples)
+        lone = build_curves(found.samples, self._workspace)
+        return ProbeResult(
             curves=lone,
             host=lines.pop(""),
             hosts=lines,
-            batch=_batch(found.samples, lone) if self._batches else None,
+            batch=_fit_batch_cost(found.samples, lone) if self._batches else None,
             quietness=found.quietness,
         )
 
 
-def curves(samples: Samples, workspace: Workspace) -> dict[str, Curve]:
+def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, Curve]:
     """Each model's, the target's first."""
-    return {name: _curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
+    return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
-def _curve(model: str, samples: Samples) -> Curve:
-    points: dict[str, list[Point]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
+def _build_curve(model: str, samples: ProbeSamples) -> Curve:
+    points: dict[str, list[CostPoint]] = {"prefills": [], "forwards": [], "trees": [], "lone": []}
     for at, times in sorted(samples.forwards.items()):
         if at.model == model:
-            ns, spread = _typical(times)
-            point = Point(
+            ns, spread = _trimmed_mean(times)
+            point = CostPoint(
                 n_tokens=at.n_tokens,
                 context=at.context,
                 ns=ns,
@@ -290,12 +290,12 @@ def _curve(model: str, samples: Samples) -> Curve:
     return Curve.model_validate(points)
 
 
-def _hosts(samples: Samples) -> dict[str, HostCost]:
+def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
     """The host's lines: "" of chains of a draft model, or none, TREES of its trees, and of each
     other method its own."""
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
-        ns, spread = _typical([session.ns for session in sessions])
+        ns, spread = _trimmed_mean([session.ns for session in sessions])
         point = HostPoint(
             name=name,
             drafts=mean(session.drafts for session in sessions),
@@ -307,24 +307,24 @@ def _hosts(samples: Samples) -> dict[str, HostCost]:
         method = name.partition(" ")[0]
         of = "" if method in PLAIN else TREES if method in TREE_DRAFTS else method
         points.setdefault(of, []).append(point)
-    lines = {of: _host(some) for of, some in points.items() if of in ("", TREES)}
+    lines = {of: _fit_host_cost(some) for of, some in points.items() if of in ("", TREES)}
     for of, some in points.items():
         if of in lines:
             continue
         trees = any(session.trees for point in some for session in samples.hosts[point.name])
         base = lines.get(TREES if trees else "", lines[""])
-        lines[of] = _host(some) if len(some) > 2 else _beyond(base, some)
+        lines[of] = _fit_host_cost(some) if len(some) > 2 else _scale_host_cost(base, some)
     return lines
 
 
-def _host(points: Iterable[HostPoint]) -> HostCost:
+def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
     """The line through points."""
     points = tuple(points)
-    step, draft, node = _shares(points, [(1.0, at.drafts, at.nodes) for at in points])
+    step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
 
 
-def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
+def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
     """A line through too few points: another one's slopes, and what a step takes more than these
     say, or as much less of them."""
     took = mean(at.ns for at in points)
@@ -338,7 +338,7 @@ def _beyond(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
     )
 
 
-def _shares(
+def _fit_shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
     """What each part of a load takes, none below 0, of points' times; errors count as shares of
@@ -351,7 +351,7 @@ def _shares(
     return shares
 
 
-def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
+def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, Curve]) -> BatchCost:
     """What is left of shared forwards' times, for each further sequence; and the host's plane."""
     left: dict[str, dict[tuple[int, int], list[float]]] = {}
     for model, n, rows, ns, context in samples.shared:
@@ -361,7 +361,7 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     beside = {}
     for model, found in left.items():
         further = np.array([n for n, _ in found], dtype=float)
-        added = np.array([_typical(times)[0] for times in found.values()])
+        added = np.array([_trimmed_mean(times)[0] for times in found.values()])
         beside[model] = max(0.0, float(further @ added / (further @ further)))
     points = tuple(
         BatchPoint(
@@ -369,12 +369,12 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
             sequences=n,
             drafts=mean(batch.drafts for batch in batches),
             nodes=mean(batch.nodes for batch in batches),
-            ns=_typical([batch.ns for batch in batches])[0],
+            ns=_trimmed_mean([batch.ns for batch in batches])[0],
             samples=len(batches),
         )
         for (name, n), batches in sorted(samples.batches.items())
     )
-    step, sequence, draft, node = _shares(
+    step, sequence, draft, node = _fit_shares(
         points, [(1.0, at.sequences, at.drafts, at.nodes) for at in points]
     )
     return BatchCost(
@@ -388,11 +388,11 @@ def _batch(samples: Samples, lone: Mapping[str, Curve]) -> BatchCost:
     )
 
 
-def _typical(times: Sequence[float]) -> tuple[float, float]:
+def _trimmed_mean(times: Sequence[float]) -> tuple[float, float]:
     """The mean of what lies within `FAR` interquartile ranges of the quartiles, and that range as a
     share of the median."""
     low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
-    reach = FAR * (high - low)
+    reach = OUTLIER_RANGE * (high - low)
     return (
         mean(each for each in times if low - reach <= each <= high + reach),
         (high - low) / middle if middle else 0.0,

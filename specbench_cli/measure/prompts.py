@@ -9,23 +9,23 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError, UsageError
-from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.judging import REPLAY
+from specbench_cli.measure.record_builder import REPLAY
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.tasks.schema import Question
 
 
-class Known(NamedTuple):
+class KnownOutput(NamedTuple):
     """What is known of an output beforehand: its tokens in a replay, and for upper bounds."""
 
     recording: list[int] | None
     reference: list[int] | None
 
 
-class Prompts:
+class PromptBuilder:
     """Builder of requests from questions. It also stores the prompts.
 
     Args:
@@ -36,13 +36,15 @@ class Prompts:
     """
 
     def __init__(
-        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: Answers, sampling: Sampling
+        self, plan: Plan, bench: Bench, run_dir: RunDir, answers: StoredOutputs, sampling: Sampling
     ) -> None:
         self._plan, self._bench, self._run_dir = plan, bench, run_dir
         self._answers, self._sampling = answers, sampling
-        self._bounds = any(method_run.method.upper_bound for method_run in plan.method_runs)
+        self._has_upper_bound = any(
+            method_run.method.upper_bound for method_run in plan.method_runs
+        )
 
-    def prompt(
+    def build(
         self, question: Question, turn: int, answers: Sequence[Sequence[int]]
     ) -> tuple[Prompt, PromptError | None]:
         """Return the prompt of a turn, and the error if the target cannot decode it.
@@ -75,12 +77,12 @@ class Prompts:
         self._answers.prompts[question.prompt_id, turn] = prompt
         return prompt, fault
 
-    def known(self, request: Request, number: int) -> Known:
+    def known(self, request: Request, number: int) -> KnownOutput:
         """Return what is known of the output of a request in repeat `number`."""
         replays = self._plan.config.verify == REPLAY
-        return Known(
+        return KnownOutput(
             self._vanilla(request, number) if replays else None,
-            self._vanilla(request, number) if self._bounds else None,
+            self._vanilla(request, number) if self._has_upper_bound else None,
         )
 
     def _vanilla(self, request: Request, number: int) -> list[int]:

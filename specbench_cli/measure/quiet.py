@@ -20,15 +20,15 @@ import psutil
 WINDOW_S = 1.0
 """Shortest window that says something."""
 
-CEILING = 0.05
+NOISE_LIMIT = 0.05
 """Share above which a window's times are not believed."""
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 """States of a CPU in which it works; the kernel counts guests' time within `user` and `nice`."""
 
 
-REPEATS = 2  # how often a noisy window is measured again before its times are given up
-VOID = "times void"
+RETRIES = 2  # how often a noisy window is measured again before its times are given up
+TIMES_VOID = "times void"
 """What is said of a window whose times were given up."""
 
 
@@ -42,7 +42,7 @@ class _Reading:
     own: float
 
 
-class QuietMeter:
+class NoiseMeter:
     """Measures other processes' share over a window.
 
     Open it, run cells until `full()`, close it. Reading costs some milliseconds, so read outside
@@ -52,14 +52,14 @@ class QuietMeter:
         beside: processes outside of the tree that work for this one; asked as a window opens.
     """
 
-    def __init__(self, beside: Callable[[], Collection[int]] = tuple) -> None:
+    def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
         self._start: _Reading | None = None
-        self._beside = beside
+        self._helpers = helpers
         self._pids: Collection[int] = ()
 
     def open(self) -> None:
         """Start a window, dropping one that is open."""
-        self._pids = self._beside()
+        self._pids = self._helpers()
         self._start = _read(self._pids)
 
     def elapsed(self) -> float:
@@ -84,7 +84,7 @@ class QuietMeter:
             raise RuntimeError("close() without open()")
         time.sleep(max(0.0, WINDOW_S - self.elapsed()))
         self._start = None
-        return _share(start, _read(self._pids))
+        return _other_cpu_share(start, _read(self._pids))
 
 
 class Measurable(Protocol):
@@ -93,11 +93,11 @@ class Measurable(Protocol):
     def measure(self) -> None:
         """Run and time it; a later call replaces the earlier one's result."""
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """Take the window's verdict."""
 
 
-class Windows:
+class MeasurementWindows:
     """Joins cells until they fill a window and settles them together.
 
     Args:
@@ -109,65 +109,67 @@ class Windows:
 
     def __init__(
         self,
-        meter: QuietMeter,
+        meter: NoiseMeter,
         *,
         allow_noise: bool,
-        between: Callable[[], object] | None = None,
-        told: Callable[[float | None, str], object] | None = None,
+        before_window: Callable[[], object] | None = None,
+        on_window: Callable[[float | None, str], object] | None = None,
     ) -> None:
         self._meter = meter
         self._allow_noise = allow_noise
-        self._between = between
-        self._told = told
-        self._cells: list[Measurable] = []
+        self._before_window = before_window
+        self._on_window = on_window
+        self._measurables: list[Measurable] = []
 
-    def run(self, cell: Measurable) -> None:
+    def run(self, measurable: Measurable) -> None:
         """Measure a cell inside the current window; settles the window once it is full."""
-        if not self._cells:
-            if self._between is not None:
-                self._between()
+        if not self._measurables:
+            if self._before_window is not None:
+                self._before_window()
             self._meter.open()
-        cell.measure()
-        self._cells.append(cell)
+        measurable.measure()
+        self._measurables.append(measurable)
         if self._meter.full():
-            self.settle()
+            self.close()
 
     @property
     def open(self) -> bool:
         """Whether cells wait for their window's end."""
-        return bool(self._cells)
+        return bool(self._measurables)
 
-    def settle(self) -> None:
+    def close(self) -> None:
         """End the window, measuring its cells again while it was too noisy, and tell them."""
-        if not self._cells:
+        if not self._measurables:
             return
         share = self._meter.close()
-        for again in range(REPEATS):
-            if self._allow_noise or not noisy(share):
+        for again in range(RETRIES):
+            if self._allow_noise or not is_noisy(share):
                 break
-            self._tell(share, f"repeat {again + 2} of {REPEATS + 1}")
+            self._report(share, f"repeat {again + 2} of {RETRIES + 1}")
             self._meter.open()
-            for cell in self._cells:
-                cell.measure()
+            for measurable in self._measurables:
+                measurable.measure()
             share = self._meter.close()
-        self._tell(share, "times kept" if self._allow_noise else VOID)
-        for cell in self._cells:
-            cell.settle(share, noisy(share) and not self._allow_noise)
-        self._cells = []
+        self._report(share, "times kept" if self._allow_noise else TIMES_VOID)
+        for measurable in self._measurables:
+            measurable.finish(share, is_noisy(share) and not self._allow_noise)
+        self._measurables = []
 
-    def _tell(self, share: float | None, if_noisy: str) -> None:
+    def _report(self, share: float | None, if_noisy: str) -> None:
         """Say how quiet a window was, and what becomes of it if it was not."""
-        if self._told is None:
+        if self._on_window is None:
             return
         if share is None:
-            self._told(share, "other CPU unknown")
+            self._on_window(share, "other CPU unknown")
         else:
-            self._told(share, f"{share:.0%} other CPU, {if_noisy}" if noisy(share) else "quiet")
+            self._on_window(
+                share, f"{share:.0%} other CPU, {if_noisy}" if is_noisy(share) else "quiet"
+            )
 
 
-def noisy(share: float | None) -> bool:
+def is_noisy(share: float | None) -> bool:
     """Return True if other processes used too much CPU for the timing to be trusted."""
-    return share is not None and share > CEILING
+    return share is not None and share > NOISE_LIMIT
 
 
 def tree_seconds(pid: int | None = None) -> float:
@@ -187,19 +189,19 @@ def tree_seconds(pid: int | None = None) -> float:
     return seconds
 
 
-def _share(start: _Reading, end: _Reading) -> float | None:
+def _other_cpu_share(start: _Reading, end: _Reading) -> float | None:
     capacity = (end.clock - start.clock) * (psutil.cpu_count() or 1)
     if not 0 < start.total < end.total:
         return None
-    others = (end.busy - start.busy) - (end.own - start.own)
-    return min(1.0, max(0.0, others / capacity))
+    other_seconds = (end.busy - start.busy) - (end.own - start.own)
+    return min(1.0, max(0.0, other_seconds / capacity))
 
 
-def _read(beside: Collection[int] = ()) -> _Reading:
+def _read(helper_pids: Collection[int] = ()) -> _Reading:
     try:
         cpu = psutil.cpu_times()
         total, busy = sum(cpu), sum(getattr(cpu, state, 0.0) for state in BUSY)
-        own = tree_seconds() + sum(map(tree_seconds, beside))
+        own = tree_seconds() + sum(map(tree_seconds, helper_pids))
     except (OSError, psutil.Error):
         total = busy = own = 0.0
     return _Reading(time.monotonic(), total, busy, own)

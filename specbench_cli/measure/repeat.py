@@ -13,45 +13,45 @@ from typing import Any, NamedTuple
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
 from specbench_cli.errors import PromptError, WorkerLost
-from specbench_cli.judge.verdict import Judge
+from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.measure import warm_up
-from specbench_cli.measure.answers import Answers
+from specbench_cli.measure.batch_measurement import make_measurable
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay, Measured
-from specbench_cli.measure.dropped import Dropped
-from specbench_cli.measure.isolation.plugin_methods import PluginCells, PluginMethods
-from specbench_cli.measure.judging import (
+from specbench_cli.measure.dropped_methods import DroppedMethods
+from specbench_cli.measure.isolation.plugin_methods import PluginMeasurements, PluginMethods
+from specbench_cli.measure.machine_lock import MachineLock
+from specbench_cli.measure.measurement import DecodedOutput, LearningDelay, Measurement
+from specbench_cli.measure.method_code import describe_failure
+from specbench_cli.measure.method_costs import InterleavedProbe
+from specbench_cli.measure.prompts import KnownOutput, PromptBuilder
+from specbench_cli.measure.quiet import Measurable, MeasurementWindows, NoiseMeter
+from specbench_cli.measure.record_builder import (
     REPLAY,
-    Group,
-    Judging,
+    PromptMeasurements,
+    RecordBuilder,
     has_near_tie,
     near_ties,
-    pictured,
-    texts,
+    select_draft_samples,
+    tolerance_texts,
 )
-from specbench_cli.measure.machine_lock import Turns
-from specbench_cli.measure.method_code import one_line
-from specbench_cli.measure.method_costs import Between
-from specbench_cli.measure.prompts import Known, Prompts
-from specbench_cli.measure.quiet import Measurable, QuietMeter, Windows
-from specbench_cli.measure.repeat_progress import RepeatProgress, Visits
-from specbench_cli.measure.together import measurable
+from specbench_cli.measure.repeat_progress import RepeatProgress, Schedule
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import Plan, wave
+from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Key
 from specbench_cli.tasks.schema import Question
 
 
-class _Turn(NamedTuple):
+class _MeasuredPrompt(NamedTuple):
     """A prompt that all methods decode, with its measurements."""
 
     question: Question
     prompt: Prompt
     request: Request
-    known: Known
-    cells: list[Cell]
+    known: KnownOutput
+    measurements: list[Measurement]
 
     def key(self, method_run: MethodRun, number: int) -> Key:
         """Return the key of a method's record."""
@@ -68,7 +68,7 @@ class Repeat:
         view: Display of progress and notes.
         turns: Lock of the machine, if runs measure in turn.
         plugins: Methods that are decoded in plug-in processes, if there are any.
-        part: Name of this part of the run in the display (`view.Progress`).
+        part: Name of this part of the run in the display (`view.RunProgress`).
         between: Probe that runs between prompts, if any.
     """
 
@@ -77,44 +77,46 @@ class Repeat:
         plan: Plan,
         bench: Bench,
         run_dir: RunDir,
-        answers: Answers,
+        answers: StoredOutputs,
         view: RunView,
-        turns: Turns | None = None,
+        turns: MachineLock | None = None,
         plugins: PluginMethods | None = None,
         part: str = "",
-        between: Between | None = None,
+        between: InterleavedProbe | None = None,
     ) -> None:
         self._plan = plan
-        self._between = between
+        self._interleaved_probe = between
         self._progress = RepeatProgress(plan, view, between, part)
-        self._dropped = Dropped(run_dir, view, self._progress.drop)
+        self._dropped = DroppedMethods(run_dir, view, self._progress.drop)
         self._bench = bench
         self._run_dir = run_dir
         self._answers = answers
         self._view = view
         config = plan.config
         self._sampling = replace(plan.sampling, processor=bench.processor)
-        self.judge = Judge(
+        self.judge = OutputJudge(
             oracle=lambda: bench.module("target"),
             sampling=self._sampling,
-            texts=lambda: texts(plan, bench),
+            texts=lambda: tolerance_texts(plan, bench),
             decoder=bench.workspace.decoders["target"],
         )
-        self._turns = turns
-        self._windows = Windows(
-            QuietMeter(self._working_for_it),
+        self._machine_lock = turns
+        self._windows = MeasurementWindows(
+            NoiseMeter(self._helper_processes),
             allow_noise=config.allow_noise,
-            between=None if turns is None else self._pass_on,
-            told=view.window,
+            before_window=None if turns is None else self._pass_lock_on,
+            on_window=view.window,
         )
-        self._pending: deque[Group] = deque()
-        self._pictured = pictured(plan.questions)
-        self._prompts = Prompts(plan, bench, run_dir, answers, self._sampling)
-        self._judging = Judging(self.judge, plan, self._sampling, bench.tokenizer, self._pictured)
-        self._opening: dict[str, list[Cell]] = {}
-        self._delays: dict[str, Delay] = {}  # of each row's next cell
+        self._pending: deque[PromptMeasurements] = deque()
+        self._draft_samples = select_draft_samples(plan.questions)
+        self._prompts = PromptBuilder(plan, bench, run_dir, answers, self._sampling)
+        self._judging = RecordBuilder(
+            self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
+        )
+        self._first_outputs: dict[str, list[Measurement]] = {}
+        self._delays: dict[str, LearningDelay] = {}  # of each row's next cell
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
-        self._alone = self._warm = self._judged = False
+        self._has_no_partner = self._warm = self._judged = False
 
     @property
     def left_out(self) -> Mapping[str, WorkerLost]:
@@ -123,61 +125,61 @@ class Repeat:
 
     def run(self, number: int) -> None:
         """Measure the missing outputs of repeat `number` (from 1), one of `Plan.passes`."""
-        visits = [] if self.is_over() else self._missing(number)
-        if not visits:
+        schedule = [] if self.is_over() else self._missing(number)
+        if not schedule:
             return
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         self._delays.clear()
-        self._opening.clear()
+        self._first_outputs.clear()
         self._view.stage(f"warming up {len(self._plan.method_runs)} rows")
-        self._warm_up(visits[0][0], number, memory)
+        self._warm_up(schedule[0][0], number, memory)
         # What is loaded by now is no garbage: the collection before each output need not go through
         # all of torch, which takes longer than many an output.
         gc.freeze()
         try:
-            self._measure(visits, number, memory)
+            self._measure(schedule, number, memory)
         finally:
             gc.unfreeze()
 
-    def _missing(self, number: int) -> Visits:
+    def _missing(self, number: int) -> Schedule:
         """Return the questions with missing outputs, or all if a method must start over."""
-        every = list(self._plan.visits(number))
-        visits = [visit for visit in every if self._answers.lack(*visit, number)]
+        every = list(self._plan.schedule(number))
+        schedule = [visit for visit in every if self._answers.lack(*visit, number)]
         again = any(
-            self._whole(method_run) and self._answers.lack(question, (method_run,), number)
-            for question, method_runs in visits
+            self._must_restart(method_run) and self._answers.lack(question, (method_run,), number)
+            for question, method_runs in schedule
             for method_run in method_runs
         )
-        return every if again else visits
+        return every if again else schedule
 
-    def _measure(self, visits: Visits, number: int, memory: Mapping[str, Memory]) -> None:
-        """Measure the questions in order, then decode the first one again (`look_back`)."""
-        size = len(visits) if self._plan.loads else wave(self._plan.config.batch)
-        back = visits[0][0] if len(visits) > size else None
-        loads_judge = self._compares and "transformers.modeling_utils" not in sys.modules
+    def _measure(self, schedule: Schedule, number: int, memory: Mapping[str, Memory]) -> None:
+        """Measure the questions in order, then decode the first one again (`check_leaks`)."""
+        size = len(schedule) if self._plan.loads else prompts_per_batch(self._plan.config.batch)
+        repeated_question = schedule[0][0] if len(schedule) > size else None
+        loads_judge = self._compares_tokens and "transformers.modeling_utils" not in sys.modules
         progress = self._progress
-        progress.begin(number, visits, self._answers, back, loads_judge=loads_judge)
+        progress.begin(number, schedule, self._answers, repeated_question, loads_judge=loads_judge)
         begun, limit = monotonic(), self._plan.config.stop_after
-        for first in range(0, len(visits), size):
+        for first in range(0, len(schedule), size):
             done = f"{progress.measured} of {progress.prompts} prompts"
             if limit is not None and first and monotonic() - begun > limit:
                 self._view.note(f"--stop-after {limit:g}: {done}")
                 break
-            together = visits[first : first + size]
+            together = schedule[first : first + size]
             questions = [question for question, _ in together]
-            self._converse(questions, together[0][1], number, memory)
+            self._measure_conversations(questions, together[0][1], number, memory)
             progress.measured += len(together)
-            self._probe((first + len(together)) / len(visits))
+            self._probe((first + len(together)) / len(schedule))
             progress.report()
             if self.is_over():
                 done = f"{progress.measured} of {progress.prompts} prompts"
                 self._view.note(f"only vanilla is left: the run ends after {done}")
                 break
-        self._windows.settle()
-        self._write()
-        if back is not None and not self.is_over():
+        self._windows.close()
+        self._store()
+        if repeated_question is not None and not self.is_over():
             self._view.stage("decoding the first prompt once more")
-            self.look_back()
+            self.check_leaks()
 
     def is_over(self) -> bool:
         """Return True if vanilla is the only method left to measure."""
@@ -188,44 +190,46 @@ class Repeat:
 
         No method may learn from prompt to prompt.
         """
-        visits = [visit for visit in self._plan.visits(number) if visit[0].prompt_id in names]
+        schedule = [visit for visit in self._plan.schedule(number) if visit[0].prompt_id in names]
         memory = {method_run.label: Memory() for method_run in self._plan.method_runs}
         if not self._warm:
-            self._warm_up(visits[0][0], number, memory)
+            self._warm_up(schedule[0][0], number, memory)
             gc.freeze()
             self._warm = True
-        self._converse([question for question, _ in visits], visits[0][1], number, memory)
-        self._windows.settle()
-        self._write()
+        self._measure_conversations(
+            [question for question, _ in schedule], schedule[0][1], number, memory
+        )
+        self._windows.close()
+        self._store()
 
     def _probe(self, share: float) -> None:
         """Measure the rounds of the probe that are due when such a share of the prompts is done."""
-        if self._between is None:
+        if self._interleaved_probe is None:
             return
-        for _ in range(self._between.due(share)):
-            self._windows.settle()
+        for _ in range(self._interleaved_probe.due(share)):
+            self._windows.close()
             with self._progress.probing():
-                self._between.round()
+                self._interleaved_probe.round()
 
-    def look_back(self) -> None:
+    def check_leaks(self) -> None:
         """Decode the first prompt again, untimed, and note the methods whose output changed.
 
         Only methods with `MethodRun.is_reproducible` are checked.
         """
         leaks: dict[str, str] = {}
-        for label, cells in self._opening.items():
-            before = [cell.measured for cell in cells]
+        for label, measurements in self._first_outputs.items():
+            before = [cell.output for cell in measurements]
             if label in self._dropped or any(m is None or m.error is not None for m in before):
                 continue
-            self._measurable(cells[0].method_run, cells).measure()
-            for cell, was in zip(cells, before, strict=True):
+            self._measurable(measurements[0].method_run, measurements).measure()
+            for cell, was in zip(measurements, before, strict=True):
                 assert was is not None
-                if cell.lost is None and not cell.same(was):
+                if cell.lost is None and not cell.matches(was):
                     leaks[label] = cell.prompt.prompt_id
         if leaks:
             self._run_dir.update(leaks={**(self._run_dir.manifest.get("leaks") or {}), **leaks})
 
-    def _converse(
+    def _measure_conversations(
         self,
         questions: Sequence[Question],
         method_runs: Sequence[MethodRun],
@@ -243,21 +247,21 @@ class Repeat:
                 if len(answers[question.prompt_id]) == turn - 1 < len(question.turns)
             ]
         ):
-            asked = [self._prompts.prompt(each, turn, answers[each.prompt_id]) for each in live]
-            able: list[tuple[Question, Prompt]] = []
+            asked = [self._prompts.build(each, turn, answers[each.prompt_id]) for each in live]
+            decodable: list[tuple[Question, Prompt]] = []
             for question, (prompt, fault) in zip(live, asked, strict=True):
                 if fault is None:
-                    able.append((question, prompt))
+                    decodable.append((question, prompt))
                 else:
-                    self._refuse(question, prompt, fault, method_runs, number)
-            found = self._visit(able, method_runs, number, memory) if able else []
-            for (question, _), answer in zip(able, found, strict=True):
+                    self._record_prompt_error(question, prompt, fault, method_runs, number)
+            found = self._measure_batch(decodable, method_runs, number, memory) if decodable else []
+            for (question, _), answer in zip(decodable, found, strict=True):
                 if answer is not None:
                     answers[question.prompt_id].append(answer)
             turn += 1
 
     def near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """Return the causes of near-ties; see `judging.near_ties`.
+        """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             needed: True if an output of the run is a near-tie. None reads it from the records.
@@ -266,7 +270,7 @@ class Repeat:
             None if there is no near-tie to explain, or outputs are not compared token by token.
         """
         if needed is None:
-            needed = self._compares and has_near_tie(self._run_dir.records())
+            needed = self._compares_tokens and has_near_tie(self._run_dir.records())
         if not needed:
             return None
         self._view.stage("looking for near-ties")
@@ -275,22 +279,22 @@ class Repeat:
         )
 
     @property
-    def _compares(self) -> bool:
+    def _compares_tokens(self) -> bool:
         """Whether outputs are compared token by token."""
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
-    def _working_for_it(self) -> set[int]:
+    def _helper_processes(self) -> set[int]:
         """Processes of other programs that decode for rows of the run."""
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
         }
 
-    def _whole(self, method_run: MethodRun) -> bool:
+    def _must_restart(self, method_run: MethodRun) -> bool:
         """Whether a row that lacks some cells is decoded from its beginning: what was decoded
         before an interruption is learnt once more, or meets those that are missing under load."""
         return method_run.learns_from_prompts or bool(self._plan.loads)
 
-    def _refuse(
+    def _record_prompt_error(
         self,
         question: Question,
         prompt: Prompt,
@@ -299,14 +303,14 @@ class Repeat:
         number: int,
     ) -> None:
         """Store a failed record for each method that has none yet, for a prompt with an error."""
-        group = Group(question, [], None)
+        group = PromptMeasurements(question, [], None)
         for method_run in method_runs:
             key = prompt.prompt_id, prompt.turn, method_run.label, number
             if method_run.label in self._dropped or key in self._answers.done:
                 continue
             stop = self._bench.stop(self._plan.budget(question))
             replays = self._plan.config.verify == REPLAY and not method_run.method.peer
-            cell = Cell(
+            cell = Measurement(
                 method_run,
                 prompt,
                 Request(prompt.prompt_id, prompt.turn, tuple(prompt.ids), stop),
@@ -317,15 +321,15 @@ class Repeat:
                 [] if replays else None,
                 load=self._plan.load(number),
             )
-            cell.measured = Measured.failed(f"{PromptError.__name__}: {fault.message}")
-            cell.settle(None, False)
-            group.cells.append(cell)
-        if group.cells:
+            cell.output = DecodedOutput.failed(f"{PromptError.__name__}: {fault.message}")
+            cell.finish(None, False)
+            group.measurements.append(cell)
+        if group.measurements:
             self._view.note(f"{fault.message}; the run continues without this turn")
             self._pending.append(group)
-            self._write()
+            self._store()
 
-    def _visit(
+    def _measure_batch(
         self,
         asked: Sequence[tuple[Question, Prompt]],
         method_runs: Sequence[MethodRun],
@@ -338,33 +342,39 @@ class Repeat:
             for question, prompt in asked
         ]
         turns = [
-            _Turn(question, prompt, request, self._prompts.known(request, number), [])
+            _MeasuredPrompt(question, prompt, request, self._prompts.known(request, number), [])
             for (question, prompt), request in zip(asked, requests, strict=True)
         ]
         for method_run in method_runs:
             if method_run.label not in self._dropped:
                 self._measure_method(method_run, turns, number, memory[method_run.label])
         groups = [
-            Group(turn.question, turn.cells, self._reference(turn.prompt, number, turn.cells))
+            PromptMeasurements(
+                turn.question,
+                turn.measurements,
+                self._reference(turn.prompt, number, turn.measurements),
+            )
             for turn in turns
         ]
         self._pending.extend(groups)
-        self._write()
+        self._store()
         return [group.reference for group in groups]
 
     def _measure_method(
-        self, method_run: MethodRun, turns: Sequence[_Turn], number: int, memory: Memory
+        self, method_run: MethodRun, turns: Sequence[_MeasuredPrompt], number: int, memory: Memory
     ) -> None:
         """Measure the missing outputs of one method on a batch of prompts."""
         done = [turn.key(method_run, number) in self._answers.done for turn in turns]
-        whole = method_run.learns_from_prompts or (self._whole(method_run) and not all(done))
+        whole = method_run.learns_from_prompts or (self._must_restart(method_run) and not all(done))
         due = [
             (turn, not kept) for turn, kept in zip(turns, done, strict=True) if whole or not kept
         ]
         if not due:
             return
-        cells = [self._cell(method_run, turn, number, memory) for turn, _ in due]
-        measurable = self._measurable(method_run, cells)
+        measurements = [
+            self._create_measurement(method_run, turn, number, memory) for turn, _ in due
+        ]
+        measurable = self._measurable(method_run, measurements)
         with self._progress.spent(method_run, [turn.question for turn, _ in due]):
             if any(new for _, new in due):
                 self._windows.run(measurable)
@@ -372,19 +382,21 @@ class Repeat:
                 measurable.measure()
         if not self._windows.open:
             self._progress.report_if_due()
-        self._dropped.count_failures(method_run, cells)
+        self._dropped.count_failures(method_run, measurements)
         if method_run.is_reproducible:
-            self._opening.setdefault(method_run.label, cells)
-        lost = next((each.lost for each in cells if each.lost is not None), None)
+            self._first_outputs.setdefault(method_run.label, measurements)
+        lost = next((each.lost for each in measurements if each.lost is not None), None)
         if lost is not None:
             self._dropped.leave_out(method_run, number, lost)
             return
-        for cell, (turn, new) in zip(cells, due, strict=True):
+        for cell, (turn, new) in zip(measurements, due, strict=True):
             if new:
-                turn.cells.append(cell)
+                turn.measurements.append(cell)
 
-    def _cell(self, method_run: MethodRun, turn: _Turn, number: int, memory: Memory) -> Cell:
-        cell = Cell(
+    def _create_measurement(
+        self, method_run: MethodRun, turn: _MeasuredPrompt, number: int, memory: Memory
+    ) -> Measurement:
+        cell = Measurement(
             method_run,
             turn.prompt,
             turn.request,
@@ -394,8 +406,8 @@ class Repeat:
             memory,
             None if method_run.method.peer else turn.known.recording,
             turn.known.reference if method_run.method.upper_bound else None,
-            pictured=number == 1 and turn.question.prompt_id in self._pictured,
-            delayed_by=self._delays.get(method_run.label),
+            keeps_drafts=number == 1 and turn.question.prompt_id in self._draft_samples,
+            previous_delay=self._delays.get(method_run.label),
             limit_s=self._plan.config.timeout_per_prompt,
             load=self._plan.load(number),
             energy=self._bench.energy,
@@ -403,22 +415,24 @@ class Repeat:
         self._delays[method_run.label] = cell.delay
         return cell
 
-    def _reference(self, prompt: Prompt, number: int, cells: Sequence[Cell]) -> list[int] | None:
-        for cell in cells:
-            if cell.method_run.label == BASELINE and cell.measured and cell.measured.error is None:
-                return cell.measured.output
+    def _reference(
+        self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
+    ) -> list[int] | None:
+        for cell in measurements:
+            if cell.method_run.label == BASELINE and cell.output and cell.output.error is None:
+                return cell.output.output_ids
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
-    def _write(self) -> None:
+    def _store(self) -> None:
         """Judge and keep the groups whose windows are settled, in order."""
-        while self._pending and self._pending[0].settled:
+        while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
-            for cell in group.cells:
+            for cell in group.measurements:
                 if cell.lost is not None:  # when it was measured once more
                     self._dropped.leave_out(cell.method_run, cell.pass_, cell.lost)
-            kept = [cell for cell in group.cells if cell.lost is None]
+            kept = [cell for cell in group.measurements if cell.lost is None]
             with self._progress.judging():
-                records = [self._judging.record(cell, group) for cell in kept]
+                records = [self._judging.build(cell, group) for cell in kept]
                 if not self._judged:
                     # What judging loads, which is transformers, is no garbage either (see `run`): a
                     # collection would go through it in 80 ms.
@@ -427,23 +441,23 @@ class Repeat:
             self._run_dir.append(records)
             for record in records:
                 self._answers.add(record.key, record.output_ids)
-                self._view.cell(record)
+                self._view.show_record(record)
 
-    def _measurable(self, method_run: MethodRun, cells: Sequence[Cell]) -> Measurable:
+    def _measurable(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> Measurable:
         """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
-        config, load = self._plan.config, self._plan.load(cells[0].pass_)
+        config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
-        arrivals = self._plan.loads[load][: len(cells)] if load else ()
+        arrivals = self._plan.loads[load][: len(measurements)] if load else ()
         if method_run.label in self._plugins.labels:
-            return PluginCells(self._plugins, cells, size, chunk, arrivals)
-        return measurable(cells, size, chunk, arrivals)
+            return PluginMeasurements(self._plugins, measurements, size, chunk, arrivals)
+        return make_measurable(measurements, size, chunk, arrivals)
 
-    def _pass_on(self) -> None:
+    def _pass_lock_on(self) -> None:
         """Let another run measure a window; say so once where there is none."""
-        assert self._turns is not None
-        self._write()  # while nobody measures
-        if not self._turns.pass_on() and not self._alone:
-            self._alone = True
+        assert self._machine_lock is not None
+        self._store()  # while nobody measures
+        if not self._machine_lock.pass_on() and not self._has_no_partner:
+            self._has_no_partner = True
             self._run_dir.update(alone=True)  # later passes do not wait for a partner again
             self._view.note("no other run takes turns with this one: it goes on alone")
 
@@ -468,11 +482,13 @@ class Repeat:
             except WorkerLost as lost:
                 dropped.leave_out(method_run, number, lost)
             except BaseException as fault:
-                failures[method_run.label] = one_line(fault)
+                failures[method_run.label] = describe_failure(fault)
         for label, failure in failures.items():
             if failure is not None:
                 self._view.note(f"{label} failed while warming up: {failure}")
-        dropped.cold = {label for label, failure in failures.items() if failure is not None}
+        dropped.failed_warm_up = {
+            label for label, failure in failures.items() if failure is not None
+        }
         self._bench.peak("warming up")
         for kept in memory.values():
             kept.restore(fresh)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TUNING = "tuning"
 """What the part of a run is called that chooses parameters."""
 
-DONE = 100
+FINISHED_OFFSET = 100
 """Number that a finished repeat adds to its exit code, so that an early exit with code 0 is not
 taken for success."""
 
@@ -28,21 +28,23 @@ _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 """Exit codes of a repeat that printed no error."""
 
 
-class Unfinished(SpecbenchError):
+class UnfinishedRepeat(SpecbenchError):
     """A repeat that its process did not finish.
 
     Attributes:
         told: True if the process printed the error itself.
     """
 
-    def __init__(self, message: str, hint: str | None, code: ExitCode, *, told: bool) -> None:
+    def __init__(
+        self, message: str, hint: str | None, code: ExitCode, *, already_reported: bool
+    ) -> None:
         super().__init__(message, hint)
         self.exit_code = code
-        self.told = told
+        self.already_reported = already_reported
 
 
 def run_repeat(
-    run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, kept: bool
+    run_dir: RunDir, number: int, what: str, flags: Sequence[str], *, resumable: bool
 ) -> None:
     """Measure repeat `number` of a run in a fresh process.
 
@@ -53,43 +55,43 @@ def run_repeat(
         kept: True if the run can be resumed even if this repeat fails.
 
     Raises:
-        Unfinished: the process failed, was killed, or was interrupted.
+        UnfinishedRepeat: the process failed, was killed, or was interrupted.
     """
     path, lock = run_dir.path, run_dir.lock
-    code = finished([*_command(path, number), *flags], () if lock is None else (lock.fd,))
-    if code >= DONE and code - DONE in set(ExitCode):
+    code = run_command([*_command(path, number), *flags], () if lock is None else (lock.fd,))
+    if code >= FINISHED_OFFSET and code - FINISHED_OFFSET in set(ExitCode):
         return
-    kept = kept or run_dir.has_records
-    hint = resumption(path) if kept else None
+    resumable = resumable or run_dir.has_records
+    hint = resume_command(path) if resumable else None
     if code < 0:
         name = signal.Signals(-code).name
-        raise Unfinished(
+        raise UnfinishedRepeat(
             f"{what} was not finished: its process was killed ({name})",
             hint or "specbench run",
             ExitCode.ENVIRONMENT,
-            told=False,
+            already_reported=False,
         )
-    raise Unfinished(
+    raise UnfinishedRepeat(
         f"{what} was not finished: its process ended with exit code {code}",
         hint,
-        _meant(code),
-        told=code not in _SILENT,
+        _run_exit_code(code),
+        already_reported=code not in _SILENT,
     )
 
 
-def _meant(code: int) -> ExitCode:
+def _run_exit_code(code: int) -> ExitCode:
     """Return the exit code of the run for that of its repeat. A bare 0 counts as a failure."""
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT
     return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
-def resumption(path: Path) -> str:
+def resume_command(path: Path) -> str:
     """Return the command that resumes a run."""
     return f"specbench run --resume {shlex.quote(str(path))}"
 
 
-def begin_repeat(parent: int) -> None:
+def bind_to_parent(parent: int) -> None:
     """Make this repeat's process end when the process of the run ends.
 
     The lock of the run's folder is free then, so another process may write there.
@@ -111,7 +113,7 @@ def _command(path: Path, number: int) -> list[str]:
     return python_command("specbench_cli.__main__:main", *resumed, "--parent", str(os.getpid()))
 
 
-def finished(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
+def run_command(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
     """Run a command and return its exit code, negative for a signal.
 
     If this process is interrupted, the command is interrupted too.

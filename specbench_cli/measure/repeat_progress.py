@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 
-from specbench_cli.measure.answers import Answers, keys_of
-from specbench_cli.measure.eta import LOADING, Pace, Work, process_seconds
-from specbench_cli.measure.method_costs import Between
-from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.measure.eta import JUDGE_LOADING, EtaEstimator, Work, process_age
+from specbench_cli.measure.method_costs import InterleavedProbe
+from specbench_cli.measure.stored_outputs import StoredOutputs, output_keys
+from specbench_cli.measure.view import RunProgress, RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.schema import PASSES_APART
 from specbench_cli.tasks.schema import Question
 
-Visits = Sequence[tuple[Question, tuple[MethodRun, ...]]]
+Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
 """Questions, each with its rows in their order there."""
 
 REPORT_EVERY_S = 2.0
@@ -32,25 +32,27 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         between: Probe that runs between prompts, if any.
-        part: Name of the part of the run (`view.Progress`). `begin` adds the load, if several.
+        part: Name of the part of the run (`view.RunProgress`). `begin` adds the load, if several.
 
     Attributes:
         measured, prompts: Number of prompts that are measured, and of all prompts.
     """
 
-    def __init__(self, plan: Plan, view: RunView, between: Between | None, part: str) -> None:
-        self._plan, self._view, self._between = plan, view, between
+    def __init__(
+        self, plan: Plan, view: RunView, between: InterleavedProbe | None, part: str
+    ) -> None:
+        self._plan, self._view, self._probe = plan, view, between
         self._run_part = self._part = part
-        self._pace = Pace({method_run.label: Work(0) for method_run in plan.method_runs})
+        self._eta = EtaEstimator({method_run.label: Work(0) for method_run in plan.method_runs})
         self.prompts = self.measured = 0
         self._reported, self._is_last = monotonic(), True
 
     def begin(
         self,
         number: int,
-        visits: Visits,
-        answers: Answers,
-        back: Question | None,
+        schedule: Schedule,
+        answers: StoredOutputs,
+        repeated_question: Question | None,
         *,
         loads_judge: bool,
     ) -> None:
@@ -70,43 +72,44 @@ class RepeatProgress:
         self._is_last = later <= 0
         work = {
             method_run.label: Work(
-                self._due(method_run, visits, number, answers, back), later * self._whole
+                self._remaining_tokens(method_run, schedule, number, answers, repeated_question),
+                later * self._max_tokens,
             )
             for method_run in plan.method_runs
         }
-        if self._between is not None:
-            work[PROBE] = Work(self._between.due(1.0), starts * self._between.rounds)
-        start = process_seconds()
-        self._pace = Pace(
-            work, later=starts, start=start, judging=LOADING * start if loads_judge else 0.0
+        if self._probe is not None:
+            work[PROBE] = Work(self._probe.due(1.0), starts * self._probe.rounds)
+        start = process_age()
+        self._eta = EtaEstimator(
+            work, later=starts, start=start, judging=JUDGE_LOADING * start if loads_judge else 0.0
         )
         self.prompts = len(plan.questions)
-        self.measured = self.prompts - len(visits)
+        self.measured = self.prompts - len(schedule)
 
     def spent(
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
         """Add the time of the `with` block to the method that decodes in it."""
-        return self._pace.spent(method_run.label, sum(map(self._plan.budget, questions)))
+        return self._eta.spent(method_run.label, sum(map(self._plan.budget, questions)))
 
     def probing(self) -> AbstractContextManager[None]:
         """Add the time of the `with` block to a round of the probe."""
-        return self._pace.spent(PROBE, 1)
+        return self._eta.spent(PROBE, 1)
 
     def judging(self) -> AbstractContextManager[None]:
-        """See `Pace.judging`."""
-        return self._pace.judging()
+        """See `EtaEstimator.judging`."""
+        return self._eta.judging()
 
     def drop(self, label: str) -> None:
         """Remove a method from the estimate of the time left."""
-        self._pace.drop(label)
+        self._eta.drop(label)
 
     def report(self) -> None:
         """Show the number of measured prompts and the time left."""
         over = self.measured == self.prompts and self._is_last
-        left = None if over else self._pace.left()
+        left = None if over else self._eta.left()
         self._reported = monotonic()
-        self._view.prompt(Progress(self._part, self.measured, self.prompts, left))
+        self._view.prompt(RunProgress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
         """Show the progress if the last report is older than `REPORT_EVERY_S`."""
@@ -114,25 +117,25 @@ class RepeatProgress:
             self.report()
 
     @property
-    def _whole(self) -> int:
+    def _max_tokens(self) -> int:
         """Maximum number of new tokens of a method in a repeat."""
         budget = self._plan.budget
         return sum(budget(each) * len(each.turns) for each in self._plan.questions)
 
-    def _due(
+    def _remaining_tokens(
         self,
         method_run: MethodRun,
-        visits: Visits,
+        schedule: Schedule,
         number: int,
-        answers: Answers,
-        back: Question | None,
+        answers: StoredOutputs,
+        repeated_question: Question | None,
     ) -> int:
         """Return the maximum number of tokens that a method still has to generate here."""
         budget, due = self._plan.budget, 0
-        for question, _ in visits:
-            keys = keys_of(question, method_run, number)
+        for question, _ in schedule:
+            keys = output_keys(question, method_run, number)
             missing = sum(key not in answers.done for key in keys)
             due += budget(question) * (len(keys) if method_run.learns_from_prompts else missing)
-        if back is not None and method_run.is_reproducible:
-            due += budget(back) * len(back.turns)
+        if repeated_question is not None and method_run.is_reproducible:
+            due += budget(repeated_question) * len(repeated_question.turns)
         return due

@@ -12,23 +12,23 @@ from specbench_cli.judge.broken import broken
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, Record
 
-VOID_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
+MAX_NOISY_SHARE = 0.1  # a row that lost more of its cells to noise has no speedup
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """Where a run's records are, what the program should exit with, and whether times are missing
     since the machine was not quiet."""
 
     run_dir: Path
     exit_code: ExitCode
-    void: bool
+    noisy: bool
 
 
-def result_of(run_dir: RunDir) -> Result:
+def read_result(run_dir: RunDir) -> RunResult:
     """Return the result of a run, read from its folder."""
     records = list(run_dir.records())
-    return Result(run_dir.path, exit_code(records, run_dir.manifest), void(records))
+    return RunResult(run_dir.path, exit_code(records, run_dir.manifest), has_noisy_method(records))
 
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
@@ -40,20 +40,20 @@ def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCod
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or broken(ours, manifest):
         return ExitCode.BAD_ANSWER
-    lacking = manifest.get("left_out") or nothing_compared(records, manifest)
-    return ExitCode.ENVIRONMENT if void(records) or lacking else ExitCode.OK
+    incomplete = manifest.get("left_out") or lacks_comparison(records, manifest)
+    return ExitCode.ENVIRONMENT if has_noisy_method(records) or incomplete else ExitCode.OK
 
 
-def nothing_compared(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
+def lacks_comparison(records: Sequence[Record], manifest: Mapping[str, Any]) -> bool:
     """Return True if every method except vanilla was dropped or failed on all prompts."""
     others = {record.label for record in records if record.method != BASELINE}
     measured = {record.label for record in records if record.error is None}
     return bool(others) and not others & measured - {*(manifest.get("dropped") or {})}
 
 
-def void(records: Sequence[Record]) -> bool:
+def has_noisy_method(records: Sequence[Record]) -> bool:
     """Whether a row lost so many of its times to noise that it has no speedup."""
     rows: dict[str, list[bool]] = {}
     for record in records:
         rows.setdefault(record.label, []).append(record.void)
-    return any(sum(row) > VOID_SHARE * len(row) for row in rows.values())
+    return any(sum(row) > MAX_NOISY_SHARE * len(row) for row in rows.values())

@@ -14,22 +14,22 @@ from specbench_cli.errors import ConcurrentWriteError, SpecbenchError, UsageErro
 from specbench_cli.files import refuse_link
 from specbench_cli.measure.isolation.plugin_process import end_plugin_processes
 from specbench_cli.measure.local import measure_repeat
-from specbench_cli.measure.manifest import is_placed, manifest, now, program, rows
+from specbench_cli.measure.manifest import is_machine_key, manifest, now, program, rows
 from specbench_cli.measure.memory import free_memory
 from specbench_cli.measure.planning import facts, left_out_notes, planned, prepare
-from specbench_cli.measure.quiet import noisy
+from specbench_cli.measure.quiet import is_noisy
+from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.measure.repeat_process import TUNING, run_repeat
-from specbench_cli.measure.result import Result, result_of
+from specbench_cli.measure.result import RunResult, read_result
 from specbench_cli.measure.run_checks import (
     check_complete,
     check_planned,
     check_plugin_files,
-    check_programs,
-    check_same,
+    check_plugin_permission,
+    check_unchanged,
     check_weights,
-    ordered_config,
+    load_resume_config,
 )
-from specbench_cli.measure.shown import without_folders
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
@@ -45,35 +45,39 @@ def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
     """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
-    from specbench_cli.measure.placement import check_places
+    from specbench_cli.measure.placement import check_placement
 
-    made = prepare(config, fetch=True)
-    plan = made.plan
+    prepared = prepare(config, fetch=True)
+    plan = prepared.plan
     if config.executor == "local":  # else a worker looks what its machine has
-        check_places(plan)
-    view.planned(facts(plan, made.tuning))
-    for words in (*plan.missing, *left_out_notes(made.left_out), *_bounded(made.memory)):
+        check_placement(plan)
+    view.planned(facts(plan, prepared.tuning))
+    for words in (
+        *plan.missing,
+        *left_out_notes(prepared.left_out),
+        *_memory_notes(prepared.memory),
+    ):
         view.note(words)
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, plan.config.model_dump(mode="json"))
-    why = {label: without_folders(words) for label, words in made.left_out.items()}
-    told = {**manifest(plan, sources), "left_out": why, "memory_budget": made.memory}
+    why = {label: redact_paths(words) for label, words in prepared.left_out.items()}
+    told = {**manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
     run_dir = RunDir.create(path, told, order=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
     permission.permit(permission.requests(config, path / ORDER))
     return plan, run_dir
 
 
-def _bounded(memory: Mapping[str, Any] | None) -> list[str]:
+def _memory_notes(memory: Mapping[str, Any] | None) -> list[str]:
     """Return a note on what the memory budget changed, if there is one."""
     if memory is None:
         return []
-    from specbench_cli.measure.memory_budget import sentence
+    from specbench_cli.measure.memory_budget import describe_choice
 
-    return [f"--memory-budget: {sentence(memory)}"]
+    return [f"--memory-budget: {describe_choice(memory)}"]
 
 
-def reopen(
+def resume_run(
     path: Path, view: RunView, *, part: bool = False, force: bool = False
 ) -> tuple[Plan | None, RunDir]:
     """Plan the rest of a run; None if it is finished.
@@ -105,21 +109,21 @@ def reopen(
         if run_dir.manifest.get("status") == "finished":
             run_dir.release()
             return None, run_dir
-        return _replanned(run_dir, view, force, part=part), run_dir
+        return _plan_again(run_dir, view, force, part=part), run_dir
     except BaseException:
         run_dir.release()
         raise
 
 
-def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Plan:
+def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Plan:
     """The plan of a run that was begun, which is marked as running again."""
     path = run_dir.path
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
-    config = ordered_config(path)
+    config = load_resume_config(path)
     run_dir.order = config.model_dump_json()
     if not part:  # the parent process has checked already
-        check_programs(run_dir, config, force)
+        check_plugin_permission(run_dir, config, force)
     first, tuning = planned(config)
     plan = tune.tuned(first, run_dir.manifest)
     view.planned(facts(plan, tuning))
@@ -127,8 +131,10 @@ def _replanned(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Pl
     begun, going_on = run_dir.manifest.get("program", {}), program(first)
     theirs: dict[str, str] = {}
     if config.executor != "local":  # what is said of the machine is the workers', who look at it
-        theirs = {key: word for key, word in begun.items() if is_placed(key)}
-    check_same(run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force)
+        theirs = {key: word for key, word in begun.items() if is_machine_key(key)}
+    check_unchanged(
+        run_dir, {key: begun[key] for key in begun if key not in theirs}, going_on, force
+    )
     check_planned(plan, run_dir, answered)
     run_dir.update(status="running", program=going_on | theirs)
     return plan
@@ -144,7 +150,7 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
         run_dir = RunDir.open(path)
         if run_dir.manifest.get("status") == "finished":
             return []
-        config = ordered_config(path)
+        config = load_resume_config(path)
         check_plugin_files(run_dir, config, force)
         return permission.requests(config, path / ORDER)
     found, order = list[permission.PermissionRequest](), matrix.ordered(path)
@@ -166,7 +172,7 @@ def run(
     fresh: bool = False,
     force: bool = False,
     in_turn: Path | None = None,
-) -> Result:
+) -> RunResult:
     """Measure the missing outputs of a run. Without a plan, the run is finished already.
 
     If the run fails or is interrupted, the manifest states it, and the stored records are kept.
@@ -175,13 +181,13 @@ def run(
         only_pass: Number of the repeat that this process measures for the process of the run.
         fresh: True if this is a new run. If it fails before its first record, its folder is
             removed, because a resumption would fail in the same way.
-        force: See `reopen`.
+        force: See `resume_run`.
         in_turn: Lock file. Runs with the same file measure one after another.
     """
     if plan is None:
         run_dir.forget_order()  # a previous process was killed during its last steps
         view.note(f"{run_dir.path} is finished: nothing is missing")
-        return result_of(run_dir)
+        return read_result(run_dir)
     try:
         if only_pass is None and run_dir.manifest.get("alone"):
             run_dir.update(alone=False)  # resumed: a partner may come this time
@@ -191,13 +197,13 @@ def run(
             _finish(plan, run_dir)
     except BaseException as fault:
         local = plan.config.executor == "local"
-        apart = only_pass is None and local and not _in_one_process(plan)
-        _give_up(run_dir, fault, fresh=fresh, apart=apart)
+        in_processes = only_pass is None and local and not _in_one_process(plan)
+        _mark_interrupted(run_dir, fault, fresh=fresh, in_processes=in_processes)
         raise
     finally:
         end_plugin_processes()
         run_dir.release()
-    return result_of(run_dir)
+    return read_result(run_dir)
 
 
 def _in_one_process(plan: Plan) -> bool:
@@ -223,7 +229,7 @@ def _measure(
     if untuned and (here or only_pass == _TUNING):
         plan = _tune(run_dir, view, in_turn, force)
     if only_pass != _TUNING:
-        view.started(plan.cells, len(run_dir.answered()), run_dir.path)
+        view.started(plan.n_outputs, len(run_dir.answered()), run_dir.path)
     if plan.config.executor != "local":
         from specbench_cli.measure.cluster.ray_workers import measure_on_cluster
 
@@ -248,7 +254,7 @@ def _measure_in_processes(
     for number in range(_TUNING if untuned else 1, plan.config.repeats + 1):
         what = TUNING if number == _TUNING else f"pass {number}"
         view.handed_over()
-        run_repeat(run_dir, number, what, flags, kept=_measured(run_dir))
+        run_repeat(run_dir, number, what, flags, resumable=_has_results(run_dir))
         run_dir.read()
         if plan.is_over(run_dir.manifest.get("dropped") or {}):
             break
@@ -258,13 +264,15 @@ def _finish(plan: Plan, run_dir: RunDir) -> None:
     """Mark a run as finished. Raises what `check_complete` does."""
     check_complete(plan, run_dir)
     # Read every record, so that a wrong one is found before the run is marked as finished.
-    loud = [record.other_cpu for record in run_dir.records() if noisy(record.other_cpu)]
-    is_noisy = plan.config.allow_noise and bool(loud)
-    run_dir.close("finished", finished_utc=now(), noisy=is_noisy)
+    loud = [record.other_cpu for record in run_dir.records() if is_noisy(record.other_cpu)]
+    noisy_kept = plan.config.allow_noise and bool(loud)
+    run_dir.close("finished", finished_utc=now(), noisy=noisy_kept)
     run_dir.forget_order()
 
 
-def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool) -> None:
+def _mark_interrupted(
+    run_dir: RunDir, fault: BaseException, *, fresh: bool, in_processes: bool
+) -> None:
     """Mark a run as interrupted, or remove its folder if the run is new and has no records.
 
     Args:
@@ -272,7 +280,7 @@ def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool)
     """
     empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
     empty = empty and not isinstance(fault, ConcurrentWriteError)
-    if empty and not _measured(run_dir):
+    if empty and not _has_results(run_dir):
         run_dir.discard()
         return
     # The disk is full, another process uses the folder, or a file is damaged: keep the status
@@ -280,33 +288,33 @@ def _give_up(run_dir: RunDir, fault: BaseException, *, fresh: bool, apart: bool)
     with suppress(OSError, ConcurrentWriteError, UsageError):
         with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
             run_dir.read()
-        if apart:
+        if in_processes:
             run_dir.adopt_lines()
         run_dir.close("interrupted")
 
 
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
     """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
-    plan, tuning = planned(ordered_config(run_dir.path))
+    plan, tuning = planned(load_resume_config(run_dir.path))
     assert tuning is not None
-    rehearsal = tune.rehearsal(plan, tuning)
+    tuning_plan = tune.tuning_plan(plan, tuning)
     path = run_dir.path / tune.FOLDER
     refuse_link(path)
     if RunDir.holds_run(path):
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
-        check_planned(rehearsal, trial, trial.answered())
+        check_planned(tuning_plan, trial, trial.answered())
         trial.resume()
     else:
-        trial = RunDir.create(path, manifest(rehearsal, {}))
+        trial = RunDir.create(path, manifest(tuning_plan, {}))
         trial.share_lock_of(run_dir)
     view.note(
-        f"tuning: {len(rehearsal.method_runs)} candidates of {len(plan.method_runs)} rows on"
+        f"tuning: {len(tuning_plan.method_runs)} candidates of {len(plan.method_runs)} rows on"
         f" {len(tuning.development)} development questions"
     )
-    view.started(rehearsal.cells, len(trial.answered()), path)
+    view.started(tuning_plan.n_outputs, len(trial.answered()), path)
     try:
-        measure_repeat(rehearsal, trial, view, 1, in_turn, force, part=TUNING)
+        measure_repeat(tuning_plan, trial, view, 1, in_turn, force, part=TUNING)
     except BaseException:
         with suppress(OSError, ConcurrentWriteError):
             trial.close("interrupted")
@@ -314,7 +322,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
                 trial.discard()
         raise
     free_memory()
-    check_complete(rehearsal, trial, resumed=run_dir.path)
+    check_complete(tuning_plan, trial, resumed=run_dir.path)
     trial.close("finished", finished_utc=now())
     models = {**trial.manifest["models"], **trial.manifest["heads"]}
     weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
@@ -329,6 +337,6 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     return chosen
 
 
-def _measured(run_dir: RunDir) -> bool:
+def _has_results(run_dir: RunDir) -> bool:
     """Whether anything was measured that would be lost with the folder."""
     return run_dir.has_records or (run_dir.path / tune.FOLDER).exists()

@@ -10,7 +10,7 @@ from specbench_cli import files, registry
 from specbench_cli.config import permission, plugin_file
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ConcurrentWriteError, UsageError
-from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import ORDER
@@ -20,7 +20,7 @@ from specbench_cli.store.schema import Key
 NEW_RUN = "begin a new run: specbench run"
 
 
-def ordered_config(path: Path) -> RunConfig:
+def load_resume_config(path: Path) -> RunConfig:
     """The configuration that a run was begun with. Raises UsageError."""
     try:
         return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
@@ -31,7 +31,7 @@ def ordered_config(path: Path) -> RunConfig:
         ) from error
 
 
-def check_programs(run_dir: RunDir, config: RunConfig, force: bool) -> None:
+def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> None:
     """Raise UsageError if a plug-in changed or the user did not permit it.
 
     This check runs before any code of the plug-in.
@@ -49,10 +49,12 @@ def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
     changed = permission.same_plugins(theirs, config.plugins)
     if changed and not force:
         then = {f"the file of {name}": theirs[name][:12] for name, _ in changed}
-        check_same(run_dir, then, {f"the file of {name}": now[:12] for name, now in changed}, force)
+        check_unchanged(
+            run_dir, then, {f"the file of {name}": now[:12] for name, now in changed}, force
+        )
 
 
-def differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: str) -> list[str]:
+def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: str) -> list[str]:
     """Return the names whose values differ, formatted with both values."""
     return [
         form.format(name, ours.get(name, "none"), theirs.get(name, "none"))
@@ -61,17 +63,17 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: str) -
     ]
 
 
-def check_same(
+def check_unchanged(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
     """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
     manifest name what differs."""
-    differing = differences(then, now, "{} ({} then, {} since)")
+    differing = list_differences(then, now, "{} ({} then, {} since)")
     if differing and not force:
         raise UsageError(
             f"{run_dir.path} was begun with something else, and a run measures one thing; changed"
             f" since: {', '.join(differing)}",
-            hint=f"{NEW_RUN}; or go on and label the run: {resumption(run_dir.path)} --force",
+            hint=f"{NEW_RUN}; or go on and label the run: {resume_command(run_dir.path)} --force",
         )
     if differing:
         run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
@@ -81,7 +83,7 @@ def check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force:
     """Raise UsageError if models or heads differ from those at the start of the run."""
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
     if before:
-        check_same(run_dir, _weights(before), _weights(held), force)
+        check_unchanged(run_dir, _weights(before), _weights(held), force)
 
 
 def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -129,6 +131,6 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"
             f" the first that of {label} on {prompt} (turn {turn}, pass {pass_}): they were removed"
             " or overwritten during the run",
-            hint=f"{resumption(resumed or run_dir.path)} measures them again",
+            hint=f"{resume_command(resumed or run_dir.path)} measures them again",
         )
     check_planned(plan, run_dir, answered)

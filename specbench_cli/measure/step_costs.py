@@ -20,22 +20,22 @@ from pydantic import BaseModel, ConfigDict
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.costs import Costs, Curve, Line, along
-from specbench_cli.measure.probe import Series, curves
-from specbench_cli.measure.quiet import Windows
-from specbench_cli.measure.rounds import Grid
-from specbench_cli.measure.whole_steps import StepSample
+from specbench_cli.measure.costs import Costs, Curve, PointLine, interpolate
+from specbench_cli.measure.probe import ProbeSeries, build_curves
+from specbench_cli.measure.probe_rounds import ProbeGrid
+from specbench_cli.measure.quiet import MeasurementWindows
+from specbench_cli.measure.step_timing import StepSample
 
-MIDDLING = 256
+PROBE_CONTEXT = 256
 """Rows before the forwards, or as many as the models have room for."""
 
 ROUNDS, SECONDS = 32, 2.0
 """Of a quick probe: so many rounds at most, in about that time."""
 
-LEAST = 3
+MIN_ROUNDS = 3
 """Rounds, however long they take."""
 
-STEADY, STEPS_SECONDS = 6, 6.0
+STEP_MIN_ROUNDS, STEPS_SECONDS = 6, 6.0
 """Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
 and one length's gain over another is less."""
 
@@ -77,18 +77,24 @@ class StepCosts(BaseModel):
         """
         if sequences and model == "target" and self.steps:
             each = rows / sequences - 1
-            more = 0.0 if even or not self.uneven else along(sorted(self.uneven.items()), sequences)
-            return more + along([(n, along(line, each)) for n, line in self._steps], sequences)
+            more = (
+                0.0
+                if even or not self.uneven
+                else interpolate(sorted(self.uneven.items()), sequences)
+            )
+            return more + interpolate(
+                [(n, interpolate(line, each)) for n, line in self._steps], sequences
+            )
         if sequences and model == "draft" and self.drafting:
-            return along(sorted(self.drafting.items()), sequences)
-        return along(self._lines[model], rows)
+            return interpolate(sorted(self.drafting.items()), sequences)
+        return interpolate(self._lines[model], rows)
 
     @cached_property
-    def _steps(self) -> list[tuple[int, Line]]:
+    def _steps(self) -> list[tuple[int, PointLine]]:
         return [(n, sorted(line.items())) for n, line in sorted(self.steps.items())]
 
     @cached_property
-    def _lines(self) -> dict[str, Line]:
+    def _lines(self) -> dict[str, PointLine]:
         return {model: sorted(line.items()) for model, line in self.relative.items()}
 
     @classmethod
@@ -107,7 +113,7 @@ class StepCosts(BaseModel):
             tree = model == "target"
             lines = curve.trees_by_context if tree else curve.by_context
             sizes = sorted({int(n) for _, line in lines for n, _ in line})
-            ns = _rising([curve.ns(n, context, tree=tree) for n in sizes])
+            ns = _smooth_increasing([curve.ns(n, context, tree=tree) for n in sizes])
             times[model] = dict(zip(sizes, ns, strict=True))
         unit = times["target"][1]
         return cls(
@@ -142,7 +148,7 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     for n, samples in unlike.items():
         taken = median(each.drafting + each.rest for each in samples)
         length = samples[0].length
-        due = along(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
+        due = interpolate(sorted(steps[n].items()), length) + length * tokens.get(n, 0.0)
         uneven[n] = max(0.0, taken - due)
 
     def relative(times: Mapping[int, float]) -> dict[int, float]:
@@ -155,7 +161,7 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
     }
 
 
-def _rising(times: Sequence[float]) -> list[float]:
+def _smooth_increasing(times: Sequence[float]) -> list[float]:
     """Times that do not fall with work: halfway between the largest so far and the least to come,
     so that a single odd one moves its neighbours little."""
     largest = accumulate(times, max)
@@ -163,20 +169,20 @@ def _rising(times: Sequence[float]) -> list[float]:
     return [(low + high) / 2 for low, high in zip(least, largest, strict=True)]
 
 
-def of_kept(costs: Costs) -> StepCosts:
+def step_costs_from_probe(costs: Costs) -> StepCosts:
     """What a kept probe says."""
     longest = costs.curves["target"].by_context[-1][0]
     return StepCosts.of(
         costs.curves,
-        min(MIDDLING, longest),
+        min(PROBE_CONTEXT, longest),
         source=f"the probe of {costs.created_utc}",
         noisy=costs.quietness.noisy,
     )
 
 
-def quick(
+def measure_step_costs(
     workspace: Workspace,
-    windows: Windows,
+    windows: MeasurementWindows,
     positions: int,
     *,
     most: int = 0,
@@ -194,8 +200,8 @@ def quick(
     Raises:
         UsageError: the models' context is too short.
     """
-    grid = Grid(contexts=(1,), chains=(1,), lone=())
-    context = min(MIDDLING, positions - grid.spare)
+    grid = ProbeGrid(contexts=(1,), chains=(1,), lone=())
+    context = min(PROBE_CONTEXT, positions - grid.spare)
     if context < 1:
         raise UsageError(
             f"what forwards cost cannot be measured on models with {positions} positions: it takes"
@@ -203,15 +209,15 @@ def quick(
             "give a number in place of auto",
         )
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)} if most else ()
-    grid = Grid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
-    series = Series(workspace, windows, {}, grid, seed=0, sampling=sampling)
-    least, seconds = (STEADY, STEPS_SECONDS) if most else (LEAST, SECONDS)
+    grid = ProbeGrid(contexts=(context,), chains=(1,), lone=(), steps=tuple(sorted(sizes)))
+    series = ProbeSeries(workspace, windows, {}, grid, seed=0, sampling=sampling)
+    least, seconds = (STEP_MIN_ROUNDS, STEPS_SECONDS) if most else (MIN_ROUNDS, SECONDS)
     for _ in range(max(least, min(ROUNDS, int(seconds / series.warm_up_s)))):
-        series.go_on()
-    found = series.quiet()
+        series.measure_round()
+    found = series.quiet_samples()
     assert found is not None, "noisy times are kept"
     return StepCosts.of(
-        curves(found.samples, workspace),
+        build_curves(found.samples, workspace),
         context,
         source="measured as the run began",
         noisy=found.quietness.noisy,

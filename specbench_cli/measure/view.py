@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from specbench_cli.store.schema import Record
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How far a run is.
 
     Attributes:
@@ -36,14 +36,14 @@ class RunView(Protocol):
     def stage(self, text: str) -> None:
         """What is done now that is not a prompt: loading, warming up."""
 
-    def prompt(self, progress: Progress) -> None:
+    def prompt(self, progress: RunProgress) -> None:
         """Prompts were measured; their records may come later, when their window is settled."""
 
     def window(self, other_cpu: float | None, text: str) -> None:
         """A window was timed: other processes' share of the machine, and the same in words with
         what follows from it."""
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """A record was written."""
 
     def handed_over(self) -> None:

@@ -12,7 +12,7 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.method_code import limited, staffed
+from specbench_cli.measure.method_code import enforce_time_limit, run_workers
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.tasks.schema import Question
@@ -53,7 +53,7 @@ class WarmUp:
 
     def run(self, method_run: MethodRun, sampling: Sampling, memory: Memory) -> None:
         """Decode the requests with a method. Errors of the method are not caught."""
-        with limited(self._limit):
+        with enforce_time_limit(self._limit):
             how = self._together, self._size
             warm_up(method_run, self._bench.workspace, self._request, sampling, memory, *how)
 
@@ -76,13 +76,13 @@ def warm_up(
     own = memory if method_run.method.learns else None
     workspace = workspace.decode_alone(method_run.method.decodes)
     session = kind(workspace, request, sampling, memory=own)
-    with staffed(session, workspace.transport, method_run.method.workers > 1):
+    with run_workers(session, workspace.transport, method_run.method.workers > 1):
         for _ in method_run.method.generate(session):
             pass
     if method_run.method.learns:
         learn(method_run.method, session)
     if together and method_run.method.batches:
-        held = method_run.method.held(size)
+        held = method_run.method.max_sequences(size)
         batch = Batch(workspace, together, sampling, size=size, slots=held, memory=own)
         for _ in method_run.method.generate_batch(batch):
             pass

@@ -58,7 +58,7 @@ class WorkerProcess:
         descriptors: Collection[int] = (),
         takes_orders: bool = False,
     ) -> None:
-        self._leads = takes_orders
+        self._leads_session = takes_orders
         with ExitStack() as stack:
             if takes_orders:
                 self._connection, theirs = Pipe()
@@ -137,12 +137,12 @@ class WorkerProcess:
         self._signal("SIGKILL")
         self._process.kill()
         self._process.wait()
-        if self._leads:
+        if self._leads_session:
             self._connection.close()
         return code
 
     def _signal(self, name: str) -> None:
-        if self._leads:
+        if self._leads_session:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, getattr(signal, name))
 

@@ -24,13 +24,13 @@ def check_methods(config: RunConfig, method_runs: MethodRuns) -> None:
         check(config, method_runs)
 
 
-def _containment(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_containment(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that this machine can contain generated code, if the run executes it."""
     if config.run_code and not config.uncontained:
         check_containment()
 
 
-def _declarations(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check what each method declares: its guarantee is known, and hooks return the right types."""
     for method_run in method_runs:
         method_run.guarantees  # noqa: B018  raises UsageError
@@ -38,21 +38,23 @@ def _declarations(config: RunConfig, method_runs: MethodRuns) -> None:
             method_run.check_hooks()
 
 
-def _contrast(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_contrast(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can follow the contrasted distribution."""
     if config.contrast is not None:
         why = "lets tokens stand that the contrasted target may not say"
-        _check_held("--contrast", config, method_runs, why)
+        _check_combination("--contrast", config, method_runs, why)
 
 
-def _grammar(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_grammar(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can follow the grammar."""
     if config.grammar is not None:
         option = f"--grammar {config.grammar}"
-        _check_held(option, config, method_runs, f"lets tokens stand that {option} may forbid")
+        _check_combination(
+            option, config, method_runs, f"lets tokens stand that {option} may forbid"
+        )
 
 
-def _check_held(asked: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
+def _check_combination(asked: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
     """Check that every method can follow an option that changes the target's distribution.
 
     Args:
@@ -80,7 +82,7 @@ def _check_held(asked: str, config: RunConfig, method_runs: MethodRuns, why: str
         )
 
 
-def _upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
     """Reject methods that read vanilla's output if their own output can differ from it."""
     if config.verify not in ("rejection", "block"):
         return
@@ -93,11 +95,11 @@ def _upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
         )
 
 
-def _likes(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that the run can measure the acceptance rates that random controls use."""
     if all(method_run.like is None for method_run in method_runs):
         return
-    ruled = {
+    with_rule = {
         method_run.label: method_run
         for method_run in method_runs
         if method_run.declared.accept is not None
@@ -107,11 +109,11 @@ def _likes(config: RunConfig, method_runs: MethodRuns) -> None:
         if like is None:
             continue
         why = None
-        if like not in ruled or ruled[like].like is not None:
-            why = f"no row of that name has an accept rule ({', '.join(ruled)})"
+        if like not in with_rule or with_rule[like].like is not None:
+            why = f"no row of that name has an accept rule ({', '.join(with_rule)})"
         elif config.executor != "local":
             why = f"with --executor {config.executor} it is not measured beforehand"
-        elif config.isolation == "process" and not ruled[like].is_built_in:
+        elif config.isolation == "process" and not with_rule[like].is_built_in:
             why = "it is a plug-in's, which decodes in a process of its own (--isolation none)"
         if why is not None:
             raise UsageError(
@@ -120,25 +122,25 @@ def _likes(config: RunConfig, method_runs: MethodRuns) -> None:
             )
 
 
-def _accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that no accept rule of single tokens is combined with another kind of verification."""
     if config.verify not in ("block", "replay"):
         return
-    ruled = [
+    with_rule = [
         method_run.label
         for method_run in method_runs
-        if method_run.declared.accept and not method_run.declared.accept.off
+        if method_run.declared.accept and not method_run.declared.accept.is_exact
     ]
-    if ruled:
+    if with_rule:
         why = "judges whole blocks" if config.verify == "block" else "commits vanilla's tokens"
         raise UsageError(
-            f"{', '.join(ruled)} has an accept rule, which decides on single tokens, and --verify"
-            f" {config.verify} {why}",
+            f"{', '.join(with_rule)} has an accept rule, which decides on single tokens, and"
+            f" --verify {config.verify} {why}",
             hint="--verify rejection or coupled, or --temperature 0",
         )
 
 
-def _devices(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_devices(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that a method drafts while the target computes, if devices are given for both."""
     if config.devices is not None and all(
         method_run.declared.workers == 1 for method_run in method_runs
@@ -150,7 +152,7 @@ def _devices(config: RunConfig, method_runs: MethodRuns) -> None:
         )
 
 
-def _cluster(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_cluster(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that no method learns from prompt to prompt, if prompts go to several machines."""
     if config.executor == "local":
         return
@@ -165,7 +167,7 @@ def _cluster(config: RunConfig, method_runs: MethodRuns) -> None:
         )
 
 
-def _batches(config: RunConfig, method_runs: MethodRuns) -> None:
+def _check_batches(config: RunConfig, method_runs: MethodRuns) -> None:
     """Check that each method can decode several prompts together, if the run does."""
     if config.batch <= 1 and not config.load:
         return
@@ -181,8 +183,15 @@ def _batches(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 METHOD_CHECKS: tuple[Callable[[RunConfig, MethodRuns], None], ...] = (
-    *(_containment, _declarations, _contrast, _grammar, _upper_bounds, _likes),
-    *(_accept_rules, _devices, _cluster, _batches),
+    *(
+        _check_containment,
+        _check_declarations,
+        _check_contrast,
+        _check_grammar,
+        _check_upper_bounds,
+        _check_acceptance_sources,
+    ),
+    *(_check_accept_rules, _check_devices, _check_cluster, _check_batches),
 )
 """Checks of the methods, in the order in which their errors are reported."""
 
@@ -231,7 +240,7 @@ def unfit(
     return None
 
 
-def check_programs(config: RunConfig, questions: Sequence[Question]) -> None:
+def check_test_programs(config: RunConfig, questions: Sequence[Question]) -> None:
     """Check that the tests of each question are a valid program, if the run executes code."""
     if not config.run_code:
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench_cli import registry
 from specbench_cli.config.run import MethodChoice, RunConfig
-from specbench_cli.plan.method_run import like_of
+from specbench_cli.plan.method_run import get_acceptance_source
 from specbench_cli.store.schema import BASELINE, LOSSLESS
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 def is_control(method: Method) -> bool:
     """Whether a row of it is there for lossy ones to be held against."""
-    from specbench_cli.engine.spans.judge import SpanParams
+    from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
-    coin = isinstance(method.params, SpanParams) and method.params.coin is not None
+    coin = isinstance(method.params, SegmentParams) and method.params.random_rule is not None
     return method.control or coin or isinstance(method.accept, RandomAccept)
 
 
-def controlled(config: RunConfig) -> RunConfig:
+def add_controls(config: RunConfig) -> RunConfig:
     """A configuration with the controls that its lossy rows lack. A tuned run brings none: which
     parameters its rows end with is not known."""
     if config.controls == "none" or config.tune is not None:
@@ -42,26 +42,26 @@ def controlled(config: RunConfig) -> RunConfig:
         method = built[row.label]
         if method.peer or is_control(method) or method.guarantee(config.rule) in LOSSLESS:
             continue
-        for name, called, params in _wanted(row, method, config):
-            made = registry.declare(name, params)
-            if any(_stands_for(made, name, other, built[other.label]) for other in rows):
+        for name, control_label, params in _controls_for(row, method, config):
+            control = registry.declare(name, params)
+            if any(_is_control_row(control, name, other, built[other.label]) for other in rows):
                 continue
-            label = called
+            label = control_label
             while label in built:
                 label += " (control)"
             rows.append(MethodChoice(name=name, label=label, params=dict(params)))
-            built[label] = made
+            built[label] = control
     return config.model_copy(update={"methods": rows})
 
 
-def _wanted(
+def _controls_for(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The controls of a lossy row: method, label and parameters of each."""
-    from specbench_cli.engine.spans.judge import SpanParams
+    from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
-    if "draft" in method.needed:
+    if "draft" in method.requirements:
         yield DRAFT_ALONE, DRAFT_ALONE, {}
     foreign = row.name not in registry.ours() and config.isolation == "process"
     rated = method.accept is not None and config.executor == "local" and not foreign
@@ -71,29 +71,36 @@ def _wanted(
         yield row.name, f"{row.name} exact", rest
         if rated:
             yield row.name, random, {**rest, "accept": "random", "like": row.label}
-    elif isinstance(method.params, SpanParams):
+    elif isinstance(method.params, SegmentParams):
         yield PLAIN, PLAIN, {}
         if rated:
             yield row.name, random, {**row.params, "like": row.label}
-    elif method.relative is not None:
-        yield method.relative, method.relative, _shared(method, method.relative)
+    elif method.lossless_counterpart is not None:
+        yield (
+            method.lossless_counterpart,
+            method.lossless_counterpart,
+            _shared_params(method, method.lossless_counterpart),
+        )
         if rated:
-            yield RANDOM, random, {**_shared(method, RANDOM), "like": row.label}
+            yield RANDOM, random, {**_shared_params(method, RANDOM), "like": row.label}
 
 
-def _shared(method: Method, other: str) -> dict[str, Any]:
+def _shared_params(method: Method, other: str) -> dict[str, Any]:
     """A method's parameters that another one has too: those of its drafts, not of its rule."""
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
-    shared = known - method.off.keys() - AcceptParams.model_fields.keys()
+    shared = known - method.exact_params.keys() - AcceptParams.model_fields.keys()
     return {name: value for name, value in dict(method.params).items() if name in shared}
 
 
-def _stands_for(made: Method, name: str, other: MethodChoice, method: Method) -> bool:
+def _is_control_row(control: Method, name: str, other: MethodChoice, method: Method) -> bool:
     """Whether a row that is there is the control, or one that lets pass at a rate of the user's."""
     if other.name != name or other.label == BASELINE:
         return False
-    if like_of(made) is not None:
-        return is_control(method) and like_of(method) in (None, like_of(made))
-    return bool(method.params == made.params)
+    if get_acceptance_source(control) is not None:
+        return is_control(method) and get_acceptance_source(method) in (
+            None,
+            get_acceptance_source(control),
+        )
+    return bool(method.params == control.params)

@@ -72,7 +72,7 @@ class Grammar:
     text: str
 
     @classmethod
-    def read(cls, asked: str) -> Grammar:
+    def read(cls, name: str) -> Grammar:
         """A grammar as it is asked for: a name or a file.
 
         Raises:
@@ -80,44 +80,44 @@ class Grammar:
             installed.
         """
         known = ", ".join(BUILT_IN)
-        if asked in BUILT_IN:
-            found = cls(asked, JSON, BUILT_IN[asked])
+        if name in BUILT_IN:
+            found = cls(name, JSON, BUILT_IN[name])
         else:
-            path = Path(asked).expanduser()
+            path = Path(name).expanduser()
             kinds = ", ".join(f"{ending} ({kind})" for ending, kind in KINDS.items())
             if not path.is_file():
                 raise UsageError(
-                    f"--grammar {asked}: there is no such file, and grammars by name are:"
-                    f" {known}{did_you_mean(asked, [*BUILT_IN])}",
+                    f"--grammar {name}: there is no such file, and grammars by name are:"
+                    f" {known}{did_you_mean(name, [*BUILT_IN])}",
                     hint=f"--grammar json, or a file that ends in {kinds}",
                 )
             if path.suffix not in KINDS:
                 raise UsageError(
-                    f"--grammar {asked}: its name must say what it is, by an ending of {kinds}",
-                    hint=f"mv {asked} {path.with_suffix(JSON)}",
+                    f"--grammar {name}: its name must say what it is, by an ending of {kinds}",
+                    hint=f"mv {name} {path.with_suffix(JSON)}",
                 )
             try:
                 found = cls(path.name, path.suffix, files.read_text(path, MOST_BYTES))
             except (OSError, UnicodeDecodeError) as fault:
                 why = getattr(fault, "strerror", None) or fault
                 raise UsageError(
-                    f"--grammar {asked} cannot be read: {why}",
+                    f"--grammar {name} cannot be read: {why}",
                     hint="specbench run --grammar json",
                 ) from fault
-        found._check(asked)
+        found._check(name)
         return found
 
-    def _check(self, asked: str) -> None:
+    def _check(self, name: str) -> None:
         """Raise UsageError unless the text is a grammar."""
         matcher = _library().LLMatcher
         try:
-            wrong, said = matcher.validate_grammar_with_warnings(self._compiled)
+            wrong, warnings = matcher.validate_grammar_with_warnings(self._compiled)
         except ValueError as fault:
-            wrong, said = True, [str(fault)]
+            wrong, warnings = True, [str(fault)]
         if wrong:
-            why = " ".join(" ".join(said).split())
+            why = " ".join(" ".join(warnings).split())
             raise UsageError(
-                f"--grammar {asked} is not {KINDS[self.kind]}: {why}",
+                f"--grammar {name} is not {KINDS[self.kind]}: {why}",
                 hint="mend it; docs/how-to/grammars.md says what is understood",
             )
 
@@ -182,7 +182,7 @@ class Grammar:
         """Whether a text belongs to it: read by itself, whatever tokens it came in."""
         if self.kind == JSON and not valid_json(text):
             return False
-        letters, fresh = _by_bytes(self._compiled)
+        letters, fresh = _byte_matcher(self._compiled)
         matcher, tokens = fresh.deep_copy(), letters.tokenize_str(text)
         read: int = matcher.try_consume_tokens(tokens)
         return read == len(tokens) and bool(matcher.is_accepting())
@@ -195,7 +195,7 @@ class Grammar:
 
 
 @lru_cache(maxsize=8)
-def _by_bytes(compiled: str) -> tuple[Any, Any]:
+def _byte_matcher(compiled: str) -> tuple[Any, Any]:
     """A tokenizer whose tokens are bytes, and a matcher of these before the first."""
     letters = _library().LLTokenizer("byte")
     return letters, _library().LLMatcher(letters, compiled)

@@ -41,32 +41,32 @@ def candidates(
                 f" gives every method {budget}",
                 f"--tune {sweep.size(swept)}, or fewer values",
             )
-        return tuple(_changed(method_run, point) for point in sweep.points(swept))
+        return tuple(_with_params(method_run, point) for point in sweep.points(swept))
     found = [method_run]
     for name, value in _changes(method_run, budget):
         if len(found) == budget:
             break
         try:
-            other = _changed(method_run, {name: value})
+            other = _with_params(method_run, {name: value})
         except UsageError:
             continue  # out of bounds, or not with the row's other parameters
-        if _alike(method_run.declared, other.declared, rule):
+        if _keeps_promises(method_run.declared, other.declared, rule):
             found.append(other)
     return tuple(found)
 
 
-def _changed(method_run: MethodRun, point: Mapping[str, Any]) -> MethodRun:
+def _with_params(method_run: MethodRun, point: Mapping[str, Any]) -> MethodRun:
     label = " ".join([method_run.label, *sweep.settings(point)])
     changed = MethodRun(method_run.name, label, {**method_run.passed, **point})
     changed.declared  # noqa: B018  raises UsageError
     return changed
 
 
-def _alike(own: Method, other: Method, rule: Rule) -> bool:
+def _keeps_promises(own: Method, other: Method, rule: Rule) -> bool:
     return (
         other.guarantee(rule) == own.guarantee(rule)
         and other.upper_bound == own.upper_bound
-        and other.needed <= own.needed
+        and other.requirements <= own.requirements
         and set(other.artifacts()) <= set(own.artifacts())
     )
 
@@ -75,7 +75,7 @@ def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
     """Parameters with other values than the row's: the first of each, the second of each, ..."""
     method = type(method_run.declared)
     columns = [
-        [(name, value) for value in islice(_others(field.annotation, now), 2 * budget)]
+        [(name, value) for value in islice(_other_values(field.annotation, now), 2 * budget)]
         for name, field in method.Params.model_fields.items()
         if name not in method_run.passed
         and (method.tunable is None or name in method.tunable)
@@ -85,30 +85,30 @@ def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
         yield from (change for change in line if change is not None)
 
 
-def _others(annotation: Any, now: Any) -> Iterator[Any]:
+def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
     """Values of a type other than `now`: numbers near it and words in turn."""
     numbers: Iterator[Any] = iter(())
     if isinstance(now, (int, float)) and not isinstance(now, bool):
-        numbers = _numbers(now)
-    words = (word for word in _words(annotation) if word != now)
+        numbers = _nearby_numbers(now)
+    words = (word for word in _literal_values(annotation) if word != now)
     for pair in zip_longest(numbers, words):
         yield from (value for value in pair if value is not None)
 
 
-def _words(annotation: Any) -> list[Any]:
+def _literal_values(annotation: Any) -> list[Any]:
     """What a type spells out: the words of a Literal, yes and no of a bool."""
     if annotation is bool:
         return [True, False]
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
-        return list(chain.from_iterable(map(_words, get_args(annotation))))
+        return list(chain.from_iterable(map(_literal_values, get_args(annotation))))
     if get_origin(annotation) is Annotated:
-        return _words(get_args(annotation)[0])
+        return _literal_values(get_args(annotation)[0])
     return []
 
 
-def _numbers(now: float) -> Iterator[float]:
+def _nearby_numbers(now: float) -> Iterator[float]:
     """Numbers below and above in turn, ever further away, on a scale of ratios; whole ones if it is
     whole. Of 0 there are no ratios: whole numbers upwards."""
     seen = {now}

@@ -16,7 +16,7 @@ from specbench_cli import registry
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 
-MOST = 32
+MAX_PAIRS = 32
 """Pairs of a matrix: more are a mistake, or several commands."""
 
 
@@ -32,17 +32,17 @@ def pairs(config: RunConfig) -> dict[str, RunConfig]:
     Rows that use no draft model are measured once a target, with its first draft.
 
     Raises:
-        UsageError: drafts are named and no row uses one; or there are more than `MOST` pairs.
+        UsageError: drafts are named and no row uses one; or there are more than `MAX_PAIRS` pairs.
     """
     targets = config.targets or [config.target]
     drafts: Sequence[str | None] = config.drafts or [None]
-    if len(targets) * len(drafts) > MOST:
+    if len(targets) * len(drafts) > MAX_PAIRS:
         raise UsageError(
             f"{len(targets)} targets and {len(drafts)} drafts are {len(targets) * len(drafts)}"
-            f" runs, and one command makes {MOST} at most",
+            f" runs, and one command makes {MAX_PAIRS} at most",
             "name fewer, or share them out over several commands",
         )
-    drafted = [row for row in config.methods if _drafts(row.name, row.params)]
+    drafted = [row for row in config.methods if _uses_draft(row.name, row.params)]
     if config.drafts and not drafted:
         rows = ", ".join(row.label for row in config.methods)
         raise UsageError(
@@ -58,17 +58,17 @@ def pairs(config: RunConfig) -> dict[str, RunConfig]:
         if place:
             vanilla = [row for row in config.methods if row.name == "vanilla"]
             own["methods"] = [*vanilla, *drafted]
-        name = "+".join(map(_word, (target, draft) if draft is not None else (target,)))
+        name = "+".join(map(_folder_name, (target, draft) if draft is not None else (target,)))
         if name in found:
             name = f"{name}-{len(found) + 1}"
         found[name] = config.model_copy(update=own)
     return found
 
 
-def _drafts(name: str, params: Mapping[str, Any]) -> bool:
-    return "draft" in registry.declare(name, params).needed
+def _uses_draft(name: str, params: Mapping[str, Any]) -> bool:
+    return "draft" in registry.declare(name, params).requirements
 
 
-def _word(model: str) -> str:
+def _folder_name(model: str) -> str:
     """A model's name, as a folder may have it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"

@@ -69,12 +69,12 @@ class MethodRun:
     @property
     def needs_draft(self) -> bool:
         """Return True if the method cannot run without a draft model."""
-        return "draft" in self.declared.needed
+        return "draft" in self.declared.requirements
 
     @property
     def like(self) -> str | None:
         """The label of the method whose acceptance rate a random control uses; None for others."""
-        return like_of(self.declared)
+        return get_acceptance_source(self.declared)
 
     @property
     def learns_from_prompts(self) -> bool:
@@ -96,7 +96,7 @@ class MethodRun:
         if self.tuned is not None:
             return f"tuned({self.tuned})"
         method, params = type(self.declared), self.declared.params
-        if method.paper and params == method.Params.model_validate(method.paper):
+        if method.paper_params and params == method.Params.model_validate(method.paper_params):
             return "paper"
         fields = method.Params.model_fields.items()
         plain = {name: field.get_default(call_default_factory=True) for name, field in fields}
@@ -127,10 +127,10 @@ class MethodRun:
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():
-            said = getattr(self.method, hook)
-            said = said() if callable(said) else said
-            if not fits(said):
-                fault = wrong_return(self.method, hook, said, what)
+            value = getattr(self.method, hook)
+            value = value() if callable(value) else value
+            if not fits(value):
+                fault = wrong_return(self.method, hook, value, what)
                 raise UsageError(
                     fault.message, "docs/reference/hooks.md describes what each hook returns"
                 )
@@ -141,7 +141,7 @@ class MethodRun:
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
-def like_of(method: Method) -> str | None:
+def get_acceptance_source(method: Method) -> str | None:
     """Return the label of the method whose acceptance rate is used; see `MethodRun.like`."""
     like: str | None = getattr(method.params, "like", None)
     return like
@@ -153,14 +153,14 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
     from specbench_cli.engine.verify.accept import AcceptRule
 
     def is_list_of(kind: type) -> Callable[[Any], bool]:
-        return lambda said: (
-            isinstance(said, tuple | list) and all(isinstance(each, kind) for each in said)
+        return lambda value: (
+            isinstance(value, tuple | list) and all(isinstance(each, kind) for each in value)
         )
 
     return (
         ("models", "a tuple of names of models", is_list_of(str)),
         ("artifacts", "a tuple of Trained modules", is_list_of(Trained)),
-        ("accept", "an AcceptRule or None", lambda said: isinstance(said, AcceptRule | None)),
-        ("needed", "a set of words", lambda said: isinstance(said, frozenset | set)),
-        ("scope", "prompt, run or corpus", lambda said: said in ("prompt", "run", "corpus")),
+        ("accept", "an AcceptRule or None", lambda value: isinstance(value, AcceptRule | None)),
+        ("requirements", "a set of words", lambda value: isinstance(value, frozenset | set)),
+        ("scope", "prompt, run or corpus", lambda value: value in ("prompt", "run", "corpus")),
     )

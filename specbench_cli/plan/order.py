@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 
-def balanced(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
+def balanced_orders(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
     """A seeded order of the labels for each prompt, balanced over position and predecessor.
 
     Williams' design (E. J. Williams, 1949): over a full cycle of prompts every label stands at

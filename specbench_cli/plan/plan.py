@@ -15,13 +15,13 @@ from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.checks import (
     check_imposed,
     check_methods,
-    check_programs,
     check_tasks,
+    check_test_programs,
     unfit,
 )
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.order import balanced
+from specbench_cli.plan.order import balanced_orders
 from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
 from specbench_cli.tasks import Question, Task, load_task, sample_questions, select_questions
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 128
 AUTO = "auto"  # the target's customary draft, said aloud
-WAVES = 4  # questions that are dealt to a batch at once, as a multiple of its size
+PROMPTS_PER_SLOT = 4  # questions that are dealt to a batch at once, as a multiple of its size
 
 
-def wave(batch: int) -> int:
+def prompts_per_batch(batch: int) -> int:
     """Questions that are measured as one where so many sequences take part in a step."""
-    return batch * (WAVES if batch > 1 else 1)
+    return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Plan:
         return any(method_run.declared.workers > 1 for method_run in self.method_runs)
 
     @property
-    def apart(self) -> frozenset[str]:
+    def isolated(self) -> frozenset[str]:
         """The rows of plug-ins that are decoded in a process of the plug-in's own."""
         if self.config.isolation != "process":
             return frozenset()
@@ -96,17 +96,17 @@ class Plan:
         )
 
     @property
-    def turns(self) -> int:
+    def n_prompts(self) -> int:
         """Prompts in a pass: the turns of all questions."""
         return sum(len(question.turns) for question in self.questions)
 
     @property
-    def cells(self) -> int:
+    def n_outputs(self) -> int:
         """Outputs to be made: prompts x rows x passes."""
-        return self.turns * len(self.method_runs) * self.config.repeats * len(self.passes())
+        return self.n_prompts * len(self.method_runs) * self.config.repeats * len(self.passes())
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The tokens of all outputs, if each were as long as it may be."""
         rows = len(self.method_runs) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
@@ -154,10 +154,10 @@ class Plan:
         """How requests arrive in a pass; None where all are there."""
         return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
 
-    def visits(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
+    def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
         """The questions of a pass, each with its rows in that visit's order."""
         by_label = {method_run.label: method_run for method_run in self.method_runs}
-        orders = balanced(list(by_label), len(self.questions), self.config.seed + pass_)
+        orders = balanced_orders(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
@@ -239,8 +239,8 @@ class Plan:
                 for task in self.tasks
             ],
             "passes": self.config.repeats * len(self.passes()),
-            "cells": self.cells,
-            "most_tokens": self.most_tokens,
+            "cells": self.n_outputs,
+            "most_tokens": self.max_tokens,
             **({"not_asked": list(self.missing)} if self.missing else {}),
         }
 
@@ -253,8 +253,8 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
     Args:
         fetch: have heads that are not on this machine downloaded.
     """
-    plug_in(config)
-    target, draft = _pair(config)
+    load_plugins(config)
+    target, draft = _resolve_models(config)
     found: dict[str, str] = {}
     for row in config.methods:
         method_run = MethodRun(row.name, row.label, row.params)
@@ -274,7 +274,7 @@ def reason(fault: SpecbenchError) -> str:
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
-def plug_in(config: RunConfig) -> None:
+def load_plugins(config: RunConfig) -> None:
     """Import and register a configuration's plug-ins in this process.
 
     `measure.isolation.plugin_process.check_plugins` imports them in processes of their own first.
@@ -283,7 +283,7 @@ def plug_in(config: RunConfig) -> None:
         registry.load_plugin(path)
 
 
-def _pair(config: RunConfig) -> tuple[Checkpoint, str | None]:
+def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
     """The target, and the draft's name if there is one."""
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft
@@ -297,35 +297,35 @@ def make_plan(config: RunConfig) -> Plan:
         none. EnvironmentFault: data or weights that are not here and cannot be fetched; code that
         is to be run and cannot be contained.
     """
-    plug_in(config)
+    load_plugins(config)
     method_runs = tuple(MethodRun(row.name, row.label, row.params) for row in config.methods)
     check_methods(config, method_runs)
     grammar = None if config.grammar is None else Grammar.read(config.grammar)
     tasks = tuple(load_task(name) for name in config.tasks)
     check_tasks(config, tasks)
     asked = select_questions([each for task in tasks for each in task.questions], config.category)
-    asked = _named(asked, config.prompts)
+    asked = _select_prompts(asked, config.prompts)
     if config.load:  # a later turn would arrive when it is asked
         asked = [replace(question, turns=question.turns[:1]) for question in asked]
-    target, draft = _pair(config)
+    target, draft = _resolve_models(config)
     for method_run in method_runs:
         if (fault := unfit(method_run, target, draft)) is not None:
             raise fault
-    needy = any(method_run.needs_draft for method_run in method_runs)
+    needs_draft = any(method_run.needs_draft for method_run in method_runs)
     by_task = ([each for each in asked if each.task == task.name] for task in tasks)
     chosen = tuple(
         question for own in by_task for question in sample_questions(own, config.limit, config.seed)
     )
-    check_programs(config, chosen)
+    check_test_programs(config, chosen)
     plan = Plan(
         config=config,
         method_runs=method_runs,
         tasks=tasks,
         questions=chosen,
-        missing=_missing(config, tasks, asked, chosen),
-        loads=_loads(config, len(chosen)),
+        missing=_unused_notes(config, tasks, asked, chosen),
+        loads=_arrival_times(config, len(chosen)),
         target=target,
-        draft=resolve(draft) if needy and draft else None,
+        draft=resolve(draft) if needs_draft and draft else None,
         others={
             name: resolve(name)
             for method_run in method_runs
@@ -337,7 +337,7 @@ def make_plan(config: RunConfig) -> Plan:
     return plan
 
 
-def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
+def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
     """The questions of these ids, all where none is given. Raises UsageError where one is none."""
     if not ids:
         return list(questions)
@@ -353,7 +353,7 @@ def _named(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
     return [question for question in questions if question.prompt_id in wanted]
 
 
-def _missing(
+def _unused_notes(
     config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
 ) -> tuple[str, ...]:
     """What a reader would not think of: tasks that `category` leaves nothing of, and families that
@@ -371,7 +371,7 @@ def _missing(
     return tuple(found)
 
 
-def _loads(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
+def _arrival_times(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
     """When n questions arrive under each load, the same for all rows. Raises UsageError."""
     if config.load is None:
         return {}

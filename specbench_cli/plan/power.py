@@ -1,4 +1,4 @@
-"""What a planned run could tell apart, by the spread that an earlier run showed."""
+"""Statistical power of a planned run, estimated from the spread of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ASSUMED = "assumed"
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
-def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
-    """The smallest ratio between the speeds of two rows that would be found.
+def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
+    """Return the smallest speed ratio between two methods that the run can detect.
 
     Returns:
-        ratio (None where no difference would be found), power, spread (standard deviation between
-        questions of the log ratio of two rows' times), spread_from (a run of the same target, or
-        "assumed").
+        ratio (None if no difference can be detected), power, spread (standard deviation between
+        questions of the log ratio of two methods' times), spread_from (a run with the same target,
+        or "assumed").
     """
-    spread, origin = _seen(plan.target.label, runs) or (SPREAD, ASSUMED)
+    spread, origin = _measured_spread(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}
     families = {question.family for question in plan.questions}
     ranked = [method_run for method_run in plan.method_runs if not method_run.declared.upper_bound]
@@ -45,8 +45,8 @@ def outlook(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
     }
 
 
-def _seen(target: str, runs: Path) -> tuple[float, str] | None:
-    """The spread of the newest finished run of a target, with the run's name."""
+def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
+    """Return the spread of the newest finished run of a target, with the name of the run."""
     for file in sorted(runs.glob("*/summary.csv"), reverse=True):  # names begin with the time
         try:
             manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
@@ -63,6 +63,6 @@ def _seen(target: str, runs: Path) -> tuple[float, str] | None:
 
 
 def _spread(row: dict[str, str]) -> float:
-    """From a speedup's interval back to the spread between its questions."""
+    """Compute the spread between questions from the confidence interval of a speedup."""
     width = math.log(float(row["speedup_high"]) / float(row["speedup_low"]))
     return width / (2 * _Z) * math.sqrt(int(row["n_prompts"]))

@@ -1,5 +1,7 @@
-"""Fair tuning: every row gets the same number of candidates on the same development questions, and
-the result is measured on the others."""
+"""Fair tuning: every method gets the same number of candidates on the same development questions.
+
+The result is measured on the held-out questions.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 
 DEVELOPMENT = 1 / 3
-"""Share of each family's clusters that parameters are chosen on."""
+"""Share of each family's clusters that are development questions."""
 
 FOLDER = "tuning"
-"""Where in a run's folder the records of its tuning are: a run of its own."""
+"""Subfolder of a run with the records of its tuning, which is a run of its own."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is to be tried before a run.
+    """Candidates and questions of a tuning.
 
-    rows: the label of each row, and its candidates.
+    rows: Candidates by the label of their method.
     """
 
     rows: Mapping[str, tuple[MethodRun, ...]]
@@ -36,11 +38,11 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What became of a row's candidates.
+class TuningChoice:
+    """Result of tuning one method.
 
-    costs: by label; None where there is none. best: the label of the one chosen.
-    n: prompts on which all of them could be compared.
+    costs: Cost by label; None if there is none. best: Label of the chosen candidate.
+    n: Number of prompts on which all candidates were compared.
     """
 
     costs: Mapping[str, float | None]
@@ -49,10 +51,10 @@ class Choice:
 
 
 def prepare(plan: Plan) -> tuple[Plan, Tuning]:
-    """The plan of the result, on held-out questions, and of the tuning before it.
+    """Return the plan of the result, on held-out questions, and the tuning before it.
 
     Raises:
-        UsageError: too few questions to hold any out, or a sweep that does not fit the budget.
+        UsageError: too few questions to hold any out, or a sweep with more values than the budget.
     """
     config = plan.config
     assert config.tune is not None
@@ -69,11 +71,13 @@ def prepare(plan: Plan) -> tuple[Plan, Tuning]:
 def split(
     questions: Sequence[Question], seed: int, share: float = DEVELOPMENT, who: str = "--tune"
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Development and held-out questions: a share of each family's clusters, at least one where
-    there are two, and the rest. The draw depends on the seed and the clusters' names alone.
+    """Split questions into development and held-out ones.
+
+    Each family with at least two clusters gives a share of them, at least one, to development. The
+    choice depends only on the seed and the names of the clusters.
 
     Args:
-        who: chooses on the first, for messages.
+        who: Option that needs the split, for messages.
 
     Raises:
         UsageError: no family has two clusters.
@@ -102,8 +106,8 @@ def _rank(seed: int, cluster: tuple[str, str]) -> bytes:
     return hashlib.sha256("\n".join([f"tune {seed}", *cluster]).encode()).digest()
 
 
-def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
-    """The tuning as a plan: every candidate on every development question, once."""
+def tuning_plan(plan: Plan, tuning: Tuning) -> Plan:
+    """Return the plan of the tuning: every candidate on every development question, once."""
     return replace(
         plan,
         config=plan.config.model_copy(update={"repeats": 1, "tune": None}),
@@ -116,18 +120,20 @@ def rehearsal(plan: Plan, tuning: Tuning) -> Plan:
 
 def choose(
     tuning: Tuning, records: Sequence[Record], by: str, weights: Mapping[str, int]
-) -> dict[str, Choice]:
-    """The best candidate of each row: least cost a token over the prompts that all of the row's
-    candidates have a figure for. Candidates that failed or answered wrong are out.
+) -> dict[str, TuningChoice]:
+    """Choose the candidate of each method with the lowest cost per token.
+
+    Only prompts with a figure for all candidates of a method count. Candidates that failed or
+    generated wrong outputs are excluded.
 
     Args:
-        by: "time", decode time a token, with what learning delayed it by; peers, which show no
-            phases, by their whole time.
-            "forwards", the forwards' cost in target forwards (`forwards_cost`).
-        weights: bytes of each model, by its name in traces.
+        by: "time" is decode time per token, including the delay from learning; for peers the total
+            time, because they report no phases. "forwards" is the cost in target forwards
+            (`forwards_cost`).
+        weights: Bytes of each model, by its name in traces.
 
     Raises:
-        EnvironmentFault: noise left no prompt to compare a row's candidates on.
+        EnvironmentFault: noise left no prompt to compare a method's candidates on.
     """
     cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
@@ -146,11 +152,11 @@ def _best(
     method_runs: Sequence[MethodRun],
     cells: Mapping[str, Mapping[tuple[str, int], tuple[float, int]]],
     wrong: set[str],
-) -> Choice:
+) -> TuningChoice:
     labels = [method_run.label for method_run in method_runs]
     sound = [label for label in labels if label not in wrong]
     if len(labels) == 1 or not sound:
-        return Choice(dict.fromkeys(labels), labels[0], 0)
+        return TuningChoice(dict.fromkeys(labels), labels[0], 0)
     shared = set.intersection(*(set(cells.get(label, ())) for label in sound))
     if not shared:
         raise EnvironmentFault(
@@ -162,11 +168,11 @@ def _best(
     for label in sound:
         figures = [cells[label][at] for at in shared]
         costs[label] = sum(cost for cost, _ in figures) / sum(tokens for _, tokens in figures)
-    return Choice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
+    return TuningChoice(costs, min(sound, key=lambda label: costs[label] or 0.0), len(shared))
 
 
 def _time(record: Record) -> tuple[float, int] | None:
-    """Milliseconds, and the tokens they were spent on."""
+    """Return the time in milliseconds and the number of tokens generated in it."""
     if record.void or not record.n_tokens:
         return None
     if record.peer or record.ns.decode is None:
@@ -176,10 +182,10 @@ def _time(record: Record) -> tuple[float, int] | None:
 
 
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
-    """What decoding cost in target forwards, and its tokens.
+    """Return the cost of decoding in target forwards, and the number of tokens.
 
-    A forward of another model, or of a part of one, counts as much of one as it reads weights. Of
-    peers, which show none: a target forward a step and a draft forward a level.
+    A forward of another model, or of a part of a model, costs the share of weights that it reads. A
+    peer reports no forwards: a step counts as one target forward, and a level as one draft forward.
     """
     if not record.n_tokens or record.steps is None:
         return None
@@ -198,8 +204,8 @@ def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, in
     return cost, record.n_tokens
 
 
-def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
-    """What the manifest keeps of a tuning."""
+def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> dict[str, Any]:
+    """Return the manifest entry of a tuning."""
     return {
         "budget": plan.config.tune,
         "by": plan.config.tune_by,
@@ -225,7 +231,7 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str
 
 
 def tuned(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
-    """The plan with the parameters that a run's tuning has chosen; unchanged where it has not."""
+    """Return the plan with the parameters that the tuning chose, if it has chosen any."""
     rows = (manifest.get("tuning") or {}).get("rows", {})
 
     def chosen(method_run: MethodRun) -> MethodRun:

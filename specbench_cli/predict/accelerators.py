@@ -32,12 +32,12 @@ from specbench_cli.config.problems import did_you_mean, listed, shown
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
     BatchCost,
+    CostPoint,
     Costs,
+    CostSetup,
     Curve,
     HostCost,
-    Point,
-    Quietness,
-    Setup,
+    ProbeNoise,
 )
 from specbench_cli.models.aliases import BYTES
 from specbench_cli.models.shapes import ModelShape, get_shape, parse_pair
@@ -291,9 +291,9 @@ class Roofline:
                 }
                 for role in self.shapes
             },
-            setup=Setup(device=self.hardware, dtype=self.dtype, threads=1),
+            setup=CostSetup(device=self.hardware, dtype=self.dtype, threads=1),
             seed=0,
-            quietness=Quietness(rounds=0, void=0, other_cpu=None, noisy=False),
+            quietness=ProbeNoise(rounds=0, void=0, other_cpu=None, noisy=False),
             curves={role: self._curve(role) for role in self.shapes},
             host=none,
             batch=None
@@ -307,12 +307,12 @@ class Roofline:
         lengths = ROWS if self.context is None else (self.context,)
         return Curve(
             forwards=tuple(
-                Point(n_tokens=n, context=at, ns=self.ns(role, n, at), spread=0, samples=1)
+                CostPoint(n_tokens=n, context=at, ns=self.ns(role, n, at), spread=0, samples=1)
                 for at in contexts
                 for n in ROWS
             ),
             prefills=tuple(
-                Point(n_tokens=n, context=0, ns=self._alone(role, n), spread=0, samples=1)
+                CostPoint(n_tokens=n, context=0, ns=self._alone(role, n), spread=0, samples=1)
                 for n in lengths
             ),
         )

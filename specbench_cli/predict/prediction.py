@@ -148,13 +148,13 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     recording = Recording.of(trace, steps, n_layers=n_layers)
     host = method if method in costs.hosts else _host_of(trace, any(drafted_trees(steps)), costs)
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
-    host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), of=host)
+    host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), method=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)
     prefills = (  # a draft model's makes no logits, and neither does the probe's
         each if each.model == "target" else replace(each, share=1.0) for each in recording.prefill
     )
     return Predicted(
-        prefill=costs.host_ns(of=host) + sum(map(table, prefills)),
+        prefill=costs.host_ns(method=host) + sum(map(table, prefills)),
         decode=replay(recording, table).busiest + host_ns,
         forwards=len(trace.kind),
         extrapolated=sum(not table.covers(each) for each in after_rows),
@@ -186,7 +186,9 @@ def _unpredictable(
     for each in filter(None, (*costs, against)):
         if lacking := sorted(models - each.curves.keys()):
             why = f"the probe has no costs of its {', '.join(lacking)}"
-        elif other := sorted(name for name, sha in heads.items() if not each.knows({name: sha})):
+        elif other := sorted(
+            name for name, sha in heads.items() if not each.covers_models({name: sha})
+        ):
             why = f"the probe is of another {', '.join(other)}"
         else:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.measure.costs import Costs, Setup, find_kept
+from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.store.run_dir import COSTS, RunDir
 
 
@@ -22,7 +22,7 @@ def own(run: RunDir) -> list[Costs]:
     if found := sorted(run.path.glob(COSTS.format("*"))):
         return [fitting(Costs.load(file), run) for file in found]
     machine, setup = run.manifest.get("machine", {}), _setup(run)
-    kept = find_kept(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
+    kept = find_cached(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
     if kept is not None:
         return [kept]
     from specbench_cli.measure.machine import fingerprint  # torch takes a second to import
@@ -45,7 +45,7 @@ def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
         words += [f"--{role}", str(facts["label"])]
     config = manifest.get("config", {}).get("effective", {})
     gpu = str(config.get("device", "")).startswith("cuda")
-    for option in Setup.model_fields:
+    for option in CostSetup.model_fields:
         if config.get(option) is not None and (gpu or option != "graphs"):
             words += [f"--{option}", str(config[option])]
     for file in config.get("plugins") or ():
@@ -61,7 +61,7 @@ def heads_of(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def fitting(costs: Costs, run: RunDir) -> Costs:
     """The costs, if they are of a run's models. Raises UsageError if not."""
-    if costs.knows(_weights(run)):
+    if costs.covers_models(_weights(run)):
         return costs
     theirs = ", ".join(f"{role} {facts['label']}" for role, facts in costs.models.items())
     models = run.manifest.get("models", {})
@@ -85,10 +85,10 @@ def _weights(run: RunDir) -> dict[str, str]:
     return {role: facts["sha256"] for role, facts in run.manifest.get("models", {}).items()}
 
 
-def _setup(run: RunDir) -> Setup:
+def _setup(run: RunDir) -> CostSetup:
     config = run.manifest.get("config", {}).get("effective", {})
     try:
-        return Setup(
+        return CostSetup(
             device=config["device"],
             dtype=config["dtype"],
             threads=config["threads"],

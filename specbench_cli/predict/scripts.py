@@ -53,10 +53,10 @@ def prompt_ids(prompts: Iterable[Prompt]) -> PromptIds:
 
 def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
     """Return the costs by which the run's methods chose draft lengths; else those of a table."""
-    from specbench_cli.measure.step_costs import StepCosts, of_kept
+    from specbench_cli.measure.step_costs import StepCosts, step_costs_from_probe
 
     known = manifest.get("step_costs")
-    return StepCosts.model_validate(known) if known else of_kept(costs)
+    return StepCosts.model_validate(known) if known else step_costs_from_probe(costs)
 
 
 def method_of(records: Sequence[Record]) -> Method:
@@ -81,14 +81,19 @@ def method_of(records: Sequence[Record]) -> Method:
     rule = getattr(method.params, "length", 0)
     if isinstance(rule, str) and rule not in LENGTHS:
         raise CannotSimulate(f"length={rule} goes by what the draft model says of each token")
-    if method.artifacts() or method.models() or method.any_vocabulary or method.needed - {"draft"}:
+    if (
+        method.artifacts()
+        or method.models()
+        or method.any_vocabulary
+        or method.requirements - {"draft"}
+    ):
         raise CannotSimulate("its drafts are of no draft model or lookup alone")
     return method
 
 
 def check_costs(method: Method, costs: Costs, manifest: Mapping[str, Any]) -> None:
     """Raise CannotSimulate if the table has no costs of the method's draft model."""
-    if "draft" in method.needed and "draft" not in costs.curves:
+    if "draft" in method.requirements and "draft" not in costs.curves:
         raise CannotSimulate(f"its draft model was not probed: {probe_command(manifest)}")
 
 

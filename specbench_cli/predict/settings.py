@@ -190,7 +190,7 @@ def _acceptance(records: Sequence[Record]) -> float:
 
 def _length(method: Method) -> int | None:
     """Return the length of each step's draft by a model; None where steps choose their own."""
-    length = getattr(method.params, "length", None) if "draft" in method.needed else None
+    length = getattr(method.params, "length", None) if "draft" in method.requirements else None
     return length if isinstance(length, int) else None
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from specbench_cli.judge.broken import NearTies, surprise
+from specbench_cli.judge.broken import NearTieCounts, surprise
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record, Steps
 from specbench_cli.summary.evidence import Evidence
 from specbench_cli.summary.speedups import Speedup
@@ -55,7 +55,7 @@ class MethodOutputs:
     wall: Speedup
     decoding: Speedup
     broken_why: str | None
-    ties: NearTies
+    ties: NearTieCounts
     evidence: Evidence
     upper_bound: bool = False
     accept_rule: str | None = None

@@ -39,8 +39,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """The same on a device; what was launched there before is not waited for."""
-        inputs, targets, weights = (host.sent(part, device) for part in self[:3])
-        rest = (None if part is None else host.sent(part, device) for part in self[3:])
+        inputs, targets, weights = (host.send(part, device) for part in self[:3])
+        rest = (None if part is None else host.send(part, device) for part in self[3:])
         return Batch(inputs, targets, weights, *rest)
 
 

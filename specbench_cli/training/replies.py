@@ -30,7 +30,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import NORMED
 from specbench_cli.engine.models.state import KVState
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.errors import UsageError
 from specbench_cli.training.corpus import (
     GSM8K_FILE,
@@ -449,7 +449,7 @@ class _Held:
         places: Sequence[int],
         starts: Sequence[int],
         ns: Sequence[int],
-        outs: Sequence[Out],
+        outs: Sequence[ModelOutput],
         last: Tensor,
     ) -> None:
         """The rows of a forward: ns[i] of the sequence at places[i], from starts[i] on.
@@ -459,9 +459,9 @@ class _Held:
         """
         device, tapped = self._target.device, self._taps
         hidden = torch.cat([out.hidden for out in outs], 1)
-        taps = {tap: torch.cat([out.taps[tap] for out in outs], 1) for tap in tapped}
+        taps = {tap: torch.cat([out.aux_hidden_states[tap] for out in outs], 1) for tap in tapped}
         ends = [end - 1 for end in accumulate(ns)]
-        new = _kept(self._target, tapped, Out(None, hidden, taps), ends, last)
+        new = _kept(self._target, tapped, ModelOutput(None, hidden, taps), ends, last)
         owners = chain.from_iterable(map(repeat, places, ns))
         spans = (range(start, start + n) for start, n in zip(starts, ns, strict=True))
         where = [list(owners), list(chain.from_iterable(spans))]
@@ -484,7 +484,7 @@ def _width(target: Decoder, taps: tuple[int, ...]) -> int:
 def _kept(
     target: Decoder,
     taps: tuple[int, ...],
-    out: Out,
+    out: ModelOutput,
     known: Sequence[int] = (),
     says: Tensor | None = None,
 ) -> KeptRows:
@@ -494,7 +494,7 @@ def _kept(
         known: rows of which it is known what they say, rising; says: [rows], that.
     """
     normed = target.norm(out.hidden[0])
-    rows = torch.cat([*(out.taps[tap][0] for tap in taps), normed], -1).half()
+    rows = torch.cat([*(out.aux_hidden_states[tap][0] for tap in taps), normed], -1).half()
     if says is not None and len(known) == len(normed):
         return KeptRows(rows, says)
     asked = sorted(set(range(len(normed))).difference(known))
@@ -515,7 +515,7 @@ def _read_rows(target: Decoder, taps: tuple[int, ...], ids: Sequence[int]) -> Ke
 
 def _at_once(target: Decoder, taps: tuple[int, ...] | None) -> int:
     """How many sequences are decoded together; what each is given does not depend on it."""
-    if host.near(target.device):
+    if host.is_on_host(target.device):
         return AT_ONCE
     bytes_each = target.new_state(LONGEST).nbytes
     if taps is not None:
@@ -558,7 +558,7 @@ def _chosen(logits: Tensor, best: Tensor, lines: Sequence[_Line]) -> list[int]:
     device = logits.device
     picked = logits.index_select(0, host.ids(drawn, device))
     sums = picked.float().softmax(-1).cumsum(-1)
-    chances = host.sent(torch.tensor([[lines[at].chance.random()] for at in drawn]), device)
+    chances = host.send(torch.tensor([[lines[at].chance.random()] for at in drawn]), device)
     found = torch.searchsorted(sums, chances * sums[:, -1:], right=True)
     chosen, said = host.lists(best, found[:, 0])
     for at, token in zip(drawn, said, strict=True):

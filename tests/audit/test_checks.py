@@ -394,7 +394,7 @@ def test_a_stricter_threshold_that_lets_more_pass_is_found():
 
 def test_an_off_position_that_is_not_exact_is_misdeclared():
     class NotOff(registry.load("lenient")):
-        off: ClassVar = {"factor": 0.9}
+        exact_params: ClassVar = {"factor": 0.9}
 
     (found,) = check_declarations(AuditSubject.from_method("lenient", NotOff))
     assert not found.passed and "the declaration `off`" in found.problem.what
@@ -434,7 +434,7 @@ def test_a_draft_that_does_not_share_the_noise_is_no_fault():
         def propose(self, session, limit):
             if session.sampling.rule != "coupled" or not limit:
                 return super().propose(session, limit)
-            out = self.model.forward(session.since(self.state.length()), self.state)
+            out = self.model.forward(session.pending_tokens(self.state.length()), self.state)
             return session.chain([int(out.logits[0, -1].argmax())])
 
     subject = AuditSubject("sps", Alone, (SpsParams(length=2),))

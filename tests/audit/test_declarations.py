@@ -50,14 +50,14 @@ class CopiedDraft(Repeat):
 class UndeclaredDraft(Repeat):
     def start(self, session):
         self.model = session.draft()
-        self.model.forward(session.since(0), session.new_state(self.model), logits_at=None)
+        self.model.forward(session.pending_tokens(0), session.new_state(self.model), logits_at=None)
 
     def propose(self, session, limit):
         token = session.tokens()[-1:]
         state = session.new_state(self.model)
-        out = self.model.forward(Tokens(session.since(0).ids[:, -1:]), state)
+        out = self.model.forward(Tokens(session.pending_tokens(0).ids[:, -1:]), state)
         state.clear()
-        return session.drawn([session.pick(out, 0)] if limit and token else [])
+        return session.chain_of_picks([session.pick(out, 0)] if limit and token else [])
 
 
 class ForgetsEverything(Repeat):
@@ -104,7 +104,7 @@ class TunesNothing(Repeat):
 
 
 class OfAnotherPaper(Repeat):
-    paper: ClassVar = {"times": 0}
+    paper_params: ClassVar = {"times": 0}
 
 
 @dataclass(frozen=True)

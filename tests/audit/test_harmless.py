@@ -14,7 +14,7 @@ from specbench_cli.audit.certificate import certify
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from tests.audit.faults.learning import Learning
 from tests.audit.faults.trees import WorstFirst
 
@@ -23,12 +23,14 @@ class Altered(Sps):
     """Method that drafts from changed logits, and reports their q."""
 
     def propose(self, session, limit):
-        picks, x = [], session.since(self.state.length())
+        picks, x = [], session.pending_tokens(self.state.length())
         for ahead in range(min(self.params.levels, limit)):
             out = self.model.forward(x, self.state)
-            picks.append(session.pick(Out(self.altered(session, out.logits), out.hidden), ahead))
+            picks.append(
+                session.pick(ModelOutput(self.altered(session, out.logits), out.hidden), ahead)
+            )
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def altered(self, session, logits):
         return logits
@@ -91,12 +93,12 @@ class Greedy(Sps):
     """Method that drafts the most likely tokens deterministically under every rule."""
 
     def propose(self, session, limit):
-        picks, x = [], session.since(self.state.length())
+        picks, x = [], session.pending_tokens(self.state.length())
         for _ in range(min(self.params.levels, limit)):
             token = self.model.forward(x, self.state).logits[0, -1:].argmax(-1)
             picks.append((token, None))
             x = Tokens(token[None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
 
 class SkipsSteps(Sps):

@@ -9,9 +9,9 @@ from specbench_cli.audit.checks.overlap import acceptance_probabilities
 from specbench_cli.audit.enumeration import enumerate_outcomes
 from specbench_cli.audit.runner import TABLE_CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
-from specbench_cli.engine.verify.choosing import siblings
+from specbench_cli.engine.verify.choosing import draw_siblings
 from specbench_cli.engine.verify.siblings import multi_round
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_siblings_stand_as_often_as_their_chances_add_up_to(p, q, draws, replace
     distribution, drafted = torch.tensor([p] * 4).double(), torch.tensor([q]).double()
 
     def stands(random):
-        ids = siblings(drafted, 3, random, replacement=replacement)[0].tolist()
+        ids = draw_siblings(drafted, 3, random, replacement=replacement)[0].tolist()
         if draws != "until 0 is drawn":
             ids = ids[:draws]
         elif 0 in ids:
             ids = ids[: ids.index(0) + 1]
-        rows, tree = drafted.expand(len(ids), -1), tree_of((-1,) * len(ids))
+        rows, tree = drafted.expand(len(ids), -1), build_tree((-1,) * len(ids))
         path, _ = multi_round(tree, ids, rows, distribution, random, replacement=replacement)
         tested = ids[: path[0] + 1] if path else ids
         return len(path), sum(acceptance_probabilities(p, q, tested, with_replacement=replacement))

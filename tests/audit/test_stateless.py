@@ -96,7 +96,7 @@ class Sequential(Linear):
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())
-        session.tap(self.head.taps)
+        session.capture_layers(self.head.taps)
 
     def propose(self, session, limit):
         rows = session.features()

@@ -103,9 +103,9 @@ class FeedsItsBlockLate(DFlash):
     """Roots the block in the token before the last committed one."""
 
     def propose(self, session, limit):
-        unread = session.unread
+        unread = session.pending_features
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "unread", lambda n: late(unread(n)))
+            patch.setattr(session, "pending_features", lambda n: late(unread(n)))
             return super().propose(session, limit)
 
 

@@ -31,7 +31,7 @@ class View:
     def __init__(self, last=None):
         self.last, self.cells = last, 0
 
-    def cell(self, record):
+    def show_record(self, record):
         self.cells += 1
         if self.cells == self.last:
             raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_records_hold_the_version_and_what_learning_took(whole):
 def test_an_interrupted_run_is_resumed_to_what_it_would_have_been(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path / "cut", LEARNING, last=7)
-    plan, run_dir = execute.reopen(tmp_path / "cut" / "run", View())
+    plan, run_dir = execute.resume_run(tmp_path / "cut" / "run", View())
     assert 7 <= len(list(run_dir.records())) < 2 * ROUNDS * len(QUESTIONS)
     assert counted(of(finished(plan, run_dir, View()), "learning")) == counted(
         of(whole, "learning")
@@ -151,14 +151,14 @@ class Noise:
 
 
 def test_a_cell_that_is_measured_again_begins_with_the_same_version(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(repeat, "QuietMeter", lambda *_: Noise(busy=range(1, 400, 2)))
+    monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(1, 400, 2)))
     again = measured(tmp_path / "again", LEARNING, allow_noise=False)
     assert not any(record.void for record in again)
     assert counted(of(again, "learning")) == counted(of(whole, "learning"))
 
 
 def test_what_was_learnt_while_the_machine_was_busy_voids_the_next_prompt(tmp_path, monkeypatch):
-    monkeypatch.setattr(repeat, "QuietMeter", lambda *_: Noise(busy=range(4, 10)))
+    monkeypatch.setattr(repeat, "NoiseMeter", lambda *_: Noise(busy=range(4, 10)))
     records = measured(tmp_path / "run", LEARNING, allow_noise=False, max_new_tokens=4)
     vanilla, own = of(records, "vanilla"), of(records, "learning")
     assert [r.void for r in vanilla] == [r.other_cpu > 0 for r in vanilla]

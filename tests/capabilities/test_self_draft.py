@@ -169,14 +169,14 @@ def test_whatever_part_drafts_on_whichever_state_the_audit_passes(self_draft, pa
         def start(self, session):
             super().start(session)
             self.state = session.new_state(self.part)
-            self.part.forward(session.since(0), self.state, logits_at=None)
+            self.part.forward(session.pending_tokens(0), self.state, logits_at=None)
 
         def propose(self, session, limit):
-            picks, x = [], session.since(self.state.length())
+            picks, x = [], session.pending_tokens(self.state.length())
             while len(picks) < min(limit, self.params.length):
                 picks.append(session.pick(self.part.forward(x, self.state), len(picks)))
                 x = Tokens(picks[-1][0][None])
-            return session.drawn(picks)
+            return session.chain_of_picks(picks)
 
         def observe(self, session, outcome):
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
@@ -228,11 +228,13 @@ def test_scores_and_states_are_those_of_a_session_without_parts(tables, seed):
     own.reserve(8)
     plain.reserve(8)
     meddle_first = own.partial(layers=(0, 1))
-    meddle_first.forward(own.since(0), own.state)
+    meddle_first.forward(own.pending_tokens(0), own.state)
     for each in (plain, own):
         each.prefill()
     while plain.finish is None:
-        draft = Draft(torch.tensor([rng.randrange(5) for _ in range(min(3, plain.room()))]).long())
+        draft = Draft(
+            torch.tensor([rng.randrange(5) for _ in range(min(3, plain.max_draft_length()))]).long()
+        )
         meddle(own, rng)
         rows = [each.score(draft) for each in (plain, own)]
         if rng.random() < 0.3:
@@ -253,7 +255,7 @@ def test_the_target_goes_on_from_what_its_first_layers_made_of_the_tokens_scored
     for session in (plain, own):
         session.prefill()
     part = own.partial(layers=(0, 1), keep=True)
-    x = own.since(own.state.length())
+    x = own.pending_tokens(own.state.length())
     for token in fed:
         part.forward(x, own.state)
         x = Tokens(torch.tensor([[token]]))
@@ -291,7 +293,9 @@ def test_what_a_part_cannot_be_is_refused(tiny_checkpoint):
 def test_text_that_is_rolled_back_with_a_part_is_missed():
     session = tiny_models().open(3, Sampling())
     session.prefill()
-    session.partial(layers=(0, 1)).forward(session.since(session.state.length()), session.state)
+    session.partial(layers=(0, 1)).forward(
+        session.pending_tokens(session.state.length()), session.state
+    )
     session.state.rollback(0, 1)
     with pytest.raises(MethodFault, match="has lost rows of the committed text"):
         session.score(session.chain([]))
@@ -306,7 +310,7 @@ def test_a_part_waits_for_a_halted_forward_and_for_other_sequences():
         part.forward(Tokens(torch.tensor([[4]])), session.state)
     half.end()
     with pytest.raises(MethodFault, match="one sequence at a time"):
-        part.forward_batch([session.part(Tokens(torch.tensor([[4]])), session.state)])
+        part.forward_batch([session.batch_input(Tokens(torch.tensor([[4]])), session.state)])
 
 
 # ---- counted ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from specbench_cli import app, registry
 from specbench_cli.audit import runner
-from specbench_cli.judge.broken import failed_certificate
+from specbench_cli.judge.broken import find_failed_audit
 
 PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
 
@@ -74,10 +74,9 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
     # Its certificate breaks the rows of that very file in every report.
     digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
     assert (
-        failed_certificate("confident", digest)
-        == "its audit says BROKEN: specbench audit confident"
+        find_failed_audit("confident", digest) == "its audit says BROKEN: specbench audit confident"
     )
-    assert failed_certificate("confident", "0" * 64) is None
+    assert find_failed_audit("confident", "0" * 64) is None
 
     mended = tmp_path / "mended.py"
     text = PLUGIN.read_text().replace("_, q = session.pick(out, ahead)\n            ", "")

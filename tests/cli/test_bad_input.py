@@ -13,7 +13,7 @@ import torch
 
 from specbench_cli import app
 from specbench_cli.measure import bench
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure.quiet import NoiseMeter
 from specbench_cli.models import resolve
 from specbench_cli.store import jsonl
 from specbench_cli.store.run_dir import RunDir
@@ -570,8 +570,8 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
 
 
 def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
-    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
-    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     message, hint = told(err)
     assert code == 3

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specbench_cli import app
-from specbench_cli.measure import health, supplies
-from specbench_cli.measure.quiet import QuietMeter
+from specbench_cli.measure import assets, health
+from specbench_cli.measure.quiet import NoiseMeter
 from specbench_cli.models.aliases import Alias, aliases
 from specbench_cli.tasks import task_names
 
@@ -30,7 +30,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.01)
+    monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.01)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_folder_that_cannot_be_written_is_exit_3(doctor):
 
 
 def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
-    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.4)
+    monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.4)
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
     assert "other processes use 40.0% of the machine; at most 5% is quiet" in out
@@ -180,28 +180,28 @@ def test_more_threads_than_cpus_are_told(monkeypatch):
     [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
 )
 def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, found):
-    source = supplies.read_dataset_config(supplies.SHIPPED / "gsm8k.yaml").sources[0]
+    source = assets.read_dataset_config(assets.SHIPPED / "gsm8k.yaml").sources[0]
     if place in ("data", "gzipped"):
         file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
         monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))
     if place == "cache":
-        file = supplies.cache_folder() / "tasks" / source.sha256[:16] / source.file
+        file = assets.cache_folder() / "tasks" / source.sha256[:16] / source.file
     if place is not None:
         file.parent.mkdir(parents=True)
         file.touch()
-    check = next(check for check in supplies.tasks(True) if check.name == "task gsm8k")
+    check = next(check for check in assets.tasks(True) if check.name == "task gsm8k")
     assert (check.status, check.found) == ("ok", found)
 
 
 def test_data_that_would_be_downloaded_is_limited_without_a_network():
-    check = next(check for check in supplies.tasks(False) if check.name == "task gsm8k")
+    check = next(check for check in assets.tasks(False) if check.name == "task gsm8k")
     assert (check.status, check.found) == ("limited", "downloadable, but not from here now")
     assert check.mend.startswith("where there is a network: curl -L -o ")
 
 
 def test_variable_that_names_no_folder_is_told(monkeypatch):
     monkeypatch.setenv("SPECBENCH_DATA", "gone")
-    first = next(supplies.tasks(True))
+    first = next(assets.tasks(True))
     assert (first.name, first.status) == ("SPECBENCH_DATA", "limited")
 
 
@@ -209,13 +209,13 @@ def test_variable_that_names_no_folder_is_told(monkeypatch):
 
 
 def test_hub_that_is_forbidden_says_which_variable_to_unset():
-    check = supplies.HubCall().check()
+    check = assets.HubCall().check()
     assert (check.status, check.mend) == ("limited", "unset HF_HUB_OFFLINE")
 
 
 def test_hub_that_refuses_is_not_reachable(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    check = supplies.HubCall().check()
+    check = assets.HubCall().check()
     assert check.status == "limited"
     assert check.found.startswith("not reachable: ")
     assert "HF_ENDPOINT" in check.mend
@@ -223,12 +223,12 @@ def test_hub_that_refuses_is_not_reachable(monkeypatch):
 
 def test_hub_that_never_answers_is_given_up_in_time(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(supplies, "HUB_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(assets, "HUB_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         began = time.monotonic()
-        check = supplies.HubCall().check()
+        check = assets.HubCall().check()
         assert time.monotonic() - began < 3
     assert check.status == "limited"
 

@@ -17,7 +17,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.judge import verdict
 from specbench_cli.judge.tolerance import Tolerance
-from specbench_cli.measure import answers, repeat, warm_up
+from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.plan.plan import make_plan
@@ -49,7 +49,9 @@ def run(tmp_path_factory):
             run_dir = RunDir.create(folder, manifest(plans[rule], {}))
             run_dir.update(models=bench.models(), heads=bench.heads())
             with planted or nullcontext():
-                repeat.Repeat(plans[rule], bench, run_dir, answers.Answers(), Silent()).run(1)
+                repeat.Repeat(
+                    plans[rule], bench, run_dir, stored_outputs.StoredOutputs(), Silent()
+                ).run(1)
             run_dir.close("finished", noisy=True)
             return folder
 
@@ -126,7 +128,7 @@ def test_a_stale_draft_state_costs_mat(run, base):
 
     def stale(self, session):
         """The draft's rows are of another text."""
-        flipped = Tokens(session.since(0).ids.flip(1))
+        flipped = Tokens(session.pending_tokens(0).ids.flip(1))
         with patch.object(session, "since", lambda _: flipped):
             right(self, session)
 

@@ -56,7 +56,7 @@ def test_smoke_is_part_of_ci(tmp_path):
         "pld",
         "hf:vanilla",
     ]
-    assert smoke.most_tokens < ci.most_tokens / 4
+    assert smoke.max_tokens < ci.max_tokens / 4
 
 
 def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
@@ -67,14 +67,14 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     sources = {
         method_run.label: method_run.source
         for method_run in plan.method_runs
-        if type(method_run.method).paper
+        if type(method_run.method).paper_params
     }
     assert sources
     assert {label for label, source in sources.items() if source != "paper"} == set()
     wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless()}
     assert wanted - OF_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
-    assert plan.most_tokens == budget * len(plan.method_runs) * 3
+    assert plan.max_tokens == budget * len(plan.method_runs) * 3
 
 
 def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
@@ -82,7 +82,7 @@ def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
     assert (config.tasks, config.limit, config.max_new_tokens) == (["spec_bench"], 48, 64)
     assert config.target == "smollm2-135m"
     built = [registry.build(row.name, row.params) for row in config.methods]
-    assert not any("draft" in method.needed for method in built)
+    assert not any("draft" in method.requirements for method in built)
     heads = aliases()["smollm2-135m"].heads
     asked = {wanted.kind.kind for method in built for wanted in method.artifacts()}
     assert asked == {"eagle3"}

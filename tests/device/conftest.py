@@ -55,7 +55,7 @@ CPU, FAR = torch.device("cpu"), torch.device("cuda", 0)
 CAPACITY = 128
 GREEDY = Sampling()
 BEGINNING = (17, 4, 60, 33, 8, 17, 4)
-KEPT = (host.places, levels._positions, levels._mask, tree.rows_of)
+KEPT = (host.cached_ids, levels._positions, levels._mask, tree.build_tree_mask)
 """What keeps tensors by their device: no fake one may outlive its mode there."""
 
 ATEN = torch.ops.aten
@@ -128,7 +128,7 @@ class FarMode(TorchDispatchMode):
             if given and func in LENIENT:
                 raise WrongDevice(f"{func}: a tensor was left on the CPU")
             if not given and not self.loading and not _argument(func, args, kwargs, "non_blocking"):
-                raise WrongDevice(f"{func} waits until what it sends is on {FAR}: `host.sent`")
+                raise WrongDevice(f"{func} waits until what it sends is on {FAR}: `host.send`")
             args, kwargs = tree_map(_known, (args, kwargs))
         try:
             # The generator is the shadows'; fakes need none.
@@ -407,7 +407,7 @@ class Far:
                 after = (len(self.waited), self.clocks, chance.draws, chance.tests)
                 _, *counts = (b - a for a, b in zip(before, after, strict=True))
                 waits = tuple(self.waited[before[0] :])
-                told.append(Told(step, room, waits, *counts, left=session.room()))
+                told.append(Told(step, room, waits, *counts, left=session.max_draft_length()))
                 room, before = told[-1].left, after
             return list(session.output()), told
 

@@ -77,7 +77,7 @@ def test_ragged_forward_gives_every_sequence_what_it_gets_alone(shapes, pooled):
         )
         assert torch.allclose(out.logits, due.logits, atol=ATOL * 10)
         assert torch.allclose(out.hidden, due.hidden, atol=ATOL * 10)
-        assert torch.allclose(out.taps[0], due.taps[0], atol=ATOL * 10)
+        assert torch.allclose(out.aux_hidden_states[0], due.aux_hidden_states[0], atol=ATOL * 10)
         n = state.length()
         assert part.state.length() == n
         for layer in range(target.n_layers):
@@ -169,7 +169,9 @@ def test_ids_are_those_of_a_sequence_alone_at_any_batch(name, rule):
             list(method.generate_batch(batch))
             found += [(list(each.output()), each.finish) for each in batch.sessions]
         assert found == due
-    batch = Batch(models.workspace, requests, sampling, size=3, slots=method.held(3), chunk=5)
+    batch = Batch(
+        models.workspace, requests, sampling, size=3, slots=method.max_sequences(3), chunk=5
+    )
     list(method.generate_batch(batch))
     assert [(list(each.output()), each.finish) for each in batch.sessions] == due
 
@@ -191,7 +193,7 @@ def test_prompts_are_read_in_parts_beside_others_and_whole_where_there_are_none(
     assert len(steps) == sum(budget - 1 for _, budget in shapes)
     read, generated = [0] * len(shapes), [0] * len(shapes)
     for forward in batch.meter.forwards:
-        reading = forward.rows.keys() if forward.role == "prefill" else forward.reading
+        reading = forward.rows.keys() if forward.role == "prefill" else forward.prompt_places
         assert (forward.role == "prefill") == (set(reading) == set(forward.rows))
         if forward.role == "verify":
             assert sum(forward.rows[place] for place in reading) <= chunk
@@ -242,7 +244,9 @@ def test_sequences_join_as_others_leave_and_each_is_what_it_is_alone():
         assert list(batch.sessions[at].output()) == list(alone.output())
         assert [step.outcome for step in steps if step.seq == at] == due
     target = [each for each in batch.meter.forwards if each.model == "target"]
-    joined = [sorted(each.rows if each.role == "prefill" else each.reading) for each in target]
+    joined = [
+        sorted(each.rows if each.role == "prefill" else each.prompt_places) for each in target
+    ]
     assert sorted(itertools.chain(*joined)) == list(range(len(requests)))
     assert joined[0] == [0, 1] and max(map(len, joined)) <= 2
     verified = [each.rows for each in target if each.role == "verify"]
@@ -259,9 +263,9 @@ def test_waiting_sequences_hold_no_state():
     assert first is batch.sessions[0] and first.state.length() == 0
     with pytest.raises(AttributeError):
         _ = batch.sessions[1].state
-    assert (batch.join(), batch.live, batch.over) == ([], [], False)
+    assert (batch.join(), batch.active, batch.finished) == ([], [], False)
     batch.prefill()
-    assert (batch.join(), batch.live, batch.over) == ([], [first], False)
+    assert (batch.join(), batch.active, batch.finished) == ([], [first], False)
 
 
 @pytest.mark.parametrize("chosen", [slice(0), slice(3), "twice", "others"])

@@ -20,7 +20,7 @@ def test_several_tensors_come_as_lists_of_their_own():
 
 def test_in_one_transfer_whole_numbers_stay_whole():
     ids, values = torch.tensor([4, 1 << 40]), torch.tensor([0.5, -torch.inf])
-    found = host.in_one(ids, values, torch.empty(0))
+    found = host.read_together(ids, values, torch.empty(0))
     assert found == [[4, 1 << 40], [0.5, -torch.inf], []]
     assert all(type(number) is int for number in found[0])
 
@@ -29,22 +29,22 @@ def test_numbers_come_nested_as_they_are_and_one_by_itself():
     rows = torch.tensor([[1, 2], [3, 4]])
     assert host.numbers(rows) == [[1, 2], [3, 4]]
     assert host.number(rows[1, 0]) == host.number(rows[1, :1]) == 3
-    assert host.each(rows[0, :1], torch.tensor(0.25)) == [1, 0.25]
+    assert host.to_numbers(rows[0, :1], torch.tensor(0.25)) == [1, 0.25]
 
 
 def test_each_question_is_one_wait(monkeypatch):
     waits = []
-    monkeypatch.setattr(host, "near", lambda device: False)
+    monkeypatch.setattr(host, "is_on_host", lambda device: False)
     monkeypatch.setattr(host, "wait", lambda tensor: waits.append(tensor.shape) or tensor.tolist())
     ids, values = torch.tensor([4, 1 << 40]), torch.tensor([0.5])
     assert host.lists(ids, values) == [[4, 1 << 40], [0.5]]
     assert host.lists(ids) == [[4, 1 << 40]]
-    assert host.each(ids[1], values, torch.tensor(True)) == [1 << 40, 0.5, 1]
+    assert host.to_numbers(ids[1], values, torch.tensor(True)) == [1 << 40, 0.5, 1]
     assert host.number(values) == 0.5
     assert host.numbers(ids[None]) == [[4, 1 << 40]]
     assert waits == [(3,), (2,), (3,), (), (1, 2)]
 
 
 def test_places_are_made_once():
-    assert host.places((2, 0), CPU) is host.places((2, 0), CPU)
-    assert host.places((2, 0), CPU).tolist() == [2, 0]
+    assert host.cached_ids((2, 0), CPU) is host.cached_ids((2, 0), CPU)
+    assert host.cached_ids((2, 0), CPU).tolist() == [2, 0]

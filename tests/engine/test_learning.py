@@ -111,7 +111,7 @@ def test_what_a_module_reads_of_the_runs_models_is_not_copied_along():
 def test_a_copy_of_the_target_is_told_from_it(workspace):
     session = opened(workspace)
     made = session.trainable("target")
-    made.forward(session.since(0), session.new_state(made))
+    made.forward(session.pending_tokens(0), session.new_state(made))
     assert session.harness.meter.forwards[0].model == "target's copy"
     assert session.target.name == "target"
 
@@ -182,18 +182,18 @@ def told(*prompts):
 
 def test_a_prompt_is_of_the_topic_whose_prompts_had_its_tokens():
     topics = told(("a", (1, 2, 3, 4)), ("b", (1, 7, 8, 8)))
-    assert [topics.of(ids) for ids in ((2, 3), (8, 9), (1, 7, 2, 8))] == ["a", "b", "b"]
+    assert [topics.classify(ids) for ids in ((2, 3), (8, 9), (1, 7, 2, 8))] == ["a", "b", "b"]
 
 
 def test_of_one_topic_are_all_prompts_and_of_none_all_before_one_is_told():
-    assert Topics().of((1, 2)) == ""
-    assert told(("a", (1, 2))).of((8, 9)) == "a"
+    assert Topics().classify((1, 2)) == ""
+    assert told(("a", (1, 2))).classify((8, 9)) == "a"
 
 
 def test_where_tokens_say_nothing_the_topic_that_is_asked_more_often_is_likelier():
     one, other = ("a", (1, 2)), ("b", (2, 1))
-    assert told(one, other, other).of((1,)) == "b"
-    assert told(one, one, other).of((1,)) == "a"
+    assert told(one, other, other).classify((1,)) == "b"
+    assert told(one, one, other).classify((1,)) == "a"
 
 
 # ---- the hook -----------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ class Taught(Method):
     def start(self, session):
         self.draft = session.trainable()
         self.state = session.new_state(self.draft)
-        self.draft.forward(session.since(0), self.state, logits_at=None)
+        self.draft.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session, limit):
-        out = self.draft.forward(session.since(self.state.length()), self.state)
-        return session.drawn([session.pick(out)]) if limit else session.chain(())
+        out = self.draft.forward(session.pending_tokens(self.state.length()), self.state)
+        return session.chain_of_picks([session.pick(out)]) if limit else session.chain(())
 
     def observe(self, session, outcome):
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

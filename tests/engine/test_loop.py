@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specbench_cli.engine.loop import draft_and_verify
 from specbench_cli.engine.types import Draft, Outcome, Step
-from specbench_cli.engine.verify.hooks import steps_of
+from specbench_cli.engine.verify.hooks import check_steps
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import MethodFault
 
@@ -27,7 +27,7 @@ class Scripted:
         self.heard.append("start")
 
     def propose(self, session, limit):
-        assert limit == session.room() >= 0
+        assert limit == session.max_draft_length() >= 0
         turn = len(self.heard) - 1
         return session.chain(self.drafts[turn % len(self.drafts)][:limit])
 
@@ -124,7 +124,7 @@ def test_a_malformed_draft_is_told_with_method_step_and_field(open_session, succ
         name = "cyclic"
 
         def propose(self, session, limit):
-            if session.room() > 4:
+            if session.max_draft_length() > 4:
                 return super().propose(session, limit)
             return Draft(torch.tensor([2, 3]), parents=(1, 0))
 
@@ -140,11 +140,11 @@ def test_every_forward_is_metered_and_belongs_to_its_step(open_session, random_t
         def start(self, session):
             self.model = session.draft()
             self.state = session.new_state(self.model)
-            self.model.forward(session.since(0), self.state, logits_at=None)
+            self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
         def propose(self, session, limit):
             for _ in range(min(2, limit)):
-                self.model.forward(session.since(len(session.tokens()) - 1), self.state)
+                self.model.forward(session.pending_tokens(len(session.tokens()) - 1), self.state)
             return session.chain((1, 2)[:limit])
 
         def observe(self, session, outcome):
@@ -220,14 +220,14 @@ def test_observe_must_return_counts(open_session, random_table, returned):
 @pytest.mark.parametrize("returned", [None, 3, "abc", [None], [{"seq": 0}]])
 def test_generate_must_yield_steps(returned):
     with pytest.raises(MethodFault, match="Scripted: generate must return an iterator of Steps"):
-        list(steps_of(Scripted(), "generate", returned))
+        list(check_steps(Scripted(), "generate", returned))
 
 
 def test_a_step_of_an_unknown_sequence_is_named():
     step = Step(1, None, Outcome((), (3,), ("plain",), 0))
-    assert list(steps_of(Scripted(), "generate_batch", [step], 2)) == [step]
+    assert list(check_steps(Scripted(), "generate_batch", [step], 2)) == [step]
     with pytest.raises(MethodFault, match="must return steps of sequences 0 to 0, got int 1"):
-        list(steps_of(Scripted(), "generate", [step]))
+        list(check_steps(Scripted(), "generate", [step]))
 
 
 def test_score_needs_a_draft(open_session, random_table):

@@ -68,7 +68,7 @@ def test_any_drafts_lead_to_the_recording(replayed, sampling, data):
     recording = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10))
     session = replayed(recording, sampling)
     while session.finish is None:
-        room = session.room()
+        room = session.max_draft_length()
         ids = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=room))
         step(session, session.chain(ids))
         assert session.state.ids == list(session.tokens()[:-1]) or session.finish
@@ -85,7 +85,7 @@ def test_drawn_drafts_are_judged_by_the_recording_too(replayed):
     session = replayed([1, 2, 2, 2, 2, 2], SAMPLINGS[1])
     model = session.draft()
     state = session.new_state(model)
-    pick = session.pick(model.forward(session.since(0), state))
-    outcome = step(session, session.drawn([pick]))
+    pick = session.pick(model.forward(session.pending_tokens(0), state))
+    outcome = step(session, session.chain_of_picks([pick]))
     assert outcome.committed[: outcome.origin.count("accepted")] in ((), (2,))
     assert session.output() == [1, *outcome.committed] == [1, 2, 2][: len(session.output())]

@@ -13,7 +13,7 @@ from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Out, Outcome
+from specbench_cli.engine.types import Draft, ModelOutput, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, log_warp, warp
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
@@ -44,7 +44,7 @@ def step(session, *ids):
 def after(rows):
     """A forward that ended in these logits [1, V], behind others."""
     logits = torch.stack((torch.zeros_like(rows), rows), dim=1)
-    return Out(logits, hidden=torch.zeros(1, 2, 1))
+    return ModelOutput(logits, hidden=torch.zeros(1, 2, 1))
 
 
 def consistent(session):
@@ -120,7 +120,7 @@ def test_whoever_made_an_outcome_the_text_ends_with_its_last_token(opened, sampl
     # It stands as a whole; the bonus is left out.
     session.commit(Outcome((0, 1), (2, 3), ("accepted", "accepted"), 2))
     assert found.committed == (2, 3, 4)
-    assert session.since(session.state.length()).ids.tolist() == [[3]]
+    assert session.pending_tokens(session.state.length()).ids.tolist() == [[3]]
     assert step(session, 4).committed == (4, 0)
     # Nothing was verified; another token than the target's follows.
     session.score(session.chain((1,)))
@@ -136,7 +136,7 @@ def test_a_token_that_was_decided_is_not_sent_to_the_device_again(opened, monkey
     outcome = session.verify(draft, session.score(draft))
     monkeypatch.delattr(host, "ids")
     session.commit(replace(outcome, tested=0))
-    assert session.since(session.state.length()).ids.tolist() == [[3]]
+    assert session.pending_tokens(session.state.length()).ids.tolist() == [[3]]
 
 
 # ---- cuts ---------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_stop_string_in_the_prompt_does_not_end_the_output(opened):
 
 def test_a_draft_of_the_remaining_budget_less_one_fills_it_exactly(opened):
     session = opened(budget=4)
-    assert session.room() == 2
+    assert session.max_draft_length() == 2
     assert step(session, 2, 3).committed == (2, 3, 4)
     assert (session.finish, len(session.output())) == ("length", 4)
     assert consistent(session)
@@ -318,7 +318,7 @@ def test_a_chain_as_a_tree_commits_what_the_chain_does(open_session, random_tabl
             session = open_session(random_table(5, seed=2), sampling=sampling, budget=12)
             session.reserve(3)
             session.prefill()
-            while session.room() >= 3:
+            while session.max_draft_length() >= 3:
                 draft = Draft(torch.tensor([1, 2, 3]), parents=parents)
                 session.commit(session.verify(draft, session.score(draft)))
             outputs.append((session.output(), session.harness.text.origin))
@@ -455,7 +455,7 @@ def test_a_draft_model_that_gives_no_numbers_is_found_before_anything_is_committ
 ):
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     session.prefill()
-    draft = session.drawn([session.pick(after(torch.full((1, 5), math.nan)))])
+    draft = session.chain_of_picks([session.pick(after(torch.full((1, 5), math.nan)))])
     rows = session.score(draft)
     with pytest.raises(
         MethodFault, match=r"^step 1, draft.q: the distribution of node 0 is not finite"
@@ -476,7 +476,7 @@ def test_a_distribution_that_a_method_put_in_place_of_its_picks_is_inspected(
     session.prefill()
     token, q = session.pick(after(random_table(5, seed=5)[0, :1]))
     with pytest.raises(MethodFault, match="sums to 2"):
-        session.score(session.drawn([(token, 2 * q)]))
+        session.score(session.chain_of_picks([(token, 2 * q)]))
 
 
 def test_sound_ids_in_another_form_are_not_inspected_again(opened, monkeypatch):
@@ -516,7 +516,7 @@ def test_coupled_commits_the_same_tokens_whatever_was_proposed(open_session, ran
         session = open_session(table, sampling=COUPLED, budget=12)
         session.prefill()
         while session.finish is None:
-            step(session, *proposals[: session.room()])
+            step(session, *proposals[: session.max_draft_length()])
             assert consistent(session)
         outputs.add(tuple(session.output()))
     assert len(outputs) == 1
@@ -588,22 +588,22 @@ def test_picks_make_a_chain_with_the_distributions_that_they_were_drawn_from(
     rows = random_table(5, seed=5)[0, :2]
     session = open_session(random_table(5, seed=6), sampling=REJECTION)
     picks = [session.pick(after(rows[i : i + 1]), i) for i in range(2)]
-    draft = session.drawn(picks)
+    draft = session.chain_of_picks(picks)
     assert draft.draw_mode == "independent"
     assert draft.tokens.tolist() == [int(token) for token, _ in picks]
     assert torch.equal(draft.q, warp(rows, REJECTION))
 
     greedy = open_session(random_table(5, seed=6))
-    draft = greedy.drawn([greedy.pick(after(rows[:1]))])
+    draft = greedy.chain_of_picks([greedy.pick(after(rows[:1]))])
     assert (draft.draw_mode, draft.q, draft.nodes) == ("deterministic", None, 1)
-    assert greedy.drawn([]).nodes == 0
+    assert greedy.chain_of_picks([]).nodes == 0
 
 
 def test_rows_of_one_forward_make_the_chain_that_their_picks_make(open_session, random_table):
     rows = random_table(5, seed=5)[0, :3]
     for sampling in (Sampling(), COUPLED, REJECTION):
         one, other = (open_session(random_table(5, seed=6), sampling=sampling) for _ in range(2))
-        due = one.drawn([one.pick(after(row[None]), k) for k, row in enumerate(rows)])
+        due = one.chain_of_picks([one.pick(after(row[None]), k) for k, row in enumerate(rows)])
         draft = draw_chain(other, rows)
         assert (draft.tokens.tolist(), draft.draw_mode) == (due.tokens.tolist(), due.draw_mode)
         assert draft.q is due.q is None or torch.equal(draft.q, due.q)
@@ -639,26 +639,26 @@ def test_a_draft_vocabulary_of_other_width_is_cut_or_filled_to_the_targets(
 
 def test_since_gives_what_a_state_has_not_seen(opened):
     session = opened(budget=20)
-    assert session.since(0).ids.tolist() == [[4, 0, 1]]
+    assert session.pending_tokens(0).ids.tolist() == [[4, 0, 1]]
     step(session, 2, 3)
     assert session.tokens() == [4, 0, 1, 2, 3, 4]
-    assert session.since(5).ids.tolist() == [[4]]
-    assert session.since(4).ids.tolist() == [[3, 4]]
-    assert session.since(0).ids.tolist() == [[4, 0, 1, 2, 3, 4]]
+    assert session.pending_tokens(5).ids.tolist() == [[4]]
+    assert session.pending_tokens(4).ids.tolist() == [[3, 4]]
+    assert session.pending_tokens(0).ids.tolist() == [[4, 0, 1, 2, 3, 4]]
 
 
 def test_the_newest_token_is_on_the_device_already(opened, monkeypatch):
     session = opened(budget=20)
     step(session, 2, 3)
     monkeypatch.setattr(host, "ids", lambda *_: pytest.fail("sent again"))
-    assert session.since(5).ids.tolist() == [[4]]
+    assert session.pending_tokens(5).ids.tolist() == [[4]]
     monkeypatch.undo()
-    assert session.since(4).ids.tolist() == [[3, 4]]
+    assert session.pending_tokens(4).ids.tolist() == [[3, 4]]
 
 
 def test_before_prefill_since_gives_the_prompt(open_session, successor_table):
     session = open_session(successor_table(CYCLE), prompt=(4, 0))
-    assert session.since(0).ids.tolist() == [[4, 0]]
+    assert session.pending_tokens(0).ids.tolist() == [[4, 0]]
 
 
 # ---- workspace ----------------------------------------------------------------------------------

@@ -80,7 +80,8 @@ def script(session):
 def events(batch):
     """All that was done, by whom for whom, and when."""
     forwards = [
-        (f.model, f.role, dict(f.rows), f.reading, f.t0_ns, f.t1_ns) for f in batch.meter.forwards
+        (f.model, f.role, dict(f.rows), f.prompt_places, f.t0_ns, f.t1_ns)
+        for f in batch.meter.forwards
     ]
     texts = [session.harness.text for session in batch.sessions]
     tokens = [(*text.output, *text.origin, text.finish) for text in texts]

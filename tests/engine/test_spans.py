@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
-from specbench_cli.engine.spans.judge import RandomSpan, SpanParams
-from specbench_cli.engine.spans.ledger import Ledger
-from specbench_cli.engine.spans.spans import Delimiter, mean_log_prob
+from specbench_cli.engine.spans.judge import RandomSegment, SegmentParams
+from specbench_cli.engine.spans.segments import Delimiter, mean_log_prob
+from specbench_cli.engine.spans.token_accounting import TokenAccounting
 from specbench_cli.engine.types import Draft
 
 PIECES = [b"a", b"\n", b"\n\n", b".\n\n", b"b\n", b"\nc", b"", b"\n\nd"]
@@ -53,20 +53,20 @@ def test_an_empty_delimiter_and_ids_that_pad_the_vocabulary_end_nothing():
 
 
 def test_a_delimiter_is_typed_as_a_command_line_has_it():
-    assert SpanParams(delimiter=r"\n\n").delimiter == "\n\n"
+    assert SegmentParams(delimiter=r"\n\n").delimiter == "\n\n"
 
 
 def test_a_ledger_tells_each_count_once_and_says_what_is_open():
-    ledger = Ledger()
-    ledger.generated("draft", 5)
-    ledger.generated("target", 1)
-    ledger.settled("draft", 3, 1)
+    ledger = TokenAccounting()
+    ledger.record_generated("draft", 5)
+    ledger.record_generated("target", 1)
+    ledger.record_settled("draft", 3, 1)
     assert not ledger.balanced
-    ledger.settled("draft", 0, 1)
-    ledger.settled("target", 1, 0)
-    ledger.scored(5)
+    ledger.record_settled("draft", 0, 1)
+    ledger.record_settled("target", 1, 0)
+    ledger.record_scored(5)
     assert ledger.balanced
-    assert ledger.news() == {
+    assert ledger.take_new_counts() == {
         "draft_generated": 5,
         "draft_kept": 3,
         "draft_discarded": 2,
@@ -74,9 +74,9 @@ def test_a_ledger_tells_each_count_once_and_says_what_is_open():
         "target_kept": 1,
         "scored": 5,
     }
-    assert ledger.news() == {}
-    ledger.generated("draft", 2)
-    assert ledger.news() == {"draft_generated": 2} and ledger["draft_generated"] == 7
+    assert ledger.take_new_counts() == {}
+    ledger.record_generated("draft", 2)
+    assert ledger.take_new_counts() == {"draft_generated": 2} and ledger["draft_generated"] == 7
 
 
 def test_the_grade_is_the_mean_logarithm_of_the_span_in_the_target():
@@ -94,8 +94,8 @@ def test_the_control_tosses_at_its_rate_and_knows_its_off_position():
 
     chance = Chance()
     chance.generator = torch.Generator().manual_seed(1)
-    rule = RandomSpan(rate=0.3)
-    tosses = [rule.judge(rule.toss(chance, torch.zeros(1))).stands for _ in range(2000)]
+    rule = RandomSegment(rate=0.3)
+    tosses = [rule.judge(rule.random_grade(chance, torch.zeros(1))).accepted for _ in range(2000)]
     assert abs(sum(tosses) / 2000 - 0.3) < 4 * (0.3 * 0.7 / 2000) ** 0.5
-    assert RandomSpan(rate=0.0).off and not rule.off
+    assert RandomSegment(rate=0.0).is_exact and not rule.is_exact
     assert str(rule) == "random(rate=0.3)"

@@ -167,7 +167,7 @@ class CostFiles(Subject):
                 curve.covers(n, 100, tree=True)
                 if not curve.ns(n, 100) > 0 or not curve.prefill_ns(n) > 0:
                     return "accepted costs that are no time"
-        return None if costs.host_ns(3, 12, of="draft") >= 0 else "accepted a host time below 0"
+        return None if costs.host_ns(3, 12, method="draft") >= 0 else "accepted a host time below 0"
 
 
 def _typed(word: str) -> bool:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
-from specbench_cli.judge.verdict import Judge
+from specbench_cli.judge.verdict import OutputJudge
 from specbench_cli.stats.neartie import LEVEL, upper_tail
 from specbench_cli.store.schema import Steps
 
@@ -77,14 +77,14 @@ class Wide(Decoder):
     def new_state(self, capacity, n_seqs=1):
         return Rows(capacity)
 
-    def forward(self, x, state, *, logits_at="last", **rest) -> Out:
+    def forward(self, x, state, *, logits_at="last", **rest) -> ModelOutput:
         n = x.ids.shape[1]
         logits = torch.zeros(1, n, VOCAB)
         logits[..., 6] = 1.0
         logits[..., 7] = 1.0 + (1e-5 if n > 1 else -1e-5)
         state.written += n
         assert state.written <= state.capacity
-        return Out(logits if logits_at == "all" else logits[:, -1:], torch.zeros(1, n, 1))
+        return ModelOutput(logits if logits_at == "all" else logits[:, -1:], torch.zeros(1, n, 1))
 
 
 class Rows:
@@ -155,46 +155,46 @@ ROW = [0.0] * 6 + [1.0, 1.0 - 1e-4] + [0.0] * 4
 
 def judge(sampling=None, decoder=None, row=ROW):
     module = Oracle(row)
-    return Judge(lambda: module, sampling or Sampling(), lambda: [[1, 2, 3]], decoder)
+    return OutputJudge(lambda: module, sampling or Sampling(), lambda: [[1, 2, 3]], decoder)
 
 
 def test_chances_of_vanillas_output_follow_from_its_gaps():
-    found = judge().chances(request(2), [6, 6])
+    found = judge().flip_chances(request(2), [6, 6])
     assert found == pytest.approx([0.375, 0.375], abs=1e-3)  # tolerance 2e-4, gap 1e-4
 
 
 def test_a_near_tie_says_whether_width_explains_it():
     ids, reference = [7, 7], [6, 6]
-    verdict = judge(decoder=Wide()).verdict(request(2), reference, ids, steps((1, 1)))
+    verdict = judge(decoder=Wide()).compare(request(2), reference, ids, steps((1, 1)))
     assert (verdict.kind, verdict.rounding) == ("near-tie", True)
-    verdict = judge(decoder=Wide()).verdict(request(2), reference, ids, steps((0, 1)))
+    verdict = judge(decoder=Wide()).compare(request(2), reference, ids, steps((0, 1)))
     assert (verdict.kind, verdict.rounding) == ("near-tie", False)
 
 
 def test_without_steps_nobody_asks_what_width_explains():
-    verdict = judge(decoder=Wide()).verdict(request(2), [6, 6], [7, 7])
+    verdict = judge(decoder=Wide()).compare(request(2), [6, 6], [7, 7])
     assert (verdict.kind, verdict.rounding) == ("near-tie", None)
 
 
 def test_coupled_chances_leave_out_what_the_cuts_do():
     sampling = Sampling("coupled", 1.0, top_k=1, seed=2)
     sure = [0.0] * 6 + [1.0, 0.5] + [0.0] * 4
-    assert judge(sampling, row=sure).chances(request(4), [6] * 4) == [0.0] * 4
-    assert min(judge(sampling).chances(request(4), [6] * 4)) > 0.4  # who is cut is rounding's
+    assert judge(sampling, row=sure).flip_chances(request(4), [6] * 4) == [0.0] * 4
+    assert min(judge(sampling).flip_chances(request(4), [6] * 4)) > 0.4  # who is cut is rounding's
 
 
 def test_log_likelihood_is_that_of_the_warped_distribution():
     sampling = Sampling("rejection", 0.5)
     distribution = (torch.tensor(ROW) / 0.5).log_softmax(-1)
     expected = float(distribution[6] + distribution[0])
-    assert sum(judge(sampling).read(request(2), [6, 0]).log_probs) == pytest.approx(
+    assert sum(judge(sampling).compute_likelihood(request(2), [6, 0]).log_probs) == pytest.approx(
         expected, abs=1e-5
     )
 
 
 def test_log_likelihood_of_a_token_beyond_the_cuts_is_finite():
     sampling = Sampling("rejection", 0.5, top_k=2)
-    assert all(map(math.isfinite, judge(sampling).read(request(2), [6, 0]).log_probs))
+    assert all(map(math.isfinite, judge(sampling).compute_likelihood(request(2), [6, 0]).log_probs))
 
 
 @pytest.mark.parametrize("steps_allowed", [2, 3, 4])

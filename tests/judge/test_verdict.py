@@ -11,10 +11,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.verify.processor import Processing, Processor
-from specbench_cli.engine.verify.sampling import Noise, Sampling, cut, log_warp
+from specbench_cli.engine.verify.processor import LogitsProcessor, RequestProcessor
+from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp, warp_logits
 from specbench_cli.judge.tolerance import CEILING, measure_tolerance
-from specbench_cli.judge.verdict import Judge, NotFinite, cut_bounds, ends_rightly, is_judged
+from specbench_cli.judge.verdict import (
+    NonFiniteLogits,
+    OutputJudge,
+    cut_bounds,
+    ends_correctly,
+    is_judged,
+)
 from specbench_cli.store.schema import Verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,9 +99,9 @@ def judge(module):
     """A verdict on ids, the reference being vanilla's own."""
 
     def verdict(sampling, ids, reference=None, *, stop=STOP, oracle=lambda: module) -> Verdict:
-        judge = Judge(oracle, sampling, lambda: [list(range(2, 40))])
+        judge = OutputJudge(oracle, sampling, lambda: [list(range(2, 40))])
         reference = decode(module, sampling, [], stop=stop) if reference is None else reference
-        return judge.verdict(Request("test/1", 1, PROMPT, stop), reference, ids)
+        return judge.compare(Request("test/1", 1, PROMPT, stop), reference, ids)
 
     return verdict
 
@@ -159,9 +165,9 @@ def test_an_ignored_eos_is_a_mismatch(module, judge):
 
 def test_an_output_must_end_at_its_first_stop_string():
     stop = StopRule(frozenset(), 10, ("34",), lambda ids: "".join(map(str, ids)))
-    assert ends_rightly([1, 2, 3, 4], stop)
-    assert not ends_rightly([1, 2, 3, 4, 5], stop)
-    assert not ends_rightly([1, 2, 3], stop)
+    assert ends_correctly([1, 2, 3, 4], stop)
+    assert not ends_correctly([1, 2, 3, 4, 5], stop)
+    assert not ends_correctly([1, 2, 3], stop)
 
 
 def test_noise_of_another_prompt_is_a_mismatch(module, judge):
@@ -181,7 +187,7 @@ def test_noise_of_another_prompt_is_a_mismatch(module, judge):
 @SAMPLINGS
 def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
     ids = decode(module, sampling, [])
-    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     gaps = judge.gaps(Request("test/1", 1, PROMPT, STOP), ids)
     assert len(gaps) == len(ids)
     assert all(0 <= gap < 1e-5 for gap in gaps)
@@ -217,7 +223,7 @@ def test_tokens_that_tie_at_the_cut_may_both_be_chosen(module, judge, tie):
 def test_cut_bounds_enclose_the_cut(logits, top_k, top_p, tolerance):
     sampling = Sampling(rule="coupled", temperature=1.0, top_k=top_k, top_p=top_p)
     rows = torch.tensor([logits]).log_softmax(-1)
-    kept = cut(rows, sampling).isfinite()
+    kept = warp_logits(rows, sampling).isfinite()
     floor, ceiling = cut_bounds(rows, sampling, tolerance)
     rounding = 1e-6
     assert (rows[kept] >= floor - rounding).all()
@@ -237,17 +243,17 @@ def test_a_top_p_cut_moves_as_far_as_scores_can_move_a_mass(mass):
 
 @SAMPLINGS
 def test_the_reference_itself_is_judged(module, sampling):
-    judge = Judge(lambda: module, sampling, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     ids = decode(module, sampling, [])
-    assert judge.reference(request, ids) == Verdict("reference", gap=0.0)
+    assert judge.judge_reference(request, ids) == Verdict("reference", gap=0.0)
     assert judge.facts() is None  # no tolerance was needed
     right = scores(module, sampling, ids[:4])
     right[EOS] = -math.inf
     wrong = decode(module, sampling, [*ids[:4], int(right.argmin())])
-    found = judge.reference(request, wrong)
+    found = judge.judge_reference(request, wrong)
     assert (found.kind, found.position, found.expected) == ("mismatch", 4, ids[4])
-    assert judge.reference(request, ids[:7]) == Verdict("mismatch", 7, None, None)
+    assert judge.judge_reference(request, ids[:7]) == Verdict("mismatch", 7, None, None)
 
 
 def test_no_output_is_tied_with_a_reference_that_is_wrong(module, judge):
@@ -272,7 +278,7 @@ def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
             out.logits[:, -3:, 2] = math.nan
             return out
 
-    with pytest.raises(NotFinite, match=f"output token {BUDGET - 3}: "):
+    with pytest.raises(NonFiniteLogits, match=f"output token {BUDGET - 3}: "):
         judge(GREEDY, other, right, oracle=Nothing)
 
 
@@ -291,18 +297,19 @@ def test_tolerance_needs_a_text(module):
 
 def test_coupled_tolerance_is_divided_by_the_temperature(module):
     greedy, coupled = (
-        Judge(lambda: module, sampling, lambda: [range(2, 40)]) for sampling in (GREEDY, COUPLED)
+        OutputJudge(lambda: module, sampling, lambda: [range(2, 40)])
+        for sampling in (GREEDY, COUPLED)
     )
-    assert coupled._allowed == pytest.approx(greedy._allowed / COUPLED.temperature)
+    assert coupled._allowed_gap == pytest.approx(greedy._allowed_gap / COUPLED.temperature)
 
 
 def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
-    judge = Judge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     reference = decode(module, GREEDY, [])
-    judge.verdict(request, reference, reference)
+    judge.compare(request, reference, reference)
     assert judge.facts() is None
-    judge.verdict(request, reference, [2] * BUDGET)
+    judge.compare(request, reference, [2] * BUDGET)
     assert judge.facts() == {
         "value": pytest.approx(2 * judge.facts()["largest"]),
         "largest": judge.facts()["largest"],
@@ -330,14 +337,14 @@ def test_only_promised_tokens_are_judged(guarantee, rule, judged):
 # ---- under a processor --------------------------------------------------------------------------
 
 
-class NoTwins(Processor):
+class NoTwins(LogitsProcessor):
     """The same id never twice running."""
 
     def begin(self):
         return NoTwin()
 
 
-class NoTwin(Processing):
+class NoTwin(RequestProcessor):
     def __call__(self, rows, output, tokens, parents=None):
         before, rows = [*output[-1:], *tokens], rows.clone()
         first = 1 - bool(output)  # what has no token before it is left as it is
@@ -365,30 +372,32 @@ def decode_held(module, sampling):
 
 @SAMPLINGS
 def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module, sampling):
-    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
     request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
-    assert judge.reference(request, reference) == Verdict("reference", gap=0.0)
+    assert judge.judge_reference(request, reference) == Verdict("reference", gap=0.0)
     assert max(judge.gaps(request, reference)) < 1e-5
-    assert max(judge.chances(request, reference)) <= 1.0
-    assert all(-math.inf < each <= 0 for each in judge.read(request, reference).log_probs)
+    assert max(judge.flip_chances(request, reference)) <= 1.0
+    assert all(
+        -math.inf < each <= 0 for each in judge.compute_likelihood(request, reference).log_probs
+    )
 
 
 @SAMPLINGS
 def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, sampling):
-    judge = Judge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
     request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
     wrong = [*reference[:4], reference[3]]
     wrong += [2 + at % 2 for at in range(BUDGET - len(wrong))]
-    found = judge.verdict(request, reference, wrong)
+    found = judge.compare(request, reference, wrong)
     assert (found.kind, found.position, found.gap) == ("mismatch", 4, None)
-    assert all(-math.inf < each <= 0 for each in judge.read(request, wrong).log_probs)
+    assert all(-math.inf < each <= 0 for each in judge.compute_likelihood(request, wrong).log_probs)
 
 
 def test_a_drawn_token_that_the_processor_forbids_is_a_mismatch(module):
     drawing = held(Sampling("rejection", 1.0))
-    judge = Judge(lambda: module, drawing, lambda: [list(range(2, 40))])
+    judge = OutputJudge(lambda: module, drawing, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     fit = [2 + at % 2 for at in range(BUDGET)]
-    assert judge.drawn(request, fit).kind == "unchecked"
-    found = judge.drawn(request, [*fit[:5], fit[4], *fit[:6]])
+    assert judge.judge_sampled(request, fit).kind == "unchecked"
+    found = judge.judge_sampled(request, [*fit[:5], fit[4], *fit[:6]])
     assert (found.kind, found.position, found.gap) == ("mismatch", 5, None)

@@ -12,8 +12,8 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.cell import Cell
-from specbench_cli.measure.together import Together
+from specbench_cli.measure.batch_measurement import BatchMeasurement
+from specbench_cli.measure.measurement import Measurement
 from specbench_cli.plan.method_run import MethodRun
 from tests.audit.faults import clock
 
@@ -22,7 +22,7 @@ def cell(kind, place=0):
     models = tiny_models()
     method_run = MethodRun.of("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
-    return Cell(method_run, None, request, models.workspace, Sampling(), 1, Memory())
+    return Measurement(method_run, None, request, models.workspace, Sampling(), 1, Memory())
 
 
 class Counted(Sps):
@@ -41,7 +41,7 @@ def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypa
     monkeypatch.setattr(Workspace, "recorded", property(lambda _: min(Counted.times, 1) * recorded))
     found = cell(Counted)
     found.measure()
-    assert found.measured.error is None
+    assert found.output.error is None
     assert Counted.times == (2 if recorded else 1)
     found.measure()
     assert Counted.times == (3 if recorded else 2)
@@ -64,7 +64,7 @@ def test_what_goes_past_the_clock_fails_its_cell(kind, says):
     found = cell(kind)
     found.measure()
     clock.WorksInTheBackground.quit.set()
-    assert says in found.measured.error
+    assert says in found.output.error
 
 
 def test_a_clock_that_waits_keeps_a_core_at_work_for_as_long_as_asked():
@@ -88,10 +88,10 @@ class Slow(Sps):
 def test_a_cells_time_is_taken_from_outside_to_the_methods_end(together):
     cells = [cell(Sps if together else Slow, place) for place in range(1 + together)]
     before = time.perf_counter_ns()
-    (Together(cells, len(cells), 256) if together else cells[0]).measure()
+    (BatchMeasurement(cells, len(cells), 256) if together else cells[0]).measure()
     passed = time.perf_counter_ns() - before
     for each in cells:
-        assert each.measured.error is None
-        assert each.measured.ns.total < passed
+        assert each.output.error is None
+        assert each.output.ns.total < passed
     if not together:
-        assert cells[0].measured.ns.total > 50e6
+        assert cells[0].output.ns.total > 50e6

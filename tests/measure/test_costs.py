@@ -10,12 +10,12 @@ from specbench_cli.errors import UsageError
 from specbench_cli.measure.costs import (
     SCHEMA,
     Costs,
-    Setup,
-    along,
+    CostSetup,
+    cache_path,
     check_writable,
-    differences,
-    find_kept,
-    kept_at,
+    compare_probes,
+    find_cached,
+    interpolate,
 )
 
 TIMES = st.floats(1, 1e9)
@@ -64,33 +64,33 @@ def costs(**changes):
 @given(lines(), st.data())
 def test_line_passes_through_its_points(line, data):
     x, y = data.draw(st.sampled_from(line))
-    assert along(line, x) == y
+    assert interpolate(line, x) == y
 
 
 @given(lines(), st.data())
 def test_value_between_two_points_is_between_their_values(line, data):
     place = data.draw(st.integers(0, len(line) - 2))
     (x0, y0), (x1, y1) = line[place : place + 2]
-    y = along(line, data.draw(st.floats(x0, x1)))
+    y = interpolate(line, data.draw(st.floats(x0, x1)))
     assert min(y0, y1) * (1 - 1e-9) <= y <= max(y0, y1) * (1 + 1e-9)
 
 
 @given(lines(increasing=True), st.floats(0, 400), st.floats(0, 400))
 def test_costs_that_rise_with_work_do_so_everywhere(line, a, b):
     low, high = sorted((a, b))
-    assert along(line, low) <= along(line, high) * (1 + 1e-9)
+    assert interpolate(line, low) <= interpolate(line, high) * (1 + 1e-9)
 
 
 @given(lines(), st.floats(0, 1000))
 def test_last_slope_goes_on_and_never_falls(line, more):
     (x0, y0), (x1, y1) = line[-2:]
     slope = max(0.0, (y1 - y0) / (x1 - x0))
-    assert along(line, x1 + more) == pytest.approx(y1 + slope * more)
+    assert interpolate(line, x1 + more) == pytest.approx(y1 + slope * more)
 
 
 @given(lines(), st.floats(0, 1))
 def test_before_the_first_point_nothing_changes(line, share):
-    assert along(line, share * line[0][0]) == line[0][1]
+    assert interpolate(line, share * line[0][0]) == line[0][1]
 
 
 @given(st.floats(1, 8), st.floats(16, 64))
@@ -183,20 +183,20 @@ def cache(tmp_path, monkeypatch):
 
 
 def keep(found):
-    path = kept_at(found.machine["id"], found.models, found.setup)
+    path = cache_path(found.machine["id"], found.models, found.setup)
     found.save(path)
     return path
 
 
 def test_kept_costs_are_found_by_machine_models_and_setup(cache):
-    found, setup = costs(), Setup(device="cpu", dtype="float32", threads=2)
-    assert find_kept("abc", {"target": "aa"}, setup) is None
+    found, setup = costs(), CostSetup(device="cpu", dtype="float32", threads=2)
+    assert find_cached("abc", {"target": "aa"}, setup) is None
     assert keep(found).parent == cache
-    assert find_kept("abc", {"target": "aa", "draft": "bb"}, setup) == found
-    assert find_kept("abc", {"target": "aa"}, setup) == found  # a run that has no draft
-    assert find_kept("abd", {"target": "aa"}, setup) is None
-    assert find_kept("abc", {"target": "ab"}, setup) is None
-    assert find_kept("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
+    assert find_cached("abc", {"target": "aa", "draft": "bb"}, setup) == found
+    assert find_cached("abc", {"target": "aa"}, setup) == found  # a run that has no draft
+    assert find_cached("abd", {"target": "aa"}, setup) is None
+    assert find_cached("abc", {"target": "ab"}, setup) is None
+    assert find_cached("abc", {"target": "aa"}, setup.model_copy(update={"threads": 1})) is None
 
 
 def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
@@ -204,11 +204,11 @@ def test_newest_of_several_kept_costs_counts_and_damaged_ones_do_not(cache):
     newer = costs(models=alone, created_utc="2026-11-22T12:00:00+00:00")
     assert keep(newer) != keep(costs())
     (cache / "other.json").write_text("{")
-    assert find_kept("abc", {"target": "aa"}, newer.setup) == newer
+    assert find_cached("abc", {"target": "aa"}, newer.setup) == newer
 
 
 def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
-    setup = Setup(device="cpu", dtype="float32", threads=2)
+    setup = CostSetup(device="cpu", dtype="float32", threads=2)
     models = facts()["models"]
     heads = {"eagle3": {"label": "head", "sha256": "cc"}}
     knowing = costs(models=models | heads)
@@ -216,15 +216,15 @@ def test_of_kept_costs_those_that_know_a_runs_heads_come_first(cache):
     newer = costs(created_utc="2026-11-22T12:00:00+00:00")
     keep(newer)
     wanted = {"target": "aa", "draft": "bb"}
-    assert find_kept("abc", wanted, setup) == newer
-    assert find_kept("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
-    assert find_kept("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
+    assert find_cached("abc", wanted, setup) == newer
+    assert find_cached("abc", wanted, setup, heads={"eagle3": "cc"}) == knowing
+    assert find_cached("abc", wanted, setup, heads={"eagle3": "dd"}) == newer
 
 
 def test_costs_of_before_trees_and_heads_stay_readable():
     old = costs(schema=1)
     assert old.curves["target"].ns(4, 16, tree=True) == old.curves["target"].ns(4, 16)
-    assert old.host_ns(2, 3, of="eagle3") == old.host_ns(2, 3)
+    assert old.host_ns(2, 3, method="eagle3") == old.host_ns(2, 3)
 
 
 def test_two_points_at_one_place_are_refused():
@@ -238,7 +238,7 @@ def test_two_points_at_one_place_are_refused():
 
 def test_host_of_a_head_is_its_own():
     found = costs(hosts={"eagle3": {"step": 500.0, "draft": 20.0, "node": 2.0}})
-    assert found.host_ns(2, 3, steps=4, of="eagle3") == 4 * 500 + 2 * 20 + 3 * 2
+    assert found.host_ns(2, 3, steps=4, method="eagle3") == 4 * 500 + 2 * 20 + 3 * 2
     assert found.host_ns(2, 3, steps=4) == 4 * 100 + 2 * 10 + 3 * 1
 
 
@@ -246,7 +246,7 @@ def test_differences_name_the_worst_point_first():
     slow = facts()
     slow["curves"]["target"] = json.loads(json.dumps(slow["curves"]["target"]))
     slow["curves"]["target"]["forwards"][2]["ns"] *= 1.5
-    worst, *others = differences(costs(), Costs.model_validate(slow))
+    worst, *others = compare_probes(costs(), Costs.model_validate(slow))
     assert worst.name == "target, 4 tokens after 16"
     assert worst.relative == pytest.approx(0.5)
     assert {each.relative for each in others} == {0.0}

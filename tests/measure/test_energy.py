@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench_cli.measure import energy
-from specbench_cli.measure.energy import Counter, Energy, gpu, packages
+from specbench_cli.measure.energy import Counter, EnergyMeter, nvml_counter, rapl_counters
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def zones(tmp_path, monkeypatch):
 
 
 def test_packages_are_summed_and_their_parts_are_not(zones):
-    meter = Energy.of(CPU)
+    meter = EnergyMeter.of(CPU)
     assert meter.facts() == {"counters": ["RAPL package-0", "RAPL package-1"], "why_not": None}
     meter.begin()
     zones("intel-rapl:0", 1_250_000)
@@ -40,7 +40,7 @@ def test_packages_are_summed_and_their_parts_are_not(zones):
 
 
 def test_a_counter_that_began_again_is_counted_on(zones):
-    meter = Energy.of(CPU)
+    meter = EnergyMeter.of(CPU)
     zones("intel-rapl:0", 9_900_000)
     meter.begin()
     zones("intel-rapl:0", 300_000)
@@ -49,7 +49,7 @@ def test_a_counter_that_began_again_is_counted_on(zones):
 
 def test_a_machine_without_counters_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    meter = Energy.of(CPU)
+    meter = EnergyMeter.of(CPU)
     meter.begin()
     assert meter.end() is None
     assert "no RAPL on this system" in meter.facts()["why_not"]
@@ -57,9 +57,9 @@ def test_a_machine_without_counters_says_so(tmp_path, monkeypatch):
 
 def test_a_counter_that_may_not_be_read_says_so(zones, tmp_path):
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-    assert packages()[1].startswith(f"{tmp_path}/intel-rapl:0/energy_uj cannot be read")
+    assert rapl_counters()[1].startswith(f"{tmp_path}/intel-rapl:0/energy_uj cannot be read")
     (tmp_path / "intel-rapl:1" / "energy_uj").write_text("what?")
-    assert "cannot be read" in packages()[1]
+    assert "cannot be read" in rapl_counters()[1]
 
 
 class Nvml:
@@ -82,24 +82,24 @@ class Nvml:
 
 def test_a_board_is_read_by_nvml():
     library = Nvml()
-    counter, why_not = gpu(2, library)
+    counter, why_not = nvml_counter(2, library)
     assert (counter.name, why_not) == ("NVML GPU 2", None)
-    meter = Energy([counter])
+    meter = EnergyMeter([counter])
     meter.begin()
     library.millijoules += 250
     assert meter.end() == pytest.approx(0.25)
-    assert gpu(2, Nvml(code=3)) == (None, "NVML tells no energy of GPU 2: NVML's code 3")
+    assert nvml_counter(2, Nvml(code=3)) == (None, "NVML tells no energy of GPU 2: NVML's code 3")
 
 
 def test_a_machine_without_nvml_says_so(monkeypatch):
     monkeypatch.setattr(energy, "LIBRARY", "libnothing.so.0")
-    assert gpu(0) == (None, "NVML (libnothing.so.0) is not on this machine")
+    assert nvml_counter(0) == (None, "NVML (libnothing.so.0) is not on this machine")
 
 
 def test_half_of_the_counters_is_no_figure(zones, monkeypatch):
-    monkeypatch.setattr(energy, "gpu", lambda index: (None, "NVML is not there"))
-    meter = Energy.of(torch.device("cuda", 0))
+    monkeypatch.setattr(energy, "nvml_counter", lambda index: (None, "NVML is not there"))
+    meter = EnergyMeter.of(torch.device("cuda", 0))
     meter.begin()
     assert (meter.counters, meter.end(), meter.why_not) == ((), None, "NVML is not there")
-    monkeypatch.setattr(energy, "gpu", lambda index: (Counter("board", lambda: 1.0), None))
-    assert len(Energy.of(torch.device("cuda", 0)).counters) == 3
+    monkeypatch.setattr(energy, "nvml_counter", lambda index: (Counter("board", lambda: 1.0), None))
+    assert len(EnergyMeter.of(torch.device("cuda", 0)).counters) == 3

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.measure import quiet, repeat_progress
-from specbench_cli.measure.cell import Cell
 from specbench_cli.measure.eta import (
-    Pace,
+    EtaEstimator,
     Work,
-    process_seconds,
-    report_seconds,
-    seconds_left,
+    estimate_report_seconds,
+    estimate_seconds_left,
+    process_age,
 )
-from specbench_cli.measure.view import Progress
+from specbench_cli.measure.measurement import Measurement
+from specbench_cli.measure.view import RunProgress
 
 
 class Clock:
@@ -33,26 +33,26 @@ def worked(due, units, seconds):
 
 
 def test_nothing_is_known_before_the_first_cell():
-    assert seconds_left({"vanilla": Work(10)}, 0.0) is None
+    assert estimate_seconds_left({"vanilla": Work(10)}, 0.0) is None
 
 
 def test_each_row_is_left_at_its_own_speed():
     rows = {"slow": worked(4, 2, 20), "fast": worked(10, 2, 2)}
-    assert seconds_left(rows, 22) == 2 * 10 + 8 * 1
+    assert estimate_seconds_left(rows, 22) == 2 * 10 + 8 * 1
 
 
 def test_a_row_without_a_cell_counts_as_the_others():
     rows = {"known": worked(2, 2, 6), "new": Work(due=2)}
-    assert seconds_left(rows, 6) == 2 * 3
+    assert estimate_seconds_left(rows, 6) == 2 * 3
 
 
 def test_time_outside_cells_goes_on_as_it_came():
-    assert seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
+    assert estimate_seconds_left({"vanilla": worked(4, 2, 10)}, elapsed=15) == 10 * 1.5
 
 
 def test_later_passes_count_with_their_starts():
     clock = Clock()
-    pace = Pace({"vanilla": Work(due=2, later=4)}, later=2, start=7, clock=clock)
+    pace = EtaEstimator({"vanilla": Work(due=2, later=4)}, later=2, start=7, clock=clock)
     with pace.spent("vanilla", 1):
         clock.now += 3
     assert pace.left() == (1 + 4) * 3 + 14
@@ -60,7 +60,7 @@ def test_later_passes_count_with_their_starts():
 
 def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_was():
     clock = Clock()
-    pace = Pace({"vanilla": Work(4, later=4)}, later=1, start=7, judging=3, clock=clock)
+    pace = EtaEstimator({"vanilla": Work(4, later=4)}, later=1, start=7, judging=3, clock=clock)
     with pace.spent("vanilla", 1):
         clock.now += 2
     assert pace.left() == (3 + 4) * 2 + 3 + (7 + 3)
@@ -71,7 +71,7 @@ def test_the_first_judging_counts_as_it_is_thought_and_in_passes_to_come_as_it_w
 
 def test_a_dropped_row_has_nothing_left():
     clock = Clock()
-    pace = Pace({"vanilla": Work(2), "faulty": Work(2, later=9)}, clock=clock)
+    pace = EtaEstimator({"vanilla": Work(2), "faulty": Work(2, later=9)}, clock=clock)
     for label in ("vanilla", "faulty"):
         with pace.spent(label, 1):
             clock.now += 5
@@ -90,7 +90,7 @@ def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
 ):
     """However the rows differ, and whatever the judge loads on the first prompt."""
     clock = Clock()
-    pace = Pace({str(row): Work(prompts) for row in range(len(seconds))}, clock=clock)
+    pace = EtaEstimator({str(row): Work(prompts) for row in range(len(seconds))}, clock=clock)
     said = []
     for prompt in range(prompts):
         for row, cost in enumerate(seconds):
@@ -108,7 +108,7 @@ def test_time_left_is_right_from_the_second_prompt_on_where_prompts_are_alike(
 @pytest.mark.parametrize(("first", "then"), [(10.0, 1.0), (1.0, 10.0)])
 def test_time_left_follows_a_machine_that_becomes_quiet_or_busy(first, then):
     clock = Clock()
-    pace = Pace({"vanilla": Work(200), "sps": Work(200)}, clock=clock)
+    pace = EtaEstimator({"vanilla": Work(200), "sps": Work(200)}, clock=clock)
     for prompt in range(100):
         for label in ("vanilla", "sps"):
             with pace.spent(label, 1):
@@ -137,26 +137,37 @@ def test_slow_rows_are_told_of_between_two_outputs_and_never_within_one(
     monkeypatch.setattr(repeat_progress, "REPORT_EVERY_S", 0.0)
     monkeypatch.setattr(quiet, "WINDOW_S", 0.0)
     view, timed, at = log(), [], []
-    measure, told = Cell.measure, view.prompt
+    measure, told = Measurement.measure, view.prompt
 
     def watched(cell):
         timed.append(cell)
         measure(cell)
         timed.pop()
 
-    monkeypatch.setattr(Cell, "measure", watched)
+    monkeypatch.setattr(Measurement, "measure", watched)
     monkeypatch.setattr(view, "prompt", lambda progress: (at.append(len(timed)), told(progress)))
     specbench("sps", limit=2, max_new_tokens=4, repeats=1, log=view)
     assert at == [0] * 6  # two rows and the prompt's end, twice
-    assert [each.prompt for each in view.said if isinstance(each, Progress)] == [0, 0, 1, 1, 1, 2]
+    assert [each.prompt for each in view.said if isinstance(each, RunProgress)] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+    ]
 
 
 def test_a_report_takes_longer_the_more_there_is_to_tell_and_the_slower_the_machine():
-    little = report_seconds(2.0, rows=5, cells=70)
-    assert little < report_seconds(2.0, rows=14, cells=196) < report_seconds(2.0, 45, 4365)
-    assert report_seconds(4.0, rows=5, cells=70) == 2 * little
-    assert report_seconds(0.0, rows=5, cells=70) == 0
+    little = estimate_report_seconds(2.0, rows=5, cells=70)
+    assert (
+        little
+        < estimate_report_seconds(2.0, rows=14, cells=196)
+        < estimate_report_seconds(2.0, 45, 4365)
+    )
+    assert estimate_report_seconds(4.0, rows=5, cells=70) == 2 * little
+    assert estimate_report_seconds(0.0, rows=5, cells=70) == 0
 
 
 def test_seconds_of_this_process_grow():
-    assert 0 < process_seconds() < process_seconds()
+    assert 0 < process_age() < process_age()

@@ -13,8 +13,8 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.memory import Ledger
-from specbench_cli.measure.memory_budget import Room, expected, within
+from specbench_cli.measure.memory import MemoryTracker
+from specbench_cli.measure.memory_budget import MemoryModel, expected_tokens, within
 from specbench_cli.plan.plan import make_plan
 
 
@@ -31,7 +31,7 @@ def config(*methods, **given):
 def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
     temperature = 0.0 if rule == "greedy" else 0.8
     asked = config(name, batch=batch, verify=rule, temperature=temperature)
-    found = Room(asked).footprint(batch, 99)
+    found = MemoryModel(asked).compute_footprint(batch, 99)
     plan = make_plan(asked)
     bench = Bench(plan)
     requests = []
@@ -40,10 +40,10 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
         bench.workspace.reserve(len(ids) + 8)
         requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop(8)))
     sampling = Sampling(rule, temperature)
-    with Ledger() as ledger:
+    with MemoryTracker() as ledger:
         for n in (1, len(requests)):  # warmed up alone
             for method_run in plan.method_runs:
-                held = method_run.method.held(batch)
+                held = method_run.method.max_sequences(batch)
                 deal = Batch(bench.workspace, requests[:n], sampling, size=batch, slots=held)
                 for _ in method_run.method.generate_batch(deal):
                     pass
@@ -53,7 +53,7 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
 
 
 def test_a_ledger_counts_what_is_held_and_the_most_at_once():
-    with Ledger() as ledger:
+    with MemoryTracker() as ledger:
         kept = torch.zeros(100)
         for _ in range(3):
             torch.ones(1000)
@@ -65,16 +65,16 @@ def test_a_ledger_counts_what_is_held_and_the_most_at_once():
 
 @given(st.floats(0.05, 0.95), st.integers(0, 30))
 def test_a_tree_brings_no_less_than_a_chain_of_as_many_nodes(chance, nodes):
-    chain, tree = (expected(chance, nodes, tree=each) for each in (False, True))
+    chain, tree = (expected_tokens(chance, nodes, tree=each) for each in (False, True))
     assert chain == pytest.approx(sum(chance**k for k in range(nodes + 1)))
     assert tree >= chain - 1e-9
-    assert expected(chance, nodes + 1, tree=True) > tree
+    assert expected_tokens(chance, nodes + 1, tree=True) > tree
 
 
 def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
     asked = config("eqspec", batch=6)
-    room = Room(asked)
-    sizes = [room.footprint(batch, most).total for batch, most in ((6, 5), (3, 5), (1, 1))]
+    room = MemoryModel(asked)
+    sizes = [room.compute_footprint(batch, most).total for batch, most in ((6, 5), (3, 5), (1, 1))]
     assert sizes == sorted(sizes, reverse=True)
     chosen = []
     for limit in (10**10, sizes[0], sizes[0] - 1, sizes[1], sizes[2]):

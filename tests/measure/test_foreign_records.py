@@ -190,7 +190,7 @@ def test_edit_of_a_finished_run_is_accepted_with_force_and_labelled(specbench):
     with pytest.raises(UsageError, match="was changed after the run was finished") as caught:
         specbench(resume=path)
     assert "--force" in caught.value.hint
-    execute.reopen(path, specbench.log(), force=True)
+    execute.resume_run(path, specbench.log(), force=True)
     again = specbench(resume=path)
     assert again.manifest["mixed"] == ["records.jsonl (changed after the run was finished)"]
     assert not (path / ".lock").exists()
@@ -228,8 +228,8 @@ def test_manifest_of_another_run_is_noticed_and_the_own_one_written_back(specben
 @pytest.mark.parametrize("times", [1, 2])
 def test_order_that_was_removed_during_a_run_is_written_again_for_a_resumption(specbench, times):
     class Remove(specbench.log):
-        def cell(self, record):
-            super().cell(record)
+        def show_record(self, record):
+            super().show_record(record)
             (specbench.path(1) / ".resume.json").unlink()
             raise KeyboardInterrupt
 
@@ -245,8 +245,8 @@ def test_order_that_was_removed_during_a_run_is_written_again_for_a_resumption(s
 @pytest.mark.parametrize("name", ["copy", "moved"])
 def test_folder_that_is_moved_during_a_run_is_resumed_where_it_is(specbench, tmp_path, name):
     class Move(specbench.log):
-        def cell(self, record):
-            super().cell(record)
+        def show_record(self, record):
+            super().show_record(record)
             if len(self.cells) == 2:
                 specbench.path(1).rename(tmp_path / "moved")
                 if name == "copy":
@@ -280,8 +280,8 @@ def test_prompt_that_is_changed_during_a_run_is_named_and_the_run_goes_on_once_r
         return [json.dumps(prompt, separators=(",", ":")) + "\n", *lines[1:]]
 
     class Change(specbench.log):
-        def cell(self, record):
-            super().cell(record)
+        def show_record(self, record):
+            super().show_record(record)
             if len(self.cells) == 4:
                 edit(specbench.path(1) / "prompts.jsonl", swap)
 

@@ -16,9 +16,9 @@ import torch
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import ExitCode, MethodFault, UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Measured
-from specbench_cli.measure.isolation import answers, plugin_process, state
-from specbench_cli.measure.method_code import limited, one_line
+from specbench_cli.measure.isolation import plugin_process, replies, state
+from specbench_cli.measure.measurement import DecodedOutput
+from specbench_cli.measure.method_code import describe_failure, enforce_time_limit
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns
@@ -209,7 +209,7 @@ CHANGES = {
 def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    before = state.seen()
+    before = state.capture_state()
     assert state.changed(before) == []
     monkeypatch.setenv("GOMP_SPINCOUNT", "10")
     assert state.changed(before) == ["the environment"]
@@ -218,7 +218,7 @@ def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatc
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_an_import_changes_for_others_is_seen_and_named(name):
     handler = signal.getsignal(signal.SIGUSR1)
-    before = state.seen()
+    before = state.capture_state()
     assert state.changed(before) == []
     with pytest.MonkeyPatch.context() as patch:
         CHANGES[name](patch)
@@ -234,11 +234,11 @@ def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
         def __reduce__(self):
             return os.abort, ()
 
-    found = answers.MeasureAnswer(Measured.failed("why"), 3, None)
+    found = replies.MeasurementReply(DecodedOutput.failed("why"), 3, None)
     sent = ("done", [found, Ns(total=3), {"a": (None, 1.5, b"x")}])
-    assert answers.load(answers.dump(sent)) == sent
+    assert replies.load(replies.dump(sent)) == sent
     with pytest.raises(pickle.UnpicklingError, match="abort"):
-        answers.load(answers.dump(("done", Evil())))
+        replies.load(replies.dump(("done", Evil())))
 
 
 def _named(module, name):
@@ -247,7 +247,7 @@ def _named(module, name):
     return b"".join(words) + pickle.STACK_GLOBAL
 
 
-SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.measure.cell"
+SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.measure.measurement"
 RAN = b"X\x10\x00\x00\x00raise SystemExit" + pickle.TUPLE1 + pickle.REDUCE
 NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
 
@@ -275,22 +275,22 @@ def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
     process._worker = worker
     worker.receive.return_value = b"\x80\x04" + content + b"."
     with pytest.raises(plugin_process.PluginProcessLost, match="sent what is no answer"):
-        process.ask("measure")
+        process.call("measure")
     worker.end.assert_called_once_with()
     assert dict(vars(Ns)) == before
 
 
 def test_a_method_that_does_not_end_is_interrupted_and_told_which_option_says_when():
     says = r"no end after 0\.05 s \(--timeout-per-prompt\)"
-    with pytest.raises(MethodFault, match=says), limited(0.05):
+    with pytest.raises(MethodFault, match=says), enforce_time_limit(0.05):
         time.sleep(5)
 
 
 def test_ctrl_c_is_no_fault_of_a_method():
     with pytest.raises(KeyboardInterrupt):
-        one_line(KeyboardInterrupt())
+        describe_failure(KeyboardInterrupt())
 
 
 def test_a_plug_in_that_changes_what_others_need_is_refused_by_name():
     with pytest.raises(UsageError, match=r"my\.py changes the clock, threads when it is imported"):
-        plugin_process._refuse("my.py", "imported", ["the clock", "threads"])
+        plugin_process._check_unchanged("my.py", "imported", ["the clock", "threads"])

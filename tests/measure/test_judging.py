@@ -11,7 +11,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.judge import verdict
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import POSITIONS, Tolerance
-from specbench_cli.measure import judging, warm_up
+from specbench_cli.measure import record_builder, warm_up
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Verdict
@@ -33,7 +33,7 @@ class Silent(Method):
 class Judge:
     """Says that every position of an output that holds a 7 is a tie."""
 
-    def chances(self, request, ids):
+    def flip_chances(self, request, ids):
         assert request.stop == StopRule(frozenset(), len(ids))
         return [0.5 if token == 7 else 0.0 for token in ids]
 
@@ -41,7 +41,7 @@ class Judge:
 def near_ties(judge, *names, of):
     """Of prompts that hold two ids each, and vanilla's outputs."""
     prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
-    return judging.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
+    return record_builder.near_ties(judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1]))
 
 
 def test_chances_are_kept_of_outputs_that_have_ties():
@@ -57,7 +57,7 @@ def test_chances_are_kept_of_outputs_that_have_ties():
 
 def forwards_of_transformers(monkeypatch):
     """Count the forwards of transformers' module, by way of reading a text."""
-    counted = {"logits": 0, "one_by_one": 0}
+    counted = {"logits": 0, "stepwise_logits": 0}
 
     def counting(name):
         right = getattr(Oracle, name)
@@ -79,19 +79,19 @@ def test_a_long_run_in_which_nothing_differed_is_not_searched_for_near_ties(spec
     assert sum(r.n_tokens for r in outcome.by_label("vanilla")) > POSITIONS
     assert outcome.manifest["near_ties"] is None and outcome.manifest["tolerance"] is None
     sampled = [r for r in outcome.by_label("vanilla") if r.verdict.gap is not None]
-    assert counted == {"logits": len(sampled), "one_by_one": 0}  # vanilla's own verdicts
+    assert counted == {"logits": len(sampled), "stepwise_logits": 0}  # vanilla's own verdicts
     assert "looking for near-ties" not in outcome.log.said
 
 
 def tie_all(monkeypatch):
     """Make the judge report a near-tie for every output of a method."""
-    right = verdict.Judge.verdict
+    right = verdict.OutputJudge.compare
 
     def tied(judge, request, reference, ids, *more):
         assert right(judge, request, reference, ids, *more).kind == "identical"
         return Verdict("near-tie", 0, 0.0, ids[0] - 1)
 
-    monkeypatch.setattr(verdict.Judge, "verdict", tied)
+    monkeypatch.setattr(verdict.OutputJudge, "compare", tied)
 
 
 def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(specbench, monkeypatch):

@@ -15,14 +15,14 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import local, machine_lock
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.machine_lock import Turns
+from specbench_cli.measure.machine_lock import MachineLock
 from specbench_cli.store.run_dir import RunDir
 
 WORKER = """
 import sys
 from pathlib import Path
-from specbench_cli.measure.machine_lock import Turns
-own, log = Turns(Path(sys.argv[1])), Path(sys.argv[2])
+from specbench_cli.measure.machine_lock import MachineLock
+own, log = MachineLock(Path(sys.argv[1])), Path(sys.argv[2])
 for window in range(int(sys.argv[4])):
     met = own.pass_on()
     with log.open("a") as file:
@@ -39,7 +39,7 @@ def at_work(file, name, windows, log, alive):
     """A run of so many windows, which tells the log when it measures."""
 
     def work():
-        own = Turns(file, name, alive=lambda other: other in alive)
+        own = MachineLock(file, name, alive=lambda other: other in alive)
         for _ in range(windows):
             met = own.pass_on()
             log.append((name, met))
@@ -78,26 +78,26 @@ def test_processes_take_turns(file, tmp_path):
 def test_run_that_dies_at_work_holds_up_nobody(file):
     file.parent.mkdir()
     file.write_text(json.dumps({"last": "c", "there": ["c", "d"]}))
-    with closing(Turns(file, "a", alive=lambda name: name == "d")) as own:
+    with closing(MachineLock(file, "a", alive=lambda name: name == "d")) as own:
         own._alive = lambda name: False
         assert not own.pass_on()
     assert json.loads(file.read_text()) == {"last": "a", "there": ["a"]}
 
 
 def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
     file.parent.mkdir()
     now = psutil.Process()
     before = f"{now.pid} {now.create_time() - 100:.2f}"
     file.write_text(json.dumps({"last": before, "there": [before]}))
-    with closing(Turns(file)) as own:
+    with closing(MachineLock(file)) as own:
         assert not own.pass_on()
     assert len(json.loads(file.read_text())["there"]) == 1
 
 
 def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.05)
-    with closing(Turns(file, "a")) as own:
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
+    with closing(MachineLock(file, "a")) as own:
         assert not own.pass_on()
 
 
@@ -105,18 +105,18 @@ def test_a_run_that_went_on_alone_never_waits_again(file, monkeypatch):
     looks, clock = [], iter(range(10**6))
     monkeypatch.setattr(machine_lock.time, "sleep", looks.append)
     monkeypatch.setattr(machine_lock.time, "monotonic", lambda: next(clock))
-    with closing(Turns(file, "a")) as own:
+    with closing(MachineLock(file, "a")) as own:
         assert not own.pass_on()
-        assert len(looks) == machine_lock.PATIENCE_S  # a second passes at each look
+        assert len(looks) == machine_lock.PARTNER_WAIT_S  # a second passes at each look
         for _ in range(5):
             assert not own.pass_on()
-        assert len(looks) == machine_lock.PATIENCE_S + 5
+        assert len(looks) == machine_lock.PARTNER_WAIT_S + 5
 
 
 def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     log, alive = [], {"a"}
-    with closing(Turns(file, "a", alive=lambda name: name in alive)) as own:
+    with closing(MachineLock(file, "a", alive=lambda name: name in alive)) as own:
         assert not own.pass_on()
         alive.add("b")
         partner = at_work(file, "b", 1, log, alive)
@@ -131,22 +131,22 @@ def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
 @pytest.mark.usefixtures("small_pair")
 def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypatch):
     waited, opened = [], []
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
 
     def anew(path):  # as in a process of its own, which ends
         for each in opened:
             each.close()
-        opened.append(Turns(path))
+        opened.append(MachineLock(path))
         return opened[-1]
 
-    monkeypatch.setattr(local, "own_turns", anew)
+    monkeypatch.setattr(local, "get_machine_lock", anew)
 
     def pass_on(own):
         waited.append(own.waits_for_partner)
         own.waits_for_partner = False
         return False
 
-    monkeypatch.setattr(machine_lock.Turns, "pass_on", pass_on)
+    monkeypatch.setattr(machine_lock.MachineLock, "pass_on", pass_on)
 
     def run_here(run_dir, number, *_, **__):
         part = RunDir.open(run_dir.path)
@@ -169,15 +169,15 @@ def test_file_with_invalid_names_is_left_alone(file, there):
     file.parent.mkdir()
     file.write_text(f'{{"last": null, "there": {there}}}')
     with pytest.raises(UsageError, match="of something else"):
-        Turns(file)
+        MachineLock(file)
 
 
 @pytest.mark.parametrize("name", ["", "a", f"{10**30} 5", "1e400 5", "-1 5", "nan"])
 def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     file.parent.mkdir()
     file.write_text(json.dumps({"last": None, "there": [name]}))
-    with closing(Turns(file)) as own:
+    with closing(MachineLock(file)) as own:
         assert not own.pass_on()
 
 
@@ -187,13 +187,13 @@ def test_a_link_or_a_pipe_is_refused_at_once(tmp_path, kind):
     mine.write_text("{}")
     place.symlink_to(mine) if kind == "link" else os.mkfifo(place)
     with pytest.raises(UsageError, match=r"--in-turn .*turns is a link"):
-        Turns(place)
+        MachineLock(place)
     assert mine.read_text() == "{}"
 
 
 def test_file_that_cannot_be_written_is_said(tmp_path):
     with pytest.raises(UsageError, match="--in-turn") as caught:
-        Turns(tmp_path)
+        MachineLock(tmp_path)
     assert "does not exist" in caught.value.hint
 
 
@@ -202,6 +202,6 @@ def test_file_of_something_else_is_left_alone(file, text):
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(UsageError, match="of something else") as caught:
-        Turns(file)
+        MachineLock(file)
     assert "does not exist" in caught.value.hint
     assert file.read_text() == text

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench_cli.engine.types import Forward
-from specbench_cli.measure.phases import covered, divided
+from specbench_cli.measure.phases import split_time, union_length
 from specbench_cli.store.schema import ForwardKind, Ns, Trace
 
 WHOLE_PREFILL = ForwardKind("target", "prefill", 0, 1, (0, 8))
@@ -30,7 +30,7 @@ def test_times_of_one_worker_add_up():
         forward("aux", 0, 30, 33),
         forward("verify", 0, 40, 90),
     ]
-    assert divided(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
+    assert split_time(trace, 100, 20) == Ns(100, 20, 80, 13, 50, 17)
 
 
 def test_what_is_drafted_before_the_first_token_is_of_the_prefill():
@@ -41,9 +41,9 @@ def test_what_is_drafted_before_the_first_token_is_of_the_prefill():
         forward("verify", 0, 61, 90),
         forward("draft", 0, 90, 98),
     ]
-    assert divided(trace, 100, 60) == Ns(100, 60, 40, 8, 29, 3)
+    assert split_time(trace, 100, 60) == Ns(100, 60, 40, 8, 29, 3)
     joined = [forward("prefill", 0, 0, 18), forward("draft", 0, 20, 30), *trace[2:]]
-    assert divided(joined, 100, 40, since=0) == Ns(100, 40, 60, 18, 29, 13)  # one by one
+    assert split_time(joined, 100, 40, decode_start=0) == Ns(100, 40, 60, 18, 29, 13)  # one by one
 
 
 def test_parts_of_the_target_that_draft_take_drafting_time():
@@ -52,7 +52,7 @@ def test_parts_of_the_target_that_draft_take_drafting_time():
         replace(forward("draft", 0, 20, 30), model="target", layers=(0, 1), share=0.5),
         replace(forward("verify", 0, 40, 90), model="target"),
     ]
-    assert divided(trace, 100, 20) == Ns(100, 20, 80, 10, 50, 20)
+    assert split_time(trace, 100, 20) == Ns(100, 20, 80, 10, 50, 20)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_host_is_what_no_worker_covers():
         forward("verify", 0, 30, 70),
         forward("draft", 1, 50, 90),
     ]
-    assert divided(trace, 100, 20) == Ns(100, 20, 80, 40, 40, 20)
+    assert split_time(trace, 100, 20) == Ns(100, 20, 80, 40, 40, 20)
 
 
 def test_busy_times_are_those_within_decode():
@@ -92,17 +92,17 @@ def test_busy_times_are_those_within_decode():
         forward("verify", 0, 20, 100),
         forward("draft", 1, 90, 130),  # still at it when the last token stood
     ]
-    assert divided(trace, 100, 20) == Ns(100, 20, 80, 15, 80, 0)
+    assert split_time(trace, 100, 20) == Ns(100, 20, 80, 15, 80, 0)
 
 
 def test_learning_delays_the_total_and_nothing_else():
     trace = [forward("prefill", 0, 0, 20), forward("verify", 0, 30, 70)]
-    assert divided(trace, 100, 20, learn=300) == Ns(400, 20, 80, 0, 40, 40, 300)
+    assert split_time(trace, 100, 20, learn=300) == Ns(400, 20, 80, 0, 40, 40, 300)
     beside = [*trace, forward("draft", 1, 90, 130)]
-    assert divided(beside, 100, 20, learn=300) == Ns(400, 20, 80, 10, 40, 30, 300)
+    assert split_time(beside, 100, 20, learn=300) == Ns(400, 20, 80, 10, 40, 30, 300)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
 def test_a_union_counts_every_moment_once(spans):
     moments = {moment for t0, t1 in spans for moment in range(t0, t1)}
-    assert covered(spans) == len(moments)
+    assert union_length(spans) == len(moments)

@@ -12,7 +12,7 @@ from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.measure import placement
-from specbench_cli.measure.placement import check_places
+from specbench_cli.measure.placement import check_placement
 from specbench_cli.plan.plan import make_plan
 
 
@@ -38,17 +38,17 @@ def placed(home="cpu", **given):
 
 def test_the_cores_are_split_in_halves_by_default(cores):
     found = placed()
-    assert found.words == {"target": "cpu:0-1", "draft": "cpu:2-3"}
+    assert found.device_names == {"target": "cpu:0-1", "draft": "cpu:2-3"}
     assert isinstance(found.transport, Processes)
-    assert found.apart
+    assert found.separate_draft
     cores(5)
-    assert placed().words == {"target": "cpu:5", "draft": "cpu:5"}
+    assert placed().device_names == {"target": "cpu:5", "draft": "cpu:5"}
 
 
 def test_cores_are_those_asked_for(cores):
     asked = "target=cpu:0-2,draft=cpu:3"
-    assert placed(devices=asked).words == {"target": "cpu:0-2", "draft": "cpu:3"}
-    assert placed(devices="target=cpu,draft=cpu").words == placed().words
+    assert placed(devices=asked).device_names == {"target": "cpu:0-2", "draft": "cpu:3"}
+    assert placed(devices="target=cpu,draft=cpu").device_names == placed().device_names
 
 
 def test_a_core_that_may_not_be_used_is_refused_with_what_may(cores):
@@ -61,10 +61,13 @@ def test_a_core_that_may_not_be_used_is_refused_with_what_may(cores):
 def test_one_gpu_has_two_streams_and_two_have_a_process_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     one = placed("cuda")
-    assert (one.words, one.apart) == ({"target": "cuda:0", "draft": "cuda:0"}, False)
+    assert (one.device_names, one.separate_draft) == (
+        {"target": "cuda:0", "draft": "cuda:0"},
+        False,
+    )
     assert isinstance(one.transport, Threads)
     two = placed("cuda:0", devices="target=cuda:0,draft=cuda:1")
-    assert (two.device, two.apart) == (torch.device("cuda:1"), True)
+    assert (two.device, two.separate_draft) == (torch.device("cuda:1"), True)
     assert isinstance(two.transport, Processes)
     with pytest.raises(EnvironmentFault, match="there is no device cuda:5"):
         placed("cuda:0", devices="target=cuda:0,draft=cuda:5")
@@ -79,17 +82,17 @@ def test_devices_need_a_method_that_has_workers(cores):
 def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(EnvironmentFault, match="there is no device cuda:0"):
-        check_places(plan(devices="target=cuda:0,draft=cuda:1"))
+        check_placement(plan(devices="target=cuda:0,draft=cuda:1"))
 
 
 def test_a_worker_has_as_long_to_answer_as_the_environment_says(cores, monkeypatch):
     assert placed().transport._timeout == placement.TIMEOUT_S
-    monkeypatch.setenv(placement.TIMEOUT, "0.7")
+    monkeypatch.setenv(placement.TIMEOUT_VARIABLE, "0.7")
     assert placed().transport._timeout == 0.7
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_is_a_number_of_seconds(monkeypatch, seconds):
-    monkeypatch.setenv(placement.TIMEOUT, seconds)
+    monkeypatch.setenv(placement.TIMEOUT_VARIABLE, seconds)
     with pytest.raises(UsageError, match=f"must be a number of seconds, got {seconds!r}"):
         placed()

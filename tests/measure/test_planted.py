@@ -38,7 +38,7 @@ from specbench_cli.judge import verdict
 from specbench_cli.judge.broken import broken, surprise
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import measure_tolerance
-from specbench_cli.measure import answers, repeat, warm_up
+from specbench_cli.measure import repeat, stored_outputs, warm_up
 from specbench_cli.measure.bench import Bench
 from specbench_cli.measure.manifest import manifest
 from specbench_cli.measure.result import exit_code
@@ -110,7 +110,9 @@ def run(tmp_path_factory):
                 )
             run_dir = RunDir.create(tmp_path_factory.mktemp("made") / "run", manifest(plan, {}))
             with planted or nullcontext():
-                made_by = repeat.Repeat(plan, bench, run_dir, answers.Answers(), Silent())
+                made_by = repeat.Repeat(
+                    plan, bench, run_dir, stored_outputs.StoredOutputs(), Silent()
+                )
                 made_by.run(1)
                 run_dir.update(near_ties=made_by.near_ties(), tolerance=made_by.judge.facts())
             run_dir.close("finished")
@@ -133,7 +135,7 @@ def looped(step: Callable) -> type[Sps]:
             self.start(session)
             session.prefill()
             while session.finish is None:
-                yield from step(self, session, self.propose(session, session.room()))
+                yield from step(self, session, self.propose(session, session.max_draft_length()))
 
     return Looped
 
@@ -257,7 +259,7 @@ def uncut(right):
 
 
 def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(distribution, "cut", uncut(distribution.cut))
+    forgotten = patch.object(distribution, "cut", uncut(distribution.warp_logits))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
@@ -345,7 +347,7 @@ def in_twos(self, session, draft):
     if session.finish is not None:
         yield first
         return
-    (second,) = honest(self, session, self.propose(session, session.room()))
+    (second,) = honest(self, session, self.propose(session, session.max_draft_length()))
     a, b = first.outcome, second.outcome
     draft = session.chain([*first.draft.tokens.tolist(), *second.draft.tokens.tolist()])
     path = (*a.path, *(first.draft.nodes + node for node in b.path))

@@ -18,15 +18,21 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.head import NORMED, FeatureHead, Head
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Features, Out
+from specbench_cli.engine.types import Draft, Features, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
-from specbench_cli.measure import rounds as module
+from specbench_cli.measure import probe_rounds as module
 from specbench_cli.measure.costs import HostPoint
-from specbench_cli.measure.probe import FULL, Chain, Probe, _beyond, _typical
-from specbench_cli.measure.quiet import Windows
-from specbench_cli.measure.rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.probe import (
+    FULL_GRID,
+    Probe,
+    PromptChain,
+    _scale_host_cost,
+    _trimmed_mean,
+)
+from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT
+from specbench_cli.measure.quiet import MeasurementWindows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
 """Host ns of a step, of a draft forward in it, of a drafted token in it."""
@@ -87,7 +93,7 @@ class Timed(Decoder):
         if rows:
             logits = torch.zeros(1, rows, self.vocab_size)
             logits[..., 1] = 1.0
-        return Out(logits, torch.zeros(1, n, 1))
+        return ModelOutput(logits, torch.zeros(1, n, 1))
 
 
 class TimedTogether(Timed):
@@ -200,13 +206,13 @@ def measure(clock):
         rounds = options.pop("rounds", 3)
         probe = Probe(
             workspace,
-            Windows(Meter(shares), allow_noise=allow_noise),
+            MeasurementWindows(Meter(shares), allow_noise=allow_noise),
             (drafting if "draft" in drafts else {}) | dict(more),
             **{"positions": 4096, **options},
         )
         for _ in range(rounds):
-            probe.round()
-        return probe.found(), decoders
+            probe.measure_round()
+        return probe.result(), decoders
 
     return run
 
@@ -214,24 +220,28 @@ def measure(clock):
 def test_every_point_of_the_grid_has_its_programmed_time(measure):
     found, _ = measure()
     target = {(p.n_tokens, p.context): p for p in found.curves["target"].forwards}
-    assert target.keys() == {(n, context) for n in FULL.chains for context in FULL.contexts}
+    assert target.keys() == {
+        (n, context) for n in FULL_GRID.chains for context in FULL_GRID.contexts
+    }
     assert all(p.ns == 1_000_000 + 50_000 * n for (n, _), p in target.items())
     assert {(p.spread, p.samples) for p in target.values()} == {(0.0, 3)}
     draft = {(p.n_tokens, p.context): p.ns for p in found.curves["draft"].forwards}
-    assert draft.keys() == {(n, c) for n in (1, 2, 3, *FULL.levels) for c in FULL.contexts}
+    assert draft.keys() == {
+        (n, c) for n in (1, 2, 3, *FULL_GRID.levels) for c in FULL_GRID.contexts
+    }
     for (n, _), ns in draft.items():
-        assert ns == 100_000 + 5_000 * n + TREE * (n in FULL.levels)
+        assert ns == 100_000 + 5_000 * n + TREE * (n in FULL_GRID.levels)
 
 
 def test_a_time_is_the_mean_of_all_but_what_stands_far_out():
     """Quartiles are 10.5 and 13.5: what lies above 22.5 is another's doing, 15 is not."""
-    assert _typical([10, 500, 11, 12, 10, 15, 11]) == (11.5, pytest.approx(3 / 11))
+    assert _trimmed_mean([10, 500, 11, 12, 10, 15, 11]) == (11.5, pytest.approx(3 / 11))
 
 
 def test_trees_have_points_of_their_own(measure):
     target = measure()[0].curves["target"]
     assert {(p.n_tokens, p.context) for p in target.trees} == {
-        (n, context) for n in FULL.trees for context in FULL.contexts
+        (n, context) for n in FULL_GRID.trees for context in FULL_GRID.contexts
     }
     assert all(p.ns == 1_000_000 + 50_000 * p.n_tokens + TREE for p in target.trees)
     assert target.ns(16, 64, tree=True) - target.ns(16, 64) == TREE
@@ -242,7 +252,7 @@ def test_prefills_are_timed_where_contexts_are_built_up(measure):
     found, _ = measure()
     for role, base in (("target", 1_000_000), ("draft", 100_000)):
         times = {p.n_tokens: p.ns for p in found.curves[role].prefills}
-        assert times == {n: base + base // 20 * n for n in FULL.contexts}
+        assert times == {n: base + base // 20 * n for n in FULL_GRID.contexts}
 
 
 def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure):
@@ -256,10 +266,10 @@ def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure
 def test_visits_lie_around_their_context(measure):
     """Each keeps a row, so that a context is met at several lengths, as in life."""
     found, decoders = measure(context_ns=1_000, rounds=5)
-    contexts = {context for n, context in decoders["target"].log if n == FULL.chains[-2]}
-    around = FULL.stride // 2
-    assert contexts <= {c + d for c in FULL.contexts for d in range(-around, around + 1)}
-    assert len(contexts) > len(FULL.contexts)
+    contexts = {context for n, context in decoders["target"].log if n == FULL_GRID.chains[-2]}
+    around = FULL_GRID.stride // 2
+    assert contexts <= {c + d for c in FULL_GRID.contexts for d in range(-around, around + 1)}
+    assert len(contexts) > len(FULL_GRID.contexts)
     for point in found.curves["target"].forwards:
         expected = 1_000_000 + 50_000 * point.n_tokens + 1_000 * point.context
         assert point.ns == pytest.approx(expected, abs=1_000 * around)
@@ -267,8 +277,8 @@ def test_visits_lie_around_their_context(measure):
 
 def test_target_is_timed_after_draft_forwards(measure):
     _, decoders = measure(rounds=1)
-    visits = len(FULL.chains) * len(FULL.contexts) * 2  # the first round warms up
-    assert len(decoders["draft"].log) >= visits * FULL.drafted
+    visits = len(FULL_GRID.chains) * len(FULL_GRID.contexts) * 2  # the first round warms up
+    assert len(decoders["draft"].log) >= visits * FULL_GRID.draft_forwards
 
 
 def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measure):
@@ -310,17 +320,17 @@ def test_target_alone_and_several_drafters_are_probed_too(measure):
     assert (alone.host.draft, alone.host.node) == (0.0, pytest.approx(NODE))
     several, _ = measure(drafts=("draft", "other"), rounds=4)
     assert list(several.curves) == ["target", "draft", "other"]
-    assert {p.n_tokens for p in several.curves["other"].forwards} == {1, 2, 3, *FULL.levels}
+    assert {p.n_tokens for p in several.curves["other"].forwards} == {1, 2, 3, *FULL_GRID.levels}
 
 
 def test_heads_of_the_workspace_are_probed_beside_the_draft(measure):
     found, _ = measure(heads=("eagle3",), rounds=4)
     head = found.curves["eagle3"]
     assert {p.n_tokens: p.ns for p in head.prefills} == {
-        n: 200_000 + 10_000 * n for n in FULL.contexts
+        n: 200_000 + 10_000 * n for n in FULL_GRID.contexts
     }
     assert all(
-        p.ns == 200_000 + 10_000 * p.n_tokens + TREE * (p.n_tokens in FULL.levels)
+        p.ns == 200_000 + 10_000 * p.n_tokens + TREE * (p.n_tokens in FULL_GRID.levels)
         for p in head.forwards
     )
 
@@ -329,7 +339,7 @@ def test_heads_without_a_state_are_probed_by_rows_whatever_comes_before(measure)
     rows = measure(stateless=(1_000,), rounds=4)[0].curves["rows"]
     assert [(p.n_tokens, p.ns) for p in rows.prefills] == [(1, 51_000)]
     times = {(p.n_tokens, p.context): p.ns for p in rows.forwards}
-    assert times.keys() == {(n, c) for n in (1, *FULL.levels) for c in FULL.contexts}
+    assert times.keys() == {(n, c) for n in (1, *FULL_GRID.levels) for c in FULL_GRID.contexts}
     assert all(ns == 50_000 + 1_000 * n for (n, _), ns in times.items())
 
 
@@ -352,7 +362,7 @@ class Star:
         return Draft(torch.arange(self._nodes), (ROOT,) * self._nodes)
 
     def _read(self, session):
-        unseen = session.since(self._state.length())
+        unseen = session.pending_tokens(self._state.length())
         self._model.forward(unseen, self._state)
         self._state.commit(0, range(unseen.ids.shape[1]))
 
@@ -370,7 +380,7 @@ def test_host_has_a_line_of_its_own_for_trees(measure):
 
 
 def test_a_methods_own_work_is_on_its_line_and_on_no_other(measure, clock):
-    class Busy(Chain):
+    class Busy(PromptChain):
         def observe(self, session, outcome):
             clock.now += 5 * STEP
 
@@ -383,7 +393,7 @@ def test_a_methods_own_work_is_on_its_line_and_on_no_other(measure, clock):
 
 def test_a_method_that_takes_less_than_the_line_says_has_less_of_it(measure):
     more = {f"sps-tree of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
-    lines = [_beyond(measure(more=more)[0].hosts["draft"], [point]) for point in (
+    lines = [_scale_host_cost(measure(more=more)[0].hosts["draft"], [point]) for point in (
         HostPoint(name="few", drafts=0.0, nodes=50.0, ns=NODE, spread=0.0, samples=1),
     )]  # fmt: skip
     (line,) = lines
@@ -404,7 +414,7 @@ def test_forwards_right_after_another_have_points_of_their_own(measure):
 
     target = measure(kind=Warm)[0].curves["target"]
     assert {(p.n_tokens, p.context) for p in target.lone} == {
-        (n, context) for n in FULL.lone for context in FULL.contexts
+        (n, context) for n in FULL_GRID.lone for context in FULL_GRID.contexts
     }
     assert target.ns(4, 64) - target.ns(4, 64, lone=True) == pytest.approx(COLD)
     assert measure()[0].curves["target"].ns(4, 64, lone=True) == 1_200_000
@@ -421,7 +431,7 @@ class Ahead(Star):
 
     def start(self, session):
         super().start(session)
-        self._model.forward(session.since(0), self._state)
+        self._model.forward(session.pending_tokens(0), self._state)
         self._state.rollback(0, 0)
         self._read(session)
 
@@ -450,13 +460,13 @@ def test_real_decoders_of_either_kind_are_probed(tiny_checkpoint, family):
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
     probe = Probe(
         Workspace(decoders, 0),
-        Windows(Meter(()), allow_noise=True),
+        MeasurementWindows(Meter(()), allow_noise=True),
         {"sps of 2": Sps(SpsParams(length=2)).generate},
         positions=256,
-        grid=replace(FULL, chains=(1, 6), trees=(4,), levels=(2,)),
+        grid=replace(FULL_GRID, chains=(1, 6), trees=(4,), levels=(2,)),
     )
-    probe.round()
-    found = probe.found()
+    probe.measure_round()
+    found = probe.result()
     assert {len(found.curves[role].by_context) for role in decoders} == {2}
     assert found.host.step > 0
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from specbench_cli.measure import quiet
-from specbench_cli.measure.quiet import QuietMeter, tree_seconds
+from specbench_cli.measure.quiet import NoiseMeter, tree_seconds
 
 SPIN = "import time\nwhile time.process_time() < {seconds}: pass"
 ORPHAN = """
@@ -38,7 +38,7 @@ def readings(monkeypatch):
 
 def window(readings, **seconds):
     """The share of a window of 0.05 s on two CPUs in which the counters grew by `seconds`."""
-    meter = QuietMeter()
+    meter = NoiseMeter()
     meter.open()
     for name, value in {"total": 0.1, **seconds}.items():
         readings[name] += value
@@ -70,7 +70,7 @@ def test_counters_that_stand_still_say_nothing(readings):
 
 def test_counters_that_could_not_be_read_at_first_say_nothing(monkeypatch):
     monkeypatch.setattr(quiet, "WINDOW_S", 0.01)
-    meter = QuietMeter()
+    meter = NoiseMeter()
     with monkeypatch.context() as broken:
         broken.setattr(psutil, "cpu_times", lambda: (_ for _ in ()).throw(OSError))
         meter.open()
@@ -78,7 +78,7 @@ def test_counters_that_could_not_be_read_at_first_say_nothing(monkeypatch):
 
 
 def test_window_is_filled_by_idling(readings):
-    meter = QuietMeter()
+    meter = NoiseMeter()
     assert meter.elapsed() == 0.0
     meter.open()
     assert not meter.full()
@@ -90,11 +90,11 @@ def test_window_is_filled_by_idling(readings):
 
 def test_closing_what_is_not_open_is_an_error():
     with pytest.raises(RuntimeError, match="without open"):
-        QuietMeter().close()
+        NoiseMeter().close()
 
 
 def test_real_window_lasts_a_second_and_gives_a_share():
-    meter = QuietMeter()
+    meter = NoiseMeter()
     meter.open()
     share = meter.close()
     assert share is not None

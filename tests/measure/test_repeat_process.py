@@ -20,35 +20,35 @@ def run_dir(tmp_path):
     return RunDir.create(tmp_path / "run", {})
 
 
-def run(monkeypatch, run_dir, code, *, kept=False):
+def run(monkeypatch, run_dir, code, *, resumable=False):
     """Has a Python program take the place of the pass."""
     monkeypatch.setattr(
         repeat_process, "_command", lambda path, number: [sys.executable, "-c", code]
     )
-    repeat_process.run_repeat(run_dir, 1, "pass 1", [], kept=kept)
+    repeat_process.run_repeat(run_dir, 1, "pass 1", [], resumable=resumable)
 
 
 @pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
 def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
-    run(monkeypatch, run_dir, f"exit({repeat_process.DONE + code})")
+    run(monkeypatch, run_dir, f"exit({repeat_process.FINISHED_OFFSET + code})")
 
 
 def test_a_pass_that_another_process_started_is_refused_with_a_word():
     with pytest.raises(UsageError, match="--parent 1: that process did not start this one"):
-        repeat_process.begin_repeat(1)
+        repeat_process.bind_to_parent(1)
 
 
 def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(
     monkeypatch, run_dir
 ):
-    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 0") as caught:
+    with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 0") as caught:
         run(monkeypatch, run_dir, "import os; os._exit(0)")
-    assert (caught.value.exit_code, caught.value.told) == (ExitCode.ENVIRONMENT, False)
+    assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
 def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
     run_dir.hold()
-    seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(repeat_process.DONE)})"
+    seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(repeat_process.FINISHED_OFFSET)})"
     run(monkeypatch, run_dir, seen)
     run_dir.release()
 
@@ -61,28 +61,30 @@ def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
 ):
     kill = f"import os, signal; os.kill(os.getpid(), signal.{name})"
     began = time.monotonic()
-    with pytest.raises(repeat_process.Unfinished) as caught:
-        run(monkeypatch, run_dir, kill, kept="--resume" in hint)
+    with pytest.raises(repeat_process.UnfinishedRepeat) as caught:
+        run(monkeypatch, run_dir, kill, resumable="--resume" in hint)
     assert time.monotonic() - began < 5
     fault = caught.value
     assert fault.message == f"pass 1 was not finished: its process was killed ({name})"
     assert fault.hint.startswith(hint)
-    assert (fault.exit_code, fault.told) == (ExitCode.ENVIRONMENT, False)
+    assert (fault.exit_code, fault.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
 def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir):
-    with pytest.raises(repeat_process.Unfinished, match="ended with exit code 130") as caught:
+    with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 130") as caught:
         run(monkeypatch, run_dir, "exit(130)")
-    assert (caught.value.exit_code, caught.value.told) == (ExitCode.INTERRUPTED, False)
+    assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.INTERRUPTED, False)
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code"), [(2, ExitCode.USAGE), (3, ExitCode.ENVIRONMENT), (77, ExitCode.BUG)]
 )
 def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit_code):
-    with pytest.raises(repeat_process.Unfinished, match=f"ended with exit code {code}") as caught:
+    with pytest.raises(
+        repeat_process.UnfinishedRepeat, match=f"ended with exit code {code}"
+    ) as caught:
         run(monkeypatch, run_dir, f"exit({code})")
-    assert (caught.value.exit_code, caught.value.told) == (exit_code, True)
+    assert (caught.value.exit_code, caught.value.already_reported) == (exit_code, True)
     assert caught.value.hint is None
 
 
@@ -101,7 +103,7 @@ def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        repeat_process.finished(
+        repeat_process.run_command(
             [sys.executable, "-c", f"import signal, time\n{ignore}\ntime.sleep(20)"]
         )
     assert begun[0].returncode in (-signal.SIGTERM, -signal.SIGKILL)
@@ -118,7 +120,7 @@ def strays(tmp_path, monkeypatch):
 
 def test_a_pass_finds_its_modules_where_the_run_did_and_not_in_the_working_folder(strays, capfd):
     command = repeat_process._command(strays / "missing", 1)
-    assert repeat_process.finished(command) == ExitCode.USAGE
+    assert repeat_process.run_command(command) == ExitCode.USAGE
     assert "holds no run" in capfd.readouterr().err
 
 
@@ -127,5 +129,5 @@ def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capf
     home = Path(repeat_process.__file__).parents[2]
     monkeypatch.setattr(sys, "path", [str(home), *(p for p in sys.path if p != str(home))])
     python, *rest = repeat_process._command(strays / "missing", 1)
-    assert repeat_process.finished([python, "-S", *rest]) == ExitCode.USAGE
+    assert repeat_process.run_command([python, "-S", *rest]) == ExitCode.USAGE
     assert "holds no run" in capfd.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from specbench_cli import app
 from specbench_cli.measure import bench
-from specbench_cli.measure.energy import Counter, Energy
+from specbench_cli.measure.energy import Counter, EnergyMeter
 from specbench_cli.store.run_dir import RunDir
 
 ASKED = ("run", "--target", "shape:tiny-1m", "-m", "pld", "--limit", "1", "--max-new-tokens", "8",
@@ -31,11 +31,11 @@ class Tens:
     @classmethod
     def of(cls, device):
         at = iter(range(0, 10_000, 10))
-        return Energy([Counter("made", lambda: float(next(at)))])
+        return EnergyMeter([Counter("made", lambda: float(next(at)))])
 
 
 def test_energy_is_kept_of_each_output_and_told_as_tokens_per_joule(run, monkeypatch):
-    monkeypatch.setattr(bench, "Energy", Tens)
+    monkeypatch.setattr(bench, "EnergyMeter", Tens)
     code, out, err = run(*ASKED, "--json")
     assert code == 0, err
     done = json.loads(out.splitlines()[-1])
@@ -48,8 +48,8 @@ def test_energy_is_kept_of_each_output_and_told_as_tokens_per_joule(run, monkeyp
 
 
 def test_without_counters_energy_is_null_and_the_manifest_says_why(run, monkeypatch):
-    none = Energy((), "this system has none")
-    monkeypatch.setattr(bench.Energy, "of", classmethod(lambda cls, device: none))
+    none = EnergyMeter((), "this system has none")
+    monkeypatch.setattr(bench.EnergyMeter, "of", classmethod(lambda cls, device: none))
     code, out, err = run(*ASKED, "--json")
     assert code == 0, err
     run_dir = RunDir.open(Path("here"))

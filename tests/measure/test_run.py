@@ -12,8 +12,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.measure import environment, quiet
 from specbench_cli.measure import run as execute
-from specbench_cli.measure.cell import Cell
-from specbench_cli.measure.judging import Judging
+from specbench_cli.measure.measurement import Measurement
+from specbench_cli.measure.record_builder import RecordBuilder
 from specbench_cli.measure.result import exit_code
 from specbench_cli.models import resolve
 from specbench_cli.models.aliases import HERE
@@ -219,7 +219,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
     with pytest.raises(KeyboardInterrupt):
         specbench("edited", log=specbench.log(interrupt_after=1), **asked)
-    whole = execute.reopen(specbench.path(1), specbench.log())[1]
+    whole = execute.resume_run(specbench.path(1), specbench.log())[1]
     whole.release()  # nothing changed: it would go on
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
     versions = environment.versions()
@@ -227,7 +227,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
     with pytest.raises(UsageError, match="was begun with something else") as refused:
-        execute.reopen(specbench.path(1), specbench.log())
+        execute.resume_run(specbench.path(1), specbench.log())
     names = ("the data of task own (", f"torch ({versions['torch']} then")
     assert all(name in refused.value.message for name in names)
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
@@ -235,11 +235,11 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     # The plug-in is compared first, before any of its code runs.
     Path(path).write_text(Path(path).read_text() + "# edited")
     with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
-        execute.reopen(specbench.path(1), specbench.log())
+        execute.resume_run(specbench.path(1), specbench.log())
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
     permission.permit(execute.permissions_to_resume(specbench.path(1), True))
-    plan, run_dir = execute.reopen(specbench.path(1), specbench.log(), force=True)
+    plan, run_dir = execute.resume_run(specbench.path(1), specbench.log(), force=True)
     execute.run(plan, run_dir, specbench.log(), force=True)
     names = (*names, "the file of edited (")
     mixed = RunDir.open(specbench.path(1)).manifest["mixed"]
@@ -345,7 +345,7 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
     shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
     with pytest.raises(UsageError, match="changed since: the weights of eagle cut"):
         specbench(resume=specbench.path(1))
-    plan, run_dir = execute.reopen(specbench.path(1), view, force=True)
+    plan, run_dir = execute.resume_run(specbench.path(1), view, force=True)
     view.interrupt_after = None
     assert execute.run(plan, run_dir, view, force=True).exit_code == ExitCode.OK
     assert run_dir.manifest["left_out"] == {}
@@ -367,7 +367,7 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
     weights.write_bytes(whole[:2000])
     view.interrupt_after = None
     if force:
-        plan, run_dir = execute.reopen(path, view, force=True)
+        plan, run_dir = execute.resume_run(path, view, force=True)
         done = execute.run(plan, run_dir, view, force=True)
         assert done.exit_code == ExitCode.ENVIRONMENT
         manifest = RunDir.open(path).manifest
@@ -407,7 +407,7 @@ def test_no_collection_before_an_output_goes_through_what_judging_loaded(specben
     """It is transformers: a collection took 80 ms where it takes 2, before each output."""
     monkeypatch.setattr(quiet, "WINDOW_S", 0.0)  # each output is judged before the next prompt
     loaded, looked_at = [], []
-    record, measure = Judging.record, Cell.measure
+    record, measure = RecordBuilder.build, Measurement.measure
 
     def loading(judging, cell, group):
         if not loaded:
@@ -419,8 +419,8 @@ def test_no_collection_before_an_output_goes_through_what_judging_loaded(specben
             looked_at.append(len(gc.get_objects()))
         measure(cell)
 
-    monkeypatch.setattr(Judging, "record", loading)
-    monkeypatch.setattr(Cell, "measure", watched)
+    monkeypatch.setattr(RecordBuilder, "build", loading)
+    monkeypatch.setattr(Measurement, "measure", watched)
     specbench("pld", limit=2, max_new_tokens=4)
     assert looked_at
     assert max(looked_at) < 50_000

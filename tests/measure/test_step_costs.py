@@ -8,9 +8,9 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import step_costs as module
 from specbench_cli.measure.costs import Curve
-from specbench_cli.measure.quiet import Windows
-from specbench_cli.measure.step_costs import StepCosts, quick
-from specbench_cli.measure.whole_steps import StepSample
+from specbench_cli.measure.quiet import MeasurementWindows
+from specbench_cli.measure.step_costs import StepCosts, measure_step_costs
+from specbench_cli.measure.step_timing import StepSample
 
 SURE = [-0.05 * n for n in range(63)]
 """Logarithms of path probabilities, best first."""
@@ -99,7 +99,9 @@ def test_quick_probe_measures_models_within_its_time(tiny_checkpoint, monkeypatc
     folder = tiny_checkpoint("llama")
     monkeypatch.setattr(module, "SECONDS", 0.0)
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
-    found = quick(Workspace(decoders, 0), Windows(Meter(), allow_noise=True), 256)
+    found = measure_step_costs(
+        Workspace(decoders, 0), MeasurementWindows(Meter(), allow_noise=True), 256
+    )
     assert (found.context, found.noisy) == (256 - 65, False)
     assert list(found.relative["target"]) == [1, 2, 4, 8, 16, 32, 64]
     assert found("target", 1) == 1.0
@@ -143,19 +145,21 @@ def test_odd_time_of_a_step_moves_nothing():
 
 def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(module, "STEPS_SECONDS", 0.0)
-    monkeypatch.setattr(module, "STEADY", 1)
+    monkeypatch.setattr(module, "STEP_MIN_ROUNDS", 1)
     folder = tiny_checkpoint("llama")
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
     workspace = Workspace(decoders, 0)
-    found = quick(workspace, Windows(Meter(), allow_noise=True), 256, most=3)
+    found = measure_step_costs(
+        workspace, MeasurementWindows(Meter(), allow_noise=True), 256, most=3
+    )
     assert list(found.steps) == [1, 2, 3]
     assert all(list(line) == [0, 1, 2, 4, 6] for line in found.steps.values())
     assert list(found.drafting) == [1, 2, 3]
     assert list(found.uneven) == [2, 3]
     assert all(ns > 0 for ns in found.drafting.values())
-    without = quick(
+    without = measure_step_costs(
         Workspace({"target": decoders["target"]}, 0),
-        Windows(Meter(), allow_noise=True),
+        MeasurementWindows(Meter(), allow_noise=True),
         256,
         most=1,
     )
@@ -164,5 +168,5 @@ def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypat
 
 def test_models_too_short_to_be_measured_are_refused():
     with pytest.raises(UsageError, match="models with 64 positions") as caught:
-        quick(Workspace({}, 0), Windows(Meter(), allow_noise=True), 64)
+        measure_step_costs(Workspace({}, 0), MeasurementWindows(Meter(), allow_noise=True), 64)
     assert caught.value.hint == "give a number in place of auto"

@@ -36,8 +36,8 @@ def harmed(specbench, monkeypatch):
 
     def run(harm, *methods, after=None, name="records.jsonl", folder="", resume=None, **config):
         class Harm(specbench.log):
-            def cell(self, record):
-                super().cell(record)
+            def show_record(self, record):
+                super().show_record(record)
                 if len(self.cells) == after:
                     harm(self.folder / name)
 
@@ -126,7 +126,7 @@ def test_records_of_a_second_writer_are_kept(harmed, specbench):
 
     def enter(file):
         file.unlink()
-        plan, run_dir = execute.reopen(file.parent, specbench.log())
+        plan, run_dir = execute.resume_run(file.parent, specbench.log())
         others.append(execute.run(plan, run_dir, specbench.log()))
 
     harmed(enter, "pld", after=2, name=".lock")
@@ -158,8 +158,8 @@ def test_lock_that_a_killed_process_left_in_a_finished_run_goes_with_a_resumptio
     run = specbench("pld", limit=1).path
     lock = run / ".lock"
     lock.write_text('{"pid": 1, "host": "vm"}')
-    assert execute.reopen(run, specbench.log())[0] is None
+    assert execute.resume_run(run, specbench.log())[0] is None
     assert not lock.exists()
     lock.write_text("mine")
-    execute.reopen(run, specbench.log())
+    execute.resume_run(run, specbench.log())
     assert lock.read_text() == "mine"

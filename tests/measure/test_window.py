@@ -1,6 +1,6 @@
 """Quiet windows, with a clock and a noise meter made of numbers."""
 
-from specbench_cli.measure.quiet import Windows
+from specbench_cli.measure.quiet import MeasurementWindows
 
 
 class World:
@@ -28,18 +28,18 @@ class Cell:
     def __init__(self, world, seconds):
         self.world, self.seconds = world, seconds
         self.measured = 0
-        self.told = None
+        self.finished = None
 
     def measure(self):
         self.world.now += self.seconds
         self.measured += 1
 
-    def settle(self, other_cpu, void):
-        self.told = (other_cpu, void)
+    def finish(self, other_cpu, noisy):
+        self.finished = (other_cpu, noisy)
 
 
 def windows(world, **options):
-    return Windows(world, **{"allow_noise": False, **options})
+    return MeasurementWindows(world, **{"allow_noise": False, **options})
 
 
 def test_cells_are_joined_until_they_fill_a_second():
@@ -48,9 +48,9 @@ def test_cells_are_joined_until_they_fill_a_second():
     loop = windows(world)
     for cell in cells:
         loop.run(cell)
-    assert [cell.told for cell in cells] == [(0.01, False)] * 3 + [None]
-    loop.settle()
-    assert cells[3].told == (0.02, False)
+    assert [cell.finished for cell in cells] == [(0.01, False)] * 3 + [None]
+    loop.close()
+    assert cells[3].finished == (0.02, False)
 
 
 def test_a_noisy_window_is_measured_again_and_kept_once_quiet():
@@ -60,7 +60,7 @@ def test_a_noisy_window_is_measured_again_and_kept_once_quiet():
     for cell in cells:
         loop.run(cell)
     assert [cell.measured for cell in cells] == [2, 2]
-    assert [cell.told for cell in cells] == [(0.04, False)] * 2
+    assert [cell.finished for cell in cells] == [(0.04, False)] * 2
 
 
 def test_a_window_noisy_three_times_is_void():
@@ -68,7 +68,7 @@ def test_a_window_noisy_three_times_is_void():
     cell = Cell(world, 2.0)
     windows(world).run(cell)
     assert cell.measured == 3
-    assert cell.told == (0.1, True)
+    assert cell.finished == (0.1, True)
 
 
 def test_allowed_noise_is_recorded_and_nothing_repeated():
@@ -76,25 +76,25 @@ def test_allowed_noise_is_recorded_and_nothing_repeated():
     cell = Cell(world, 2.0)
     windows(world, allow_noise=True).run(cell)
     assert cell.measured == 1
-    assert cell.told == (0.5, False)
+    assert cell.finished == (0.5, False)
 
 
 def test_a_platform_that_cannot_tell_voids_nothing():
     world = World([None])
     cell = Cell(world, 2.0)
     windows(world).run(cell)
-    assert cell.told == (None, False)
+    assert cell.finished == (None, False)
 
 
 def test_settling_without_cells_does_nothing():
     world = World([])
-    windows(world).settle()
+    windows(world).close()
     assert world.opened == 0
 
 
 def test_what_a_noisy_window_comes_to_is_said_while_none_is_open():
     world, said = World([0.62, 0.3, 0.01, 0.5, 0.5, 0.5, None]), []
-    loop = windows(world, told=lambda share, text: said.append((world.opened, share, text)))
+    loop = windows(world, on_window=lambda share, text: said.append((world.opened, share, text)))
     for _ in range(3):
         loop.run(Cell(world, 1.0))
     assert said == [
@@ -110,6 +110,6 @@ def test_what_a_noisy_window_comes_to_is_said_while_none_is_open():
 
 def test_times_of_a_noisy_window_are_said_to_be_kept_where_that_is_allowed():
     said = []
-    loop = windows(World([0.5]), allow_noise=True, told=lambda *told: said.append(told))
+    loop = windows(World([0.5]), allow_noise=True, on_window=lambda *call: said.append(call))
     loop.run(Cell(loop._meter, 1.0))
     assert said == [(0.5, "50% other CPU, times kept")]

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from specbench_cli.errors import LONGEST_TEXT
-from specbench_cli.measure.shown import shown
+from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -69,6 +69,6 @@ def test_exceptions_of_a_plug_in_are_truncated(specbench, tmp_path, kinds, isola
 
 
 def test_a_setting_is_kept_bounded_and_an_odd_one_as_it_is():
-    assert len(shown("x" * 100_000)) < 2 * LONGEST_TEXT
+    assert len(redact_setting("x" * 100_000)) < 2 * LONGEST_TEXT
     for odd in ("~nobody-of-that-name/x", "a/" + "b" * 300):
-        assert shown(odd) == odd
+        assert redact_setting(odd) == odd

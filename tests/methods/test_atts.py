@@ -17,7 +17,7 @@ from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.ledger import open_tokens
+from specbench_cli.engine.spans.token_accounting import unsettled_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -167,5 +167,5 @@ def test_the_ledger_balances(space, requests, sampling):
         session = Session(space, request, sampling, memory=known(40))
         for step in decode(session, alpha=0.6, cap=4, length=2):
             counts.update(step.extra)
-        assert set(open_tokens(counts).values()) == {0}
+        assert set(unsettled_tokens(counts).values()) == {0}
         assert counts["draft_kept"] + counts["target_kept"] == BUDGET

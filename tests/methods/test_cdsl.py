@@ -48,7 +48,7 @@ def lacking(opened):
     def find(prompt, n=3):
         session, likely = opened(prompt), []
         for _ in Sps(SpsParams(length=5)).generate(session):
-            likely += session.verified()[0].topk(3).indices.tolist()
+            likely += session.verified_logits()[0].topk(3).indices.tolist()
         return [t for t in dict.fromkeys(likely) if t not in session.output()][:n]
 
     return find
@@ -60,8 +60,8 @@ def lacking(opened):
 @EACH
 @MODES
 def test_off_it_makes_the_tokens_of_sps_on_48_prompts(opened, family, sampling, mode):
-    off = CdslParams(length=4, words=names(1, 2), mode=mode, **Cdsl.off)
-    assert Cdsl(off).guarantee(sampling.rule) in LOSSLESS and Cdsl.relative == Sps.name
+    off = CdslParams(length=4, words=names(1, 2), mode=mode, **Cdsl.exact_params)
+    assert Cdsl(off).guarantee(sampling.rule) in LOSSLESS and Cdsl.lossless_counterpart == Sps.name
     for at in range(48):
         n = len(family.prompts)
         other = Sampling(sampling.rule, sampling.temperature, sampling.top_k, seed=at // n)

@@ -23,7 +23,7 @@ def head(target):
 
 def by_definition(head, target, text, path):
     """Logits behind a path drafted after a text: the layer over [H ; z], nothing kept."""
-    module, n = head.own, len(text) - 1
+    module, n = head.head, len(text) - 1
     with torch.no_grad():
         out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n), taps=())
         h = features(out, (-1,), target)
@@ -38,8 +38,8 @@ def by_definition(head, target, text, path):
         layer, attention = module.layer, module.layer.self_attn
         places = torch.arange(len(rows))[None]
         normed = layer.input_layernorm(rows)[None]
-        keys, values = attention.remember(normed, places)
-        queries = attention._turned(attention.q_proj(normed), places, None)
+        keys, values = attention.project_kv(normed, places)
+        queries = attention._rotate(attention.q_proj(normed), places, None)
         causal = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
         seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, causal)
         o = rows + attention.o_proj(seen.transpose(1, 2).flatten(2))[0]
@@ -75,7 +75,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
         text = torch.tensor([ids])
         slots = torch.tensor([[0, 1, 6]])
         read = read_target(module, text, (-1,))
-        for level, step in enumerate(unroll(head.own, module, text, read, slots, LEVELS)):
+        for level, step in enumerate(unroll(head.head, module, text, read, slots, LEVELS)):
             for place, slot in enumerate(slots[0].tolist()):
                 path = ids[slot + 2 : slot + 2 + level]
                 due = by_definition(head, target, ids[: slot + 2], path)
@@ -90,7 +90,7 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
         alone = torch.tensor([second])
         packed, starts = torch.tensor([[*first, *second]]), torch.tensor([[0] * 9 + [9] * 8])
         found = [
-            list(unroll(head.own, module, ids, read_target(module, ids, (-1,), begin), at, LEVELS))
+            list(unroll(head.head, module, ids, read_target(module, ids, (-1,), begin), at, LEVELS))
             for ids, begin, at in ((alone, None, slots), (packed, starts, slots + 9))
         ]
     for here, there in zip(*found, strict=True):
@@ -113,7 +113,7 @@ def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
 def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
     config = head_build.head_config(family.modules["target"].config, new.recipe.mlp)
     head_build.export(new, config, tmp_path, {"kind": "chimera"})
-    again = ChimeraHead.load(tmp_path, {"target": target}).own
+    again = ChimeraHead.load(tmp_path, {"target": target}).head
     for name, tensor in new.state_dict().items():
         assert again.state_dict()[name].equal(tensor.half().float())
     tensors = load_file(tmp_path / "model.safetensors")

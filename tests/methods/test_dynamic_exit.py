@@ -151,5 +151,5 @@ def test_exits_of_tables_say_what_their_first_layer_says():
     table = random_table(4, 1)
     decoder, ids = TableDecoder("target", table, make_exit_table(table)), torch.tensor([[1, 0, 2]])
     out = decoder.forward(Tokens(ids), decoder.new_state(4), taps=(0, 1))
-    assert torch.equal(out.taps[0][0], make_exit_table(table)[[0, 1, 0], [1, 0, 2]])
-    assert torch.equal(out.taps[1][0], table[[0, 1, 0], [1, 0, 2]])
+    assert torch.equal(out.aux_hidden_states[0][0], make_exit_table(table)[[0, 1, 0], [1, 0, 2]])
+    assert torch.equal(out.aux_hidden_states[1][0], table[[0, 1, 0], [1, 0, 2]])

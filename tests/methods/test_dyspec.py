@@ -11,7 +11,7 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.audit.models.table import random_table
 from specbench_cli.engine.verify.sampling import Sampling, warp
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from tests.methods.exact import distance_from_target
 
 PROMPT, VOCAB = (1, 0, 1), 4
@@ -25,7 +25,7 @@ def on_tables(tables, sampling, budget=12, **rest):
 
 def nodes_of(draft):
     """The path's ids of each node, in the order of their numbers."""
-    ids, tree = draft.tokens.tolist(), tree_of(draft.parents)
+    ids, tree = draft.tokens.tolist(), build_tree(draft.parents)
     return [tuple(ids[at] for at in tree.path(node)) for node in range(len(ids))]
 
 
@@ -96,7 +96,7 @@ def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
     for step in method.generate(session):
         if not step.draft.nodes:
             continue
-        ids, tree = step.draft.tokens.tolist(), tree_of(step.draft.parents)
+        ids, tree = step.draft.tokens.tolist(), build_tree(step.draft.parents)
         q, values = step.draft.q.tolist(), []
         for node, parent in enumerate(tree.parents):
             own = tree.children[parent]
@@ -133,7 +133,7 @@ def test_no_more_children_than_the_cuts_leave():
 def test_an_equal_draft_has_its_first_children_stand():
     table = random_table(VOCAB, 5, 1.5)
     for step in DySpec(DySpecParams(nodes=6)).generate(on_tables((table, table), REJECTION, 30)):
-        tree, node = tree_of(step.draft.parents), -1
+        tree, node = build_tree(step.draft.parents), -1
         for child in step.outcome.path:
             assert child == tree.children[node][0]
             node = child

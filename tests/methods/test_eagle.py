@@ -18,9 +18,9 @@ from specbench_cli.api import Session
 from specbench_cli.engine.models.head import NORMED, Head
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from specbench_cli.engine.workspace import Workspace
 
 GREEDY = Sampling()
@@ -107,7 +107,7 @@ def test_the_head_is_called_once_a_level(open_heads, make):
 def test_eagles_tree_is_the_authors(open_heads):
     assert len(AUTHORS.nodes) == 25
     step = next(iter(Eagle().generate(open_heads(4))))
-    tree = tree_of(step.draft.parents)
+    tree = build_tree(step.draft.parents)
     assert [tree.depths.count(depth) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
     assert [forward.n_tokens for forward in step.forwards[1:-1]] == [4, 4, 1, 1]
 
@@ -143,7 +143,7 @@ def test_siblings_are_the_heads_likeliest_tokens(open_heads, kind):
     head.forward = lambda *args, **rest: read.append(forward(*args, **rest)) or read[-1]
     draft = made.propose(session, 5)
     del head.forward
-    children = tree_of(draft.parents).children
+    children = build_tree(draft.parents).children
     ids = draft.tokens.tolist()
     ranked = read[0].logits[0, -1].argsort(descending=True, stable=True).tolist()
     found = [ids[node] for node in children[-1]]
@@ -249,7 +249,7 @@ class Oracle(Head):
         out = self.target.forward(
             Tokens(ids), state.inner, positions=positions, mask=mask, logits_at=logits_at
         )
-        return Out(out.logits * self.sharp, out.hidden)
+        return ModelOutput(out.logits * self.sharp, out.hidden)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def decode(family):
         ]
         size = size or len(asked)
         batch = Batch(
-            Workspace(decoders, 96), requests, sampling, size=size, slots=method.held(size)
+            Workspace(decoders, 96), requests, sampling, size=size, slots=method.max_sequences(size)
         )
         steps = [[] for _ in asked]
         for step in method.generate_batch(batch):
@@ -192,7 +192,7 @@ def test_the_first_class_of_equal_lengths_that_fills_a_batch_takes_part():
     assert [session.n for _, session in chosen] == [7, 7, 7]
     assert [session.n for _, session in method.schedule(window, 2)] == [7, 7]
     assert list(method.schedule(window, 4)) == window[:4]  # no class is full: the first of them
-    assert (method.held(4), method.held(9)) == (7, 9)
+    assert (method.max_sequences(4), method.max_sequences(9)) == (7, 9)
 
 
 def test_equally_long_sequences_step_together_and_no_row_is_realigned(decode, family):

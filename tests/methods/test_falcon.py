@@ -47,7 +47,7 @@ def test_the_relaxed_mask_of_five_pairs_in_blocks_of_two():
 
 def by_definition(head, target, text, path):
     """Logits [k, V] behind a path of whole blocks drafted after a text: one pass over all pairs."""
-    module, n = head.own, len(text) - 1
+    module, n = head.head, len(text) - 1
     lstm = torch.nn.LSTM(2 * target.hidden_size, 64, num_layers=2, batch_first=True)
     for layer, cell in enumerate(module.lstm):
         for name, value in cell.named_parameters():
@@ -70,8 +70,8 @@ def by_definition(head, target, text, path):
                 [module.fc(w[-1]) + module.up(lstm(w[None])[0][0, -1]) for w in windows]
             )
             attention, places = module.layer.self_attn, torch.arange(len(rows))[None]
-            keys, values = attention.remember(rows[None], places)
-            queries = attention._turned(attention.q_proj(rows[None]), places, None)
+            keys, values = attention.project_kv(rows[None], places)
+            queries = attention._rotate(attention.q_proj(rows[None]), places, None)
             seen = torch.nn.functional.scaled_dot_product_attention(
                 queries, keys, values, relaxed(len(rows), n - 1)
             )
@@ -113,7 +113,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
         text = torch.tensor([ids])
         slots = torch.tensor([[0, 1, 6]])
         read = read_target(module, text, (-1,))
-        for step, said in enumerate(unroll(head.own, module, text, read, slots, 2 * BLOCK)):
+        for step, said in enumerate(unroll(head.head, module, text, read, slots, 2 * BLOCK)):
             whole = step // BLOCK * BLOCK
             for place, slot in enumerate(slots[0].tolist()):
                 path = ids[slot + 2 : slot + 2 + whole]
@@ -151,4 +151,4 @@ def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree()
     assert {(0, 0, 0, 1, 1, 0), (3, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 7)} < {*whole.nodes}
     assert all(len(published(n, 8, n).nodes) == n for n in range(1, 166))
     assert max(len(node) for node in published(165, 4, 8).nodes) == 4
-    assert Method.paper["nodes"] == len(whole.nodes)
+    assert Method.paper_params["nodes"] == len(whole.nodes)

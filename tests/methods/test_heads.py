@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from methods._heads.files import HeadFiles, HeadShape, official_taps
+from methods._heads.files import HeadShape, LoadedHead, official_layers
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
 from methods.mtp.head import MtpHead
@@ -98,7 +98,7 @@ def grouped(files, seed):
 def made(request, target):
     """A head, what it was made of, and the target's features of TEXT."""
     kind = request.param
-    files = grouped(kind.module.random(target, 7).files(), seed=8)
+    files = grouped(kind.module.random(target, 7).as_loaded(), seed=8)
     head = kind.of(files, target)
     return kind, files, head, read(target, head.taps)
 
@@ -205,7 +205,7 @@ def test_embedding_and_output_matrix_cost_nothing_twice(target):
 
 
 def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(target):
-    files = Eagle3Head.module.random(target, 1).files()
+    files = Eagle3Head.module.random(target, 1).as_loaded()
     ids = files.tensors["t2d"].nonzero()[:, 0]
     rest = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
     head = Eagle3Head.of(replace(files, tensors=rest), target)
@@ -217,7 +217,7 @@ def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(targe
 
 
 def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
-    files = Eagle3Head.module.random(target, 1).files()
+    files = Eagle3Head.module.random(target, 1).as_loaded()
     kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
     rows = torch.randn(3, target.hidden_size)
     head = Eagle3Head.of(replace(files, tensors=kept), target)
@@ -228,7 +228,7 @@ def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
 
 
 def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(target):
-    files = grouped(Eagle3Head.module.random(target, 1).files(), seed=2)
+    files = grouped(Eagle3Head.module.random(target, 1).as_loaded(), seed=2)
     given = files.tensors
     head = Eagle3Head.of(replace(files, config={"norm_before_residual": True}), target)
     rows = read(target, head.taps)
@@ -240,7 +240,7 @@ def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(ta
 
 
 def test_d2t_is_an_offset_and_t2d_its_mask(target):
-    files = Eagle3Head.module.random(target, 1).files()
+    files = Eagle3Head.module.random(target, 1).as_loaded()
     offsets, mask = files.tensors["d2t"], files.tensors["t2d"]
     ids = [at + offset for at, offset in enumerate(offsets.tolist())]
     assert ids == sorted(set(ids))
@@ -252,9 +252,9 @@ def test_d2t_is_an_offset_and_t2d_its_mask(target):
 
 
 def test_official_taps_are_the_rows_that_enter_layers_2_half_and_three_from_the_end():
-    assert official_taps(32) == (1, 15, 28)
-    assert official_taps(8) == (1, 3, 4)
-    assert official_taps(1) == (0, 0, 0)
+    assert official_layers(32) == (1, 15, 28)
+    assert official_layers(8) == (1, 3, 4)
+    assert official_layers(1) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -267,25 +267,25 @@ def test_official_taps_are_the_rows_that_enter_layers_2_half_and_three_from_the_
     ],
 )
 def test_the_config_may_name_the_layers_to_read(config, taps):
-    files = HeadFiles("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
-    assert files.taps(8) == taps
+    files = LoadedHead("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
+    assert files.captured_layers(8) == taps
 
 
 def test_layers_that_the_target_lacks_are_refused():
     config = {"eagle_aux_hidden_state_layer_ids": [0, 4, 6]}
-    files = HeadFiles("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
+    files = LoadedHead("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
     with pytest.raises(EnvironmentFault, match=r"a head reads .* \[-1, 3, 5\] .* target has 8"):
-        files.taps(8)
+        files.captured_layers(8)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 def test_a_head_of_another_width_is_refused(target, family, kind):
     with pytest.raises(EnvironmentFault, match="head: fc is"):
-        kind.of(kind.module.random(family.decoders["far"], 1).files(), target)
+        kind.of(kind.module.random(family.decoders["far"], 1).as_loaded(), target)
 
 
 def test_another_vocabulary_is_refused(target):
-    files = Eagle3Head.module.random(target, 1).files()
+    files = Eagle3Head.module.random(target, 1).as_loaded()
     for change in (
         {"d2t": files.tensors["d2t"] + target.vocab_size},
         {"d2t": files.tensors["d2t"][:-1]},

@@ -29,7 +29,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Out, Tokens
+from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -88,12 +88,12 @@ class Recomputing(Decoder):
         return History()
 
     @torch.inference_mode()
-    def forward(self, x, state, *, logits_at="last", **_) -> Out:
+    def forward(self, x, state, *, logits_at="last", **_) -> ModelOutput:
         assert isinstance(x, Tokens)
         state.ids.extend(x.ids[0].tolist())
         logits = self.module(torch.tensor([state.ids])).logits
         rows = 1 if logits_at == "last" else x.ids.shape[1]
-        return Out(logits=logits[:, -rows:], hidden=logits)
+        return ModelOutput(logits=logits[:, -rows:], hidden=logits)
 
 
 class Sized(Recomputing):

@@ -69,7 +69,7 @@ def test_a_step_of_the_target_is_the_plain_one_and_every_node_foresees_what_its_
     session.prefill()
     prompt = list(family.prompts[7])
     due = by_transformers(family.modules["target"], head, prompt)
-    torch.testing.assert_close(method.ahead.newest(), due[1:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method.ahead.latest_logits(), due[1:], rtol=1e-4, atol=1e-4)
     for _ in range(3):
         text = list(session.tokens())
         draft = method.propose(session, 3)
@@ -87,7 +87,7 @@ def test_a_step_of_the_target_is_the_plain_one_and_every_node_foresees_what_its_
             torch.testing.assert_close(said[node + 1], due[1:], rtol=1e-4, atol=1e-4)
         outcome = session.commit(session.verify(draft, rows))
         last = [-1, *outcome.path][len(outcome.committed) - 1]
-        assert method.ahead.newest().equal(said[last + 1])
+        assert method.ahead.latest_logits().equal(said[last + 1])
         n = len(session.tokens()) - 1  # no pseudo state is kept
         assert {session.state.length(0, layer) for layer in range(2)} == {n}
         target, fresh = family.decoders["target"], family.decoders["target"].new_state(n)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from methods._heads.held_out import area_under
+from methods._heads.held_out import area_under_roc
 from methods.judge.head import JudgeHead
 from methods.judge.method import Judge, JudgeParams, Verdict
 from methods.judge.training import Mined, fit
@@ -75,7 +75,9 @@ def test_a_token_is_judged_by_the_row_that_has_read_it(heard, family):
 def test_a_stricter_judge_stops_whatever_this_one_stops():
     rule = Verdict(0.2)
     assert [rule.stricter.threshold, rule.stricter.stricter.threshold] == [0.6, 0.8]
-    assert not rule.stricter.off and Verdict(1.0).off and str(rule) == "judge(threshold=0.2)"
+    assert (
+        not rule.stricter.is_exact and Verdict(1.0).is_exact and str(rule) == "judge(threshold=0.2)"
+    )
 
 
 class Noted(JudgeHead):
@@ -215,5 +217,5 @@ def test_what_can_be_told_is_learnt():
 
 def test_the_area_under_the_curve_counts_pairs_ties_half():
     scores, truth = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True])
-    assert area_under(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
-    assert area_under(scores, torch.ones(4).bool()) == 0.5
+    assert area_under_roc(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    assert area_under_roc(scores, torch.ones(4).bool()) == 0.5

@@ -26,7 +26,7 @@ def made(target):
     """What a random head of each kind is made of, with norms that are not all ones."""
 
     def make(kind):
-        files = kind.module.random(target, 11).files()
+        files = kind.module.random(target, 11).as_loaded()
         drawn = torch.Generator().manual_seed(12)
         norms = {
             name: 0.5 + torch.rand(tensor.shape, generator=drawn)

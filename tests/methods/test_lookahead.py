@@ -9,7 +9,7 @@ from methods.lookahead import Lookahead, LookaheadParams
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import successor_table
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.engine.verify.tree import build_tree_mask
 
 CYCLE = successor_table([1, 2, 3, 4, 5, 6, 0])
 
@@ -43,7 +43,7 @@ def test_a_guess_sees_the_first_row_up_to_its_column_and_its_own_column_above():
     ids, parents = made[-1]
     assert ids == [10, 11, 12, 20, 21, 22, 1, 2, 3, 4, 5, 6, 7, 8]
     assert newest == [11, 12, 13]  # 6, 7 and 8
-    mask, depths = rows_of(parents, torch.device("cpu"))
+    mask, depths = build_tree_mask(parents, torch.device("cpu"))
     sees = {
         token: {([0, *ids])[at] for at in row.nonzero()[:, 0].tolist()} - {0, token}
         for token, row in zip(ids, mask[1:], strict=True)

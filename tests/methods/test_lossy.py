@@ -53,8 +53,8 @@ def lossless(open_session, family):
 @EACH
 @ALL
 def test_off_it_makes_the_tokens_of_its_lossless_relative_on_48_prompts(method, sampling, lossless):
-    off = method(method.Params(length=5, **method.off))
-    assert off.guarantee(sampling.rule) in LOSSLESS and method.relative == Sps.name
+    off = method(method.Params(length=5, **method.exact_params))
+    assert off.guarantee(sampling.rule) in LOSSLESS and method.lossless_counterpart == Sps.name
     made = [decode(off, session) for session in lossless.sessions(sampling)]
     assert made == lossless(sampling) and len(made) == 48
 

@@ -12,9 +12,9 @@ import torch
 from methods.mirror import Mirror, MirrorParams
 from methods.vanilla import Vanilla
 from specbench_cli.audit.cases import make_sampling, random_cases
-from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
@@ -62,8 +62,8 @@ def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
         taken = (step for session in sessions for step in mirror().generate(session))
         return [(step.draft.tokens.tolist(), step.outcome, step.extra["reused"]) for step in taken]
 
-    sound, early = steps(), Halted.early.fget
-    monkeypatch.setattr(Halted, "early", property(lambda half: -early(half)))
+    sound, early = steps(), PausedForward.early_logits.fget
+    monkeypatch.setattr(PausedForward, "early", property(lambda half: -early(half)))
     corrupted = steps()
     assert [step[:2] for step in corrupted] == [step[:2] for step in sound]
     assert sum(step[2] for step in corrupted) < sum(step[2] for step in sound) / 3

@@ -20,7 +20,7 @@ from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Source, Step
+from specbench_cli.engine.types import ExtraInput, Step
 from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.judge.oracle import Oracle
@@ -47,13 +47,13 @@ class Case:
     margin: float
 
 
-def prompt_of(family: str, n: int) -> tuple[tuple[int, ...], Source | None]:
+def prompt_of(family: str, n: int) -> tuple[tuple[int, ...], ExtraInput | None]:
     generator = torch.Generator().manual_seed(n)
     ids = torch.randint(2, 190, (n,), generator=generator).tolist()
     if family != "llava":
         return (*ids, *ids[: n // 2]), None
     pixels = torch.rand(1, 3, 8, 8, generator=generator)
-    return (*ids, *[IMAGE] * 4, *ids[: n // 2]), Source(images={"pixel_values": pixels})
+    return (*ids, *[IMAGE] * 4, *ids[: n // 2]), ExtraInput(images={"pixel_values": pixels})
 
 
 def plain(module: Any, request: Request, sampling: Sampling) -> tuple[list[int], float]:
@@ -146,7 +146,7 @@ def test_transformers_own_generate_says_the_same(
     module = module_of(target(family))
     for case in cases(family, "greedy"):
         request = case.request()
-        source = request.source or Source()
+        source = request.source or ExtraInput()
         read = torch.tensor([source.ids or request.ids])
         ids = module.generate(
             read,

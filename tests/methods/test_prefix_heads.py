@@ -262,7 +262,7 @@ def test_clovers_tree_is_pruned_by_token_by_path_and_by_budget(drafting, clover,
     draft = method.propose(session, 8)
     other = drafting(method, head)
     levels = Levels(other, other.artifact(*method.artifacts()), method.levels.state)
-    out = levels.begin(other.unread(0))
+    out = levels.begin(other.pending_features(0))
     level, due, left = [(0.0, ())], [], nodes
     for ahead in range(3):
         found = []
@@ -295,7 +295,7 @@ def test_hydra_plus_ranks_a_node_by_its_own_path(drafting, target):
     draft = method.propose(session, 8)
     assert method.levels.state.length() == len(session.tokens()) - 1
     tokens, parents = draft.tokens.tolist(), draft.parents
-    x = drafting(method, head).unread(0)
+    x = drafting(method, head).pending_features(0)
     for node, token in enumerate(tokens):
         path, at = [], parents[node]
         while at >= 0:

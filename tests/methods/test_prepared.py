@@ -22,7 +22,7 @@ from specbench_cli.audit.models.table import (
     pair,
 )
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.types import Out, Step, Tokens
+from specbench_cli.engine.types import ModelOutput, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.process import Processes
 from specbench_cli.engine.workers.thread import Threads
@@ -117,7 +117,7 @@ def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name:
 class Sleepy(TableDecoder):
     """A table that sleeps before one forward in four, for up to 2 ms, as chance will have."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Out:
+    def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
         if random.random() < 0.25:
             time.sleep(random.random() * 2e-3)
         return super().forward(*args, **kwargs)

@@ -19,7 +19,7 @@ from specbench_cli.audit.enumeration import (
 )
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.engine.verify.sampling import Sampling, warp
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from tests.methods.exact import distance_from_target
 
 GREEDY = Sampling()
@@ -37,8 +37,8 @@ def nodes_drawn(method, tables, random):
     session = on_tables(tables, random=random)
     method.start(session)
     session.prefill()
-    draft = method.propose(session, session.room())
-    ids, tree = draft.tokens.tolist(), tree_of(draft.parents)
+    draft = method.propose(session, session.max_draft_length())
+    ids, tree = draft.tokens.tolist(), build_tree(draft.parents)
     return tuple(tuple(ids[at] for at in tree.path(node)) for node in range(len(ids)))
 
 
@@ -106,7 +106,7 @@ def test_a_beam_is_full_or_holds_all_paths_that_there_are(vocab, top_k, sizes):
     tables = table_model.pair("near", vocab)
     method = RsdS(RsdSParams(width=4, depth=3))
     for step in method.generate(on_tables(tables, sampling, 40)):
-        depths = tree_of(step.draft.parents).depths
+        depths = build_tree(step.draft.parents).depths
         assert [depths.count(level) for level in (1, 2, 3)][: step.draft.levels] == (
             sizes[: step.draft.levels]
         )
@@ -123,7 +123,7 @@ def test_single_children_are_the_chain_of_sps(open_session, sampling):
 def test_widths_override_width_and_depth():
     assert RsdC(RsdCParams(widths="3,2")).params.widths == (3, 2)
     step = next(RsdC(RsdCParams(widths=(3, 2))).generate(on_tables(table_model.pair("near", 4))))
-    assert tree_of(step.draft.parents).depths == (1,) * 3 + (2,) * 6
+    assert build_tree(step.draft.parents).depths == (1,) * 3 + (2,) * 6
 
 
 # ---- the target's distribution, and what a verified node is worth
@@ -179,7 +179,7 @@ def test_if_draft_and_target_are_equal_the_first_child_stands():
     table = table_model.random_table(3, 5, 1.5)
     for make in (RsdC(RsdCParams(width=2, depth=2)), RsdS(RsdSParams(width=2, depth=2))):
         for step in make.generate(on_tables((table, table), budget=30)):
-            tree, node = tree_of(step.draft.parents), -1
+            tree, node = build_tree(step.draft.parents), -1
             for child in step.outcome.path:
                 assert child == tree.children[node][0]
                 node = child

@@ -19,7 +19,7 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 1)
@@ -99,7 +99,7 @@ def test_the_tree_is_the_best_for_what_the_first_steps_measured(rule):
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8)
     steps, memory = run(sampling, profile=8, width=3, nodes=5, depth=3)
     first, later = steps[:8], steps[8:]
-    assert all(tree_of(step.draft.parents).levels == 1 for step in first)
+    assert all(build_tree(step.draft.parents).levels == 1 for step in first)
     stood = [step.outcome.path[0] if step.outcome.path else 3 for step in first]
     a = [stood.count(k) / 8 for k in range(3)]
     due = tree_of_choices(BestTrees(a).nodes(5, 3))

@@ -41,10 +41,10 @@ def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_on
     method, module = Space(Space.Params(length=3)), family.modules["target"]
     session = drafting(method, head, 7)
     due = by_transformers(module, head, list(family.prompts[7]))
-    torch.testing.assert_close(method.masks.newest(), due[1:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method.masks.latest_logits(), due[1:], rtol=1e-4, atol=1e-4)
     for _ in range(3):
         text = list(session.tokens())
-        best = method.masks.newest().argmax(-1).tolist()
+        best = method.masks.latest_logits().argmax(-1).tolist()
         draft = method.propose(session, 9)
         assert draft.tokens.tolist() == best[:3]  # greedy: each mask's likeliest token
         rows = session.score(draft)

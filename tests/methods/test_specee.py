@@ -51,7 +51,7 @@ def told(open_session, monkeypatch):
 @EACH
 @FILLS
 def test_off_it_makes_vanillas_tokens_on_48_prompts(open_session, family, sampling, fill):
-    off = SpecEE(SpecEEParams(fill=fill, **SpecEE.off))
+    off = SpecEE(SpecEEParams(fill=fill, **SpecEE.exact_params))
     assert off.guarantee(sampling.rule) in LOSSLESS
     for at in range(48):
         n = len(family.prompts)
@@ -156,7 +156,7 @@ def test_its_control_leaves_by_chance_and_asks_no_predictor(told):
 def test_drawn_tokens_are_of_what_the_exit_says(told):
     steps, session, _ = told(1.0, sampling=SAMPLINGS[2], top=96)
     assert all(step.extra["exits"] for step in steps)
-    rows = session.verified()
+    rows = session.verified_logits()
     assert rows.shape == (1, 96) and SpecEE().guarantee("rejection") == "quality_only"
 
 

@@ -17,8 +17,8 @@ from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.ledger import Ledger, open_tokens
-from specbench_cli.engine.spans.spans import Spans
+from specbench_cli.engine.spans.segments import Segments
+from specbench_cli.engine.spans.token_accounting import TokenAccounting, unsettled_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -84,7 +84,7 @@ def test_off_it_says_so_and_on_it_promises_nothing():
     assert (off.guarantee("greedy"), off.guarantee("rejection")) == ("exact_tokens", "exact_law")
     assert SpecReason().guarantee("greedy") == "quality_only"
     assert SpecReason(SpecReasonParams(rate=0)).guarantee("greedy") == "exact_tokens"
-    assert SpecReason(SpecReasonParams(rate=0.5, threshold=10)).accept.off
+    assert SpecReason(SpecReasonParams(rate=0.5, threshold=10)).accept.is_exact
 
 
 def test_with_a_threshold_of_0_the_text_is_the_drafts_but_for_its_ends(opened):
@@ -140,7 +140,7 @@ def test_the_ledger_balances_and_is_the_texts(opened, sampling, grade):
         counts = Counter()
         for step in decode(session, **grade, threshold=5, length=2, cap=4):
             counts.update(step.extra)
-        assert set(open_tokens(counts).values()) == {0}
+        assert set(unsettled_tokens(counts).values()) == {0}
         assert counts["draft_kept"] + counts["target_kept"] == BUDGET
         total += counts
     assert total["draft_discarded"] and total["draft_kept"] and total["scored"]
@@ -154,13 +154,13 @@ def test_a_question_leaves_the_targets_next_logits_as_they_were(opened):
         session = opened(3)
         with torch.inference_mode():
             session.reserve(4)
-            spans = Spans(session, "\n", 4)
+            spans = Segments(session, "\n", 4)
             session.prefill()
             draft = spans.draft()
             logits = session.score(draft)
             if asks:
-                spans.ask([5, 6, 7])
-            spans.settle(draft, logits)
+                spans.score_question([5, 6, 7])
+            spans.verify_and_commit(draft, logits)
             rows.append(session.score(session.chain((1, 2))))
     assert torch.equal(*rows)
 
@@ -243,6 +243,8 @@ def test_the_audit_finds_what_a_ledger_lacks_and_a_step_that_stands_in_spite_of_
 ):
     assert faults_of(SpecReason) == {}
     assert "relaxed of a span of grade" in faults_of(Lax)["counters"]
-    settled = Ledger.settled
-    monkeypatch.setattr(Ledger, "settled", lambda self, who, kept, _: settled(self, who, kept, 0))
+    settled = TokenAccounting.record_settled
+    monkeypatch.setattr(
+        TokenAccounting, "settled", lambda self, who, kept, _: settled(self, who, kept, 0)
+    )
     assert "neither kept nor discarded" in faults_of(SpecReason)["counters"]

@@ -10,7 +10,7 @@ from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.ledger import open_tokens
+from specbench_cli.engine.spans.token_accounting import unsettled_tokens
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
@@ -95,7 +95,7 @@ def test_the_ledger_has_probes_that_were_thrown_away_and_words_of_the_methods_ow
         counts = Counter()
         for step in decode(opened(number), always=always):
             counts.update(step.extra)
-        assert set(open_tokens(counts).values()) == {0}
+        assert set(unsettled_tokens(counts).values()) == {0}
         kept = counts["draft_kept"] + counts["target_kept"] + counts["method_kept"]
         assert kept == BUDGET
         total += counts
@@ -112,7 +112,7 @@ def test_with_a_coin_it_takes_over_as_often_as_that_says_whatever_is_said(opened
         judged += total["spans"]
         assert total["stood"] == rate * total["spans"]
         assert total["takeovers"] == (1 - rate) * total["spans"]
-        assert set(open_tokens(total).values()) == {0}
+        assert set(unsettled_tokens(total).values()) == {0}
     assert judged
 
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from methods.sps import Sps, SpsParams
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.sampling import Sampling
 
 GREEDY = Sampling()
@@ -34,7 +34,7 @@ class Contrary(Decoder):
         if out.logits is None:
             return out
         likeliest = out.logits.topk(self.kept, dim=-1).indices
-        return Out(out.logits.scatter(-1, likeliest, -torch.inf), out.hidden)
+        return ModelOutput(out.logits.scatter(-1, likeliest, -torch.inf), out.hidden)
 
 
 class Wider(Decoder):
@@ -55,7 +55,7 @@ class Wider(Decoder):
         out = self.decoder.forward(x, state, **rest)
         if out.logits is None:
             return out
-        return Out(torch.nn.functional.pad(out.logits, (0, 7), value=99.0), out.hidden)
+        return ModelOutput(torch.nn.functional.pad(out.logits, (0, 7), value=99.0), out.hidden)
 
 
 def run(session, length):

@@ -9,7 +9,7 @@ from specbench_cli import registry
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models import table as table_model
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from specbench_cli.errors import UsageError
 from tests.methods.exact import distance_from_target
 
@@ -56,7 +56,7 @@ def test_widths_that_make_no_tree_are_refused(given):
 
 def test_without_widths_the_root_alone_branches(open_session):
     step = run(open_session(3), width=4, depth=3)[0]
-    assert tree_of(step.draft.parents).depths == (1,) * 4 + (2,) * 4 + (3,) * 4
+    assert build_tree(step.draft.parents).depths == (1,) * 4 + (2,) * 4 + (3,) * 4
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_tree_of_single_children_is_the_chain_of_sps(open_session, sampling):
 
 def paths(draft):
     ids = draft.tokens.tolist()
-    tree = tree_of(draft.parents)
+    tree = build_tree(draft.parents)
     return {tuple(ids[node] for node in tree.path(at)) for at in range(len(ids))}
 
 
@@ -128,7 +128,7 @@ def test_children_follow_the_distribution_asked_for(open_session, draw_mode):
         assert draft.draw_mode == draw_mode
         assert (draft.q is None) == (draw_mode == "deterministic")
         ids = draft.tokens.tolist()
-        for children in tree_of(draft.parents).children:
+        for children in build_tree(draft.parents).children:
             repeated += len({ids[child] for child in children}) < len(children)
     assert (repeated > 0) == (draw_mode == "independent")
 

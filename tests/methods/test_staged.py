@@ -17,7 +17,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
 from tests.methods.exact import distance_from_target
@@ -345,5 +345,5 @@ def test_children_are_drawn_and_branch_by_what_was_known_before():
             continue
         assert (draft.draw_mode, draft.nodes <= 12) == ("without_replacement", True)
         ids = draft.tokens.tolist()
-        for children in tree_of(draft.parents).children:
+        for children in build_tree(draft.parents).children:
             assert len({ids[child] for child in children}) == len(children) <= 3

@@ -13,7 +13,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Tokens, skipped
+from specbench_cli.engine.types import Tokens, expand_skip
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from tests.methods.conftest import random_llama
@@ -44,7 +44,7 @@ def run(target, sampling=GREEDY, n=40, memory=None, method=None, prompt=PROMPT, 
 def agreement(target, skip, text, first, n):
     """How often the target without `skip` says what follows, by one forward from scratch for each:
     what precedes the first token is read by the whole target."""
-    right, over = 0, skipped(frozenset(skip))
+    right, over = 0, expand_skip(frozenset(skip))
     for end in range(first + 1, first + n + 1):
         state = target.new_state(80)
         target.forward(Tokens(torch.tensor([text[:first]])), state, logits_at=None)

@@ -47,7 +47,7 @@ def test_the_matrix_is_the_target_s_best_tokens_at_every_node_accepted_or_not(op
     session = open_session(3)
     seen = 0
     for _, _, root, step in steps_of(session):
-        rows = session.verified()
+        rows = session.verified_logits()
         known = [root, *step.draft.tokens.tolist()]
         table = session.memory["next"]
         for at, token in enumerate(known):

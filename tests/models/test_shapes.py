@@ -84,7 +84,7 @@ def test_a_shape_is_resolved_by_its_name_and_others_are_named():
 
 def test_a_shape_that_cannot_be_is_refused():
     sizes = {"layers": 1, "hidden": 8, "mlp": 8, "vocab": 9, "positions": 8, "source": "made"}
-    with pytest.raises(ValueError, match="heads come in groups"):
+    with pytest.raises(ValueError, match="heads must be a multiple"):
         ModelShape(heads=3, kv_heads=2, **sizes)
     with pytest.raises(ValueError, match="llama with 4 experts"):
         ModelShape(heads=2, kv_heads=2, experts=4, **sizes)

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import run as execute
-from specbench_cli.plan.controls import controlled
+from specbench_cli.plan.controls import add_controls
 from specbench_cli.report.reading import read
 from specbench_cli.report.terminal.table import run_text
 from specbench_cli.store.run_dir import RunDir
@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
 
 
 def labels(config):
-    return [row.label for row in controlled(config).methods]
+    return [row.label for row in add_controls(config).methods]
 
 
 def test_a_lossy_row_brings_its_controls():
@@ -43,14 +43,14 @@ def test_a_lossy_row_brings_its_controls():
     ruled = {"name": "sps", "label": "lax", "params": {"accept": "threshold", "epsilon": 0.1}}
     assert labels(config_of(ruled)) == ["vanilla", "lax", "draft-alone", "sps exact",
                                         "random for lax"]  # fmt: skip
-    (exact, random) = controlled(config_of(ruled)).methods[-2:]
+    (exact, random) = add_controls(config_of(ruled)).methods[-2:]
     assert exact.params == {} and random.params == {"accept": "random", "like": "lax"}
 
 
 def test_each_setting_has_its_own_random_row_and_all_share_the_others():
     rows = [{"name": "lenient", "label": f"at {f}", "params": {"factor": f, "length": 3}}
             for f in (0.2, 0.5, 1.0)]  # fmt: skip
-    found = controlled(config_of(*rows, "typical")).methods
+    found = add_controls(config_of(*rows, "typical")).methods
     assert [row.label for row in found[5:]] == [
         "draft-alone", "sps", "random for at 0.2", "random for at 0.5", "sps (control)",
         "random for typical",
@@ -101,13 +101,13 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_rule_over_steps_brings_itself_with_a_coin(name):
-    found = controlled(config_of(name)).methods
+    found = add_controls(config_of(name)).methods
     assert [row.label for row in found] == [
         "vanilla", name, "draft-alone", "sps", f"random for {name}",
     ]  # fmt: skip
     assert (found[-1].name, found[-1].params) == (name, {"like": name})
     set_ = {"name": name, "label": "mine", "params": {"cap": 8}}
-    assert controlled(config_of(set_)).methods[-1].params == {"cap": 8, "like": "mine"}
+    assert add_controls(config_of(set_)).methods[-1].params == {"cap": 8, "like": "mine"}
     own = {"name": name, "label": "coin", "params": {"rate": 0.3}}
     assert labels(config_of(name, own)) == ["vanilla", name, "coin", "draft-alone", "sps"]
 

@@ -134,5 +134,5 @@ def test_row_says_where_its_parameters_come_from(monkeypatch, passed, tuned, sou
 def test_papers_parameters_are_parameters():
     for name in registry.ours():
         method = registry.load(name)
-        if method.paper:
-            method.Params.model_validate(method.paper)
+        if method.paper_params:
+            method.Params.model_validate(method.paper_params)

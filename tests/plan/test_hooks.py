@@ -26,7 +26,7 @@ def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
     ("attribute", "value", "says"),
     [
         ("accept", "typical", "accept must return an AcceptRule or None, got str 'typical'"),
-        ("needed", "draft", "needed must return a set of words, got str 'draft'"),
+        ("requirements", "draft", "requirements must return a set of words, got str 'draft'"),
         ("scope", "forever", "scope must return prompt, run or corpus, got str 'forever'"),
     ],
 )

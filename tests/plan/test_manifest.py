@@ -5,7 +5,7 @@ import pytest
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure.manifest import rows
-from specbench_cli.measure.run import reopen
+from specbench_cli.measure.run import resume_run
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import RunDir
 
@@ -49,4 +49,4 @@ def test_row_says_how_long_it_remembers(method, params, scope):
 def test_run_whose_files_a_plug_in_wrote_to_is_not_resumed(tmp_path):
     RunDir.create(tmp_path / "run", {"spoiled": "bad"}).close("interrupted")
     with pytest.raises(UsageError, match="bad changed its files"):
-        reopen(tmp_path / "run", view=None, force=True)
+        resume_run(tmp_path / "run", view=None, force=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specbench_cli.plan.power import outlook
+from specbench_cli.plan.power import estimate_power
 from specbench_cli.stats.detectable import SPREAD, estimate_detectable_ratio
 
 COLUMNS = "family,label,speedup_low,speedup_high,n_prompts"
@@ -41,7 +41,7 @@ def _earlier(folder, name: str, rows: str, target: str = "embedded-7m", status: 
 
 
 def test_without_an_earlier_run_a_spread_is_assumed_and_says_so(tmp_path):
-    found = outlook(_plan(), tmp_path)
+    found = estimate_power(_plan(), tmp_path)
     assert (found["spread"], found["spread_from"]) == (SPREAD, "assumed")
     assert found["ratio"] == pytest.approx(estimate_detectable_ratio(24, 3, families=6), abs=1e-3)
 
@@ -52,11 +52,11 @@ def test_spread_is_that_of_the_newest_finished_run_of_the_target(tmp_path):
     _earlier(tmp_path, "2026c", "all,sps,1.0,2.0,16\n", target="another")
     _earlier(tmp_path, "2026d", "all,sps,1.0,2.0,16\n", status="interrupted")
     _earlier(tmp_path, "2026e", "all,sps,none,2.0,16\n")
-    found = outlook(_plan(), tmp_path)
+    found = estimate_power(_plan(), tmp_path)
     assert (found["spread"], found["spread_from"]) == (0.4, "2026b")
-    assert found["ratio"] > outlook(_plan(), tmp_path / "empty")["ratio"]
+    assert found["ratio"] > estimate_power(_plan(), tmp_path / "empty")["ratio"]
 
 
 @pytest.mark.parametrize(("questions", "methods"), [(1, 3), (24, 1)])
 def test_where_nothing_can_be_compared_nothing_is_detected(tmp_path, questions, methods):
-    assert outlook(_plan(questions, methods), tmp_path)["ratio"] is None
+    assert estimate_power(_plan(questions, methods), tmp_path)["ratio"] is None

@@ -89,9 +89,12 @@ def test_least_decode_time_a_token_is_chosen():
 
 
 def test_what_learning_delays_a_candidate_by_counts_against_it():
-    quick, slow = cell("a", "1", 8), cell("b", "1", 10)
-    quick.ns.learn = 5_000_000
-    assert choose(quick, slow).costs == {"a": pytest.approx(1.3), "b": pytest.approx(1.0)}
+    measure_step_costs, slow = cell("a", "1", 8), cell("b", "1", 10)
+    measure_step_costs.ns.learn = 5_000_000
+    assert choose(measure_step_costs, slow).costs == {
+        "a": pytest.approx(1.3),
+        "b": pytest.approx(1.0),
+    }
 
 
 def test_candidates_are_compared_on_the_prompts_that_all_were_timed_on():
@@ -156,7 +159,7 @@ SETTINGS = {
 def tuned(folder, view, **settings):
     """Run SETTINGS in a new folder, or go on in one that there is; returns what is in it."""
     if folder.exists():
-        plan, run_dir = execute.reopen(folder, view)
+        plan, run_dir = execute.resume_run(folder, view)
     else:
         config = RunConfig.model_validate({**SETTINGS, **settings})
         plan, run_dir = execute.start(config, {}, folder, view)
@@ -227,7 +230,7 @@ def passes_here(monkeypatch):
         at = words.index("--parent")
         return app._run([*words[:at], *words[at + 2 :]])
 
-    monkeypatch.setattr(repeat_process, "finished", finished)
+    monkeypatch.setattr(repeat_process, "run_command", finished)
 
 
 def test_passes_of_a_tuned_run_are_run_with_what_was_chosen(tmp_path, log, passes_here):

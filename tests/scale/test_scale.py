@@ -30,8 +30,8 @@ def test_480_times_45_cells_are_planned_and_read_in_seconds(
     done = set(run.answered())
     read = time.process_time() - began
     plan = make_plan(config)
-    visits = list(plan.visits(1))
+    schedule = list(plan.schedule(1))
     planned = time.process_time() - began - read
     assert len(done) == 1080
-    assert (len(visits), sum(len(method_runs) for _, method_runs in visits)) == (480, 480 * 45)
+    assert (len(schedule), sum(len(method_runs) for _, method_runs in schedule)) == (480, 480 * 45)
     assert 20 * read + planned < BOUND_S

@@ -10,8 +10,8 @@ from recipes.studies.points import _drafts
 from specbench_cli.audit.certificate import load_reusable_certificate
 from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import certificates
-from specbench_cli.measure.run_checks import ordered_config
-from specbench_cli.plan.power import _seen
+from specbench_cli.measure.run_checks import load_resume_config
+from specbench_cli.plan.power import _measured_spread
 from specbench_cli.predict.recommend.journal import Journal, finished
 from specbench_cli.registry import load
 from specbench_cli.store import matrix
@@ -33,7 +33,7 @@ def _limit():
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        (".resume.json", ordered_config),
+        (".resume.json", load_resume_config),
         (".recommendation.resume.json", Journal.read),
         ("recommendation.json", finished),
         (".matrix.resume.json", matrix.ordered),
@@ -57,7 +57,7 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
             lambda folder: load_reusable_certificate(folder / "sps.json", load("sps")),
             None,
         ),
-        ("run/summary.csv", lambda folder: _seen("a", folder), None),
+        ("run/summary.csv", lambda folder: _measured_spread("a", folder), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

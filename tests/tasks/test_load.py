@@ -263,7 +263,7 @@ def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
 def test_another_number_of_rows_than_stated_is_refused(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
     path = card(tmp_path / "own.yaml", OWN + "rows: 2\n")
-    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl held 1 questions, and own\.yaml says"):
+    with pytest.raises(EnvironmentFault, match=r"rows\.jsonl contains 1 questions, but own\.yaml"):
         load_task(str(path))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.layer import LayerHead
-from methods._heads.module import DraftHead, Out, heads
-from methods._heads.recipe import Objective, Taught
+from methods._heads.module import DraftHead, HeadOutput, heads
+from methods._heads.recipe import Objective, TargetStatistics
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
 from methods.mtp.head import MtpHead
@@ -69,7 +69,7 @@ def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
 def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
     """A head of a kind, for a target with so many layers."""
     config = head_build.head_config(target, mlp)
-    taught = Taught(
+    taught = TargetStatistics(
         n_layers,
         target.vocab_size,
         lambda n: says if n else torch.arange(target.vocab_size),
@@ -139,14 +139,14 @@ def chain_of_one_slot(
         return [row @ weight.T for row in rows]
 
 
-def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> Out:
+def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
     """A head's layer over a whole sequence, by torch's own attention with an explicit mask."""
     layer, n = head.layer, tokens.shape[1]
     attention = layer.self_attn
     rows, residual = head.join(tokens, features)
     places = torch.arange(n)[None]
-    keys, values = attention.remember(rows, places)
-    queries = attention._turned(attention.q_proj(rows), places, attention.q_norm)
+    keys, values = attention.project_kv(rows, places)
+    queries = attention._rotate(attention.q_proj(rows), places, attention.q_norm)
     mask = torch.ones(n, n, dtype=torch.bool).tril()
     seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
@@ -376,7 +376,7 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
-    says = torch.arange(heads()[schedule.kind].recipe.says or 0)
+    says = torch.arange(heads()[schedule.kind].recipe.draft_vocab_size or 0)
     head = new(schedule.kind, wide, schedule.mlp, 8, says)
     size = sum(t.numel() * t.element_size() for t in head_build.tensors(head).values())
     assert size < 1_990_000
@@ -420,7 +420,7 @@ def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_w
     for name in ("q_norm", "k_norm"):
         drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
     config = {"specbench": {"taps": list(plain.taps)}}
-    files = replace(plain.files(), tensors=drawn, shape=shape, config=config)
+    files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
     head = heads()[kind].of(files, decoder)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from methods._heads.files import HeadShape
 from methods._heads.module import heads
-from methods._heads.slots import Past
+from methods._heads.slots import PastKeyValues
 from methods.chimera.head import ChimeraHead
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
@@ -382,12 +382,12 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
         texts.append((ids, rows, rows))
     shape = HeadShape(16, 24, 2, 2, 8)
     head = heads()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
-    head.begin(0.2)
+    head.init_weights(0.2)
     begin_linear(head, target, texts)
     reads, wanted = [], []
     for ids, rows, _ in texts:
         embedded = target.model.embed_tokens(ids[1:-1])
-        reads.append(head.linear(embedded, rows[:-2]).double())
+        reads.append(head.linear_input(embedded, rows[:-2]).double())
         wanted.append(rows[1:-1].double())
     x, y = torch.cat(reads).numpy(), torch.cat(wanted).numpy()
     ridge = numpy.sqrt(RIDGE * numpy.mean(numpy.diagonal(x.T @ x))) * numpy.eye(x.shape[1])
@@ -399,7 +399,7 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
         foreseen = norm * inner * (inner.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     ids, rows, _ = texts[0]
     n = len(ids) - 2
-    past = Past(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
+    past = PastKeyValues(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
     places = torch.arange(n)[None]
     out = head(target.model.embed_tokens(ids[None, 1:-1]), rows[None, :-2], places, past, places)
     torch.testing.assert_close(out.normed[0], foreseen[:n], atol=2e-3, rtol=2e-3)

@@ -19,8 +19,8 @@ from specbench_cli.audit.subject import AuditSubject, format_params, max_draft_l
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.partial import Partial
-from specbench_cli.engine.spans.judge import SpanRule
-from specbench_cli.engine.spans.ledger import open_tokens
+from specbench_cli.engine.spans.judge import SegmentRule
+from specbench_cli.engine.spans.token_accounting import unsettled_tokens
 from specbench_cli.engine.types import Step
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.tree import ROOT
@@ -44,7 +44,8 @@ DRAFTS_PER_OUTPUT = 4
 LOOK_AT_STATES = (
     "`observe`, which must take rejected tokens out of the method's states (`state.rollback`; of a"
     " head's all that was drafted, `levels.drop`), and what `propose` feeds:"
-    " `session.since(state.length())`, a head `session.unread`, nothing left out; a drafter beside"
+    " `session.pending_tokens(state.length())`, a head"
+    " `session.pending_features`, nothing left out; a drafter beside"
     " the target: what it is told after each step, and `desk.text`, of which its states hold rows"
 )
 LOOK_AT_COUNTS = (
@@ -57,7 +58,7 @@ LOOK_AT_CLOCK = (
     "what the method runs beside `session.target`, `session.draft()`, `session.partial(...)` and"
     " `session.artifact(...)`, which are metered: a decoder under its wrapper, a copy's `module`"
     " outside of `learn`, threads of its own; a drafter beside the target is hired"
-    " (`session.hire`); `session.harness` is the measuring program's"
+    " (`session.start_worker`); `session.harness` is the measuring program's"
 )
 LOOK_AT_RULE = (
     "the accept rule and who asks it: the lossless rule comes first ('accepted'), what it rejects"
@@ -137,7 +138,7 @@ def _find_state_error(session: ObservedSession) -> str | None:
     """
     text = session.tokens()[:-1]
     for decoder, state in session.model_states:
-        part = decoder.attending if isinstance(decoder, Partial) else None
+        part = decoder.attention_layers if isinstance(decoder, Partial) else None
         behind = decoder.name != "target"
         wrong = find_wrong_rows(state, text, decoder.first, layers=part, behind=behind)
         if wrong is None and isinstance(decoder, TableHead):
@@ -183,7 +184,7 @@ def _find_count_error(
         return wrong
     assert draft is not None
     stand, levels, n = len(outcome.path), draft.levels, len(outcome.committed)
-    room = session.room() + n + (not bonus)
+    room = session.max_draft_length() + n + (not bonus)
     if levels > room:
         return f"{levels} levels drafted, but at most {max(room, 0)} can be committed"
     if list(session.tokens()[-n:]) != list(outcome.committed):
@@ -216,7 +217,7 @@ class AcceptRuleCheck:
     @classmethod
     def create(cls, method: Method, case: Case) -> AcceptRuleCheck | None:
         """Return the check of a method, or None if it has no accept rule."""
-        if method.accept is None or method.accept.off:
+        if method.accept is None or method.accept.is_exact:
             return None
         reference = Reference(case.tables[0], case.sampling)
         noise = reference.noise(case.prompt_id, case.budget)
@@ -227,7 +228,7 @@ class AcceptRuleCheck:
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
         if (
-            isinstance(self.rule, SpanRule)
+            isinstance(self.rule, SegmentRule)
             and (wrong := _find_segment_error(self.rule, step)) is not None
         ):
             return wrong
@@ -270,10 +271,10 @@ class AcceptRuleCheck:
         return passes and not self._passes(before, last, token)
 
 
-def _find_segment_error(rule: SpanRule, step: Step) -> str | None:
+def _find_segment_error(rule: SegmentRule, step: Step) -> str | None:
     """What of a span stands though its grade is not enough, or falls though it is."""
     words, grade = step.outcome.origin, step.extra.get("grade")
-    stands = grade is not None and rule.enough(grade)
+    stands = grade is not None and rule.accepts(grade)
     if "relaxed" in words and not stands:
         return f"{words.count('relaxed')} tokens are relaxed of a span of grade {grade}, for {rule}"
     if "recovered" in words and stands:
@@ -289,7 +290,7 @@ def _wrong_ledger(session: ObservedSession, steps_taken: Sequence[Step]) -> str 
         counts.update(step.extra)
     if "target_generated" not in counts:
         return None
-    for author, n in open_tokens(counts).items():
+    for author, n in unsettled_tokens(counts).items():
         if n:
             return f"the {author} generated {n} tokens that were neither kept nor discarded"
     if counts["draft_generated"] != session.n_picked:

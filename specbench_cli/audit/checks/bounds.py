@@ -311,7 +311,7 @@ def _check_mixed_draft(subject: AuditSubject, twins: Sequence[CaseRun]) -> Findi
                     )
                     look = (
                         "the inputs of the draft after a rejected draft: rows, features and indices"
-                        " of the previous step (`session.features`, `session.since`)"
+                        " of the previous step (`session.features`, `session.pending_tokens`)"
                     )
                     problem = Problem(what, each.where, look)
     if not steps:

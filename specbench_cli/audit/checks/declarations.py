@@ -137,7 +137,7 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
             "tunable", f"there is no parameter {name!r}", f"name some of {', '.join(fields)}"
         )
     try:
-        method.Params.model_validate(dict(method.paper))
+        method.Params.model_validate(dict(method.paper_params))
     except ValidationError as refused:
         where = ".".join(map(str, refused.errors()[0]["loc"]))
         yield Contradiction(
@@ -151,8 +151,8 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
             "it is 'prompt', and there is a `learn`, which outlives a prompt",
             'give the class `state_scope = "run"`',
         )
-    if method.off:
-        exact = method(method.Params.model_validate(dict(method.off)))
+    if method.exact_params:
+        exact = method(method.Params.model_validate(dict(method.exact_params)))
         found = {exact.guarantee(sampling) for sampling in get_args(Rule)} - set(LOSSLESS)
         if found:
             yield Contradiction(
@@ -164,7 +164,7 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
     for params in subject.variants:
         made = method(params)
         rule = made.accept
-        for sampling in get_args(Rule) if rule is not None and not rule.off else ():
+        for sampling in get_args(Rule) if rule is not None and not rule.is_exact else ():
             promised = made.guarantee(sampling)
             if rule is not None and words.index(promised) < words.index(rule.guarantee):
                 yield Contradiction(
@@ -178,7 +178,7 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
 def _find_undeclared(watched: ObservedMethods) -> Iterator[Contradiction]:
     """Yield behaviour that is not declared."""
     for method, seen in watched:
-        if "draft" in seen.models and "draft" not in method.needed:
+        if "draft" in seen.models and "draft" not in method.requirements:
             yield Contradiction(
                 "needs",
                 "it does not name 'draft', and a draft model was run",

@@ -143,7 +143,9 @@ def _cache_error(
         decoder.forward(Tokens(torch.tensor([text[: at[-1] + 1]])), fresh, logits_at=None)
         return _relative_difference(state.keys(0)[:, :, :n], fresh.keys(0)[:, :, at])
     worst = 0.0
-    for layer in decoder.attending if isinstance(decoder, Partial) else range(decoder.n_layers):
+    for layer in (
+        decoder.attention_layers if isinstance(decoder, Partial) else range(decoder.n_layers)
+    ):
         held = n if decoder.name == "target" else min(n, state.length(0, layer))
         if not held:
             continue

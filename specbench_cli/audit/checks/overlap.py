@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.types import Step
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 
 Probabilities = Sequence[float]
 
@@ -30,7 +30,7 @@ def expected_accepted(reference: Reference, before: Sequence[int], step: Step) -
     assert draft is not None
     ids: list[int] = draft.tokens.tolist()
     parents = tuple(range(-1, len(ids) - 1)) if draft.parents is None else draft.parents
-    siblings = tree_of(parents, draft.order).children
+    siblings = build_tree(parents, draft.order).children
     expected = 0.0
     for level in range(step.outcome.tested):
         children = siblings[path[level - 1] if level else ROOT]

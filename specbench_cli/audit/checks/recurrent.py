@@ -22,7 +22,7 @@ VARIANTS = 4
 
 LOOK = (
     "what follows `state.rollback` and `session.commit`: `state.length()` may be less than"
-    " requested, and `session.since(state.length())` returns the missing tokens"
+    " requested, and `session.pending_tokens(state.length())` returns the missing tokens"
 )
 
 

@@ -263,7 +263,7 @@ def _compare_batch(
         requests,
         first.sampling,
         size=size,
-        slots=method.held(size),
+        slots=method.max_sequences(size),
         chunk=PREFILL_CHUNK,
         session_class=ObservedSession,
     )

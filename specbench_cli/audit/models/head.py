@@ -21,7 +21,7 @@ from specbench_cli.engine.models.head import (
     Said,
     SequentialHead,
 )
-from specbench_cli.engine.types import Features, Out
+from specbench_cli.engine.types import Features, ModelOutput
 
 
 class TableHead(TableDecoder, Head):
@@ -76,7 +76,7 @@ class TableBlockHead(TableHead):
         super().__init__(table, target)
         self.mask = self.vocab_size
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`. Logits belong to the rows of the last token and of the masks."""
         x, logits_at = model_input.x, model_input.logits_at
         assert isinstance(x, Features)
@@ -93,7 +93,7 @@ class TableBlockHead(TableHead):
             if self.own_place:
                 before, last = last, int(said[-1].argmax())
         logits = torch.stack(said)[None]
-        return Out(
+        return ModelOutput(
             None if logits_at is None else logits[:, -1:] if logits_at == "last" else logits,
             out.hidden,
         )
@@ -200,7 +200,7 @@ class TableParallel(TableDecoder):
         super().__init__("head", table)
         self.mask = self.vocab_size
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`."""
         logits_at = model_input.logits_at
         out = super().execute(model_input._replace(logits_at=None))
@@ -215,7 +215,7 @@ class TableParallel(TableDecoder):
         logits = (
             None if logits_at is None else rows[None, -1:] if logits_at == "last" else rows[None]
         )
-        return Out(logits, rows[None])
+        return ModelOutput(logits, rows[None])
 
 
 def make_table_artifact(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:

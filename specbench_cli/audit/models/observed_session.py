@@ -17,7 +17,7 @@ from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.partial import Partial
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.watch import Watch
 from specbench_cli.engine.workers.drafter import Desk
@@ -73,7 +73,7 @@ class ObservedSession(Session):
             self.stateless_heads = (*self.stateless_heads, made.head)
         return made
 
-    def pick(self, out: Out, ahead: int = 0) -> Pick:
+    def pick(self, out: ModelOutput, ahead: int = 0) -> Pick:
         """See `Session`."""
         self.n_picked += 1
         return super().pick(out, ahead)

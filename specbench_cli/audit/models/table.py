@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, no_trees
 from specbench_cli.engine.models.state import RecurrentState
-from specbench_cli.engine.types import Features, Hidden, Out, Tokens, skipped
+from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens, expand_skip
 
 
 class CachedRow(NamedTuple):
@@ -180,7 +180,7 @@ class TableDecoder(Decoder):
         """See `Decoder`."""
         return TableState(capacity, self.n_layers)
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`. Only one sequence at a time."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, layers = model_input.positions, model_input.mask, model_input.layers
@@ -192,7 +192,7 @@ class TableDecoder(Decoder):
         reads = Hidden if low else self.reads
         if not isinstance(x, reads) or not isinstance(state, TableState):
             raise ValueError(f"a {self.name} table reads {reads.__name__}, on its own states")
-        over = skipped(skip) if skip else frozenset()
+        over = expand_skip(skip) if skip else frozenset()
         every = range(low, high)
         run = [at for at in every if (at, "attention") not in over] if over else every
         start = state.length(0, run[0] if run else low)
@@ -229,10 +229,10 @@ class TableDecoder(Decoder):
         if beyond is not None:
             hidden = torch.cat((hidden, beyond[None]), 1)
         if logits_at is None or high < self.n_layers:
-            return Out(None, hidden, tapped)
+            return ModelOutput(None, hidden, tapped)
         if isinstance(logits_at, Tensor):
-            return Out(hidden[:, logits_at], hidden, tapped)
-        return Out(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
+            return ModelOutput(hidden[:, logits_at], hidden, tapped)
+        return ModelOutput(hidden[:, -1:] if logits_at == "last" else hidden, hidden, tapped)
 
     def _append(
         self, model_input: ModelInput, state: TableState, start: int, low: int, run: Sequence[int]
@@ -277,7 +277,7 @@ class TableDecoder(Decoder):
         positions: Tensor,
         mask: Tensor | None,
         taps: Sequence[int],
-    ) -> Out:
+    ) -> ModelOutput:
         """Run a whole forward over embeddings [n, V], followed by look-ahead rows."""
         assert isinstance(state, TableState)
         n = int((rows >= 0).all(-1).sum())
@@ -295,7 +295,7 @@ class TableDecoder(Decoder):
                 mask=mask[:n, :n],
                 taps=taps,
             )
-            hidden, tapped = out.hidden[0], dict(out.taps)
+            hidden, tapped = out.hidden[0], dict(out.aux_hidden_states)
         nodes = range(len(state.rows) - max(1, n), len(state.rows))
         each = (len(rows) - n) // len(nodes)
         ways = [
@@ -308,7 +308,7 @@ class TableDecoder(Decoder):
             for at in nodes
         ]
         whole = torch.cat((hidden, _look_ahead_rows(torch.cat(ways), mask, positions, state)))[None]
-        return Out(whole, whole, tapped)
+        return ModelOutput(whole, whole, tapped)
 
     def embed(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -390,7 +390,7 @@ class RecurrentTable(TableDecoder):
         """See `Decoder`."""
         return RecurrentTableState(n_seqs, capacity)
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder`. Only whole forwards over chains."""
         state, layers = model_input.state, model_input.layers
         if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
@@ -410,11 +410,11 @@ class TrainableTable(nn.Module):
         super().__init__()
         self.table = nn.Parameter(table.clone())
 
-    def forward(self, input_ids: Tensor) -> Out:
+    def forward(self, input_ids: Tensor) -> ModelOutput:
         """Return the logits [b, n, V] after each of the ids [b, n]."""
         before = nn.functional.pad(input_ids[:, :-1], (1, 0))
         rows = self.table[before, input_ids]
-        return Out(rows, rows)
+        return ModelOutput(rows, rows)
 
 
 def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:

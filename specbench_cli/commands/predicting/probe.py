@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.config.predict import PredictOptions
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.probe import Measured
+    from specbench_cli.measure.probe import ProbeResult
     from specbench_cli.plan.plan import Plan
 
 PROMPTS = 24
@@ -36,10 +36,10 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     asked = _asked(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
     from specbench_cli.measure.bench import Bench
-    from specbench_cli.measure.costs import Setup, check_writable, kept_at
+    from specbench_cli.measure.costs import CostSetup, cache_path, check_writable
     from specbench_cli.measure.isolation.plugin_process import check_plugins
     from specbench_cli.measure.machine import fingerprint
-    from specbench_cli.measure.method_costs import costs_of, models_of
+    from specbench_cli.measure.method_costs import make_costs, probed_models
     from specbench_cli.plan.plan import make_plan
     from specbench_cli.report.terminal.prediction import print_costs
 
@@ -47,13 +47,13 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     plan = make_plan(asked)
     bench = Bench(plan)
     machine = fingerprint()
-    setup = Setup(dtype=asked.dtype, **bench.resolved())
-    file = options.out or kept_at(machine["id"], models_of(bench), setup)
+    setup = CostSetup(dtype=asked.dtype, **bench.resolved())
+    file = options.out or cache_path(machine["id"], probed_models(bench), setup)
     overwrite = options.overwrite or options.out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
     found = _measured(bench, plan, options)
-    costs = costs_of(found, bench, plan, machine)
-    costs.save(file, overwrite=overwrite, listed=True)
+    costs = make_costs(found, bench, plan, machine)
+    costs.save(file, overwrite=overwrite, tracked=True)
     if options.as_json:
         facts = costs.model_dump(mode="json", by_alias=True)
         output.json_line({"event": "done", "file": file, "costs": facts})
@@ -63,21 +63,21 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     return ExitCode.OK
 
 
-def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
+def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
     """Return the times of all rounds.
 
     Raises:
         EnvironmentFault: the machine is too busy.
     """
-    from specbench_cli.measure.method_costs import sessions, sizes, together
+    from specbench_cli.measure.method_costs import probed_batch_sizes, sessions, together
     from specbench_cli.measure.probe import ROUNDS, Probe
-    from specbench_cli.measure.quiet import QuietMeter, Windows
+    from specbench_cli.measure.quiet import MeasurementWindows, NoiseMeter
 
     wanted, asked = options.rounds or ROUNDS, plan.config
     with count_rounds(wanted, json=options.as_json) as progress:
         probe = Probe(
             bench.workspace,
-            Windows(QuietMeter(), allow_noise=asked.allow_noise),
+            MeasurementWindows(NoiseMeter(), allow_noise=asked.allow_noise),
             {
                 name: each
                 for method_run in plan.method_runs
@@ -85,15 +85,15 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> Measured:
             },
             positions=bench.context,
             prompts=[bench.prompt(question, ()) for question in plan.questions],
-            batches=sizes(options.batch),
+            batches=probed_batch_sizes(options.batch),
             together=together("draft" in bench.workspace.decoders),
             seed=asked.seed,
         )
         for done in range(1, wanted + 1):
-            probe.round()
+            probe.measure_round()
             progress(done)
-        found = probe.found()
-    if found is None or found.lost:
+        found = probe.result()
+    if found is None or found.too_noisy:
         void = wanted if found is None else found.quietness.void
         raise EnvironmentFault(
             f"other programs took too much of this machine in {void} of {wanted} rounds:"

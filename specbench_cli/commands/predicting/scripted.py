@@ -102,8 +102,8 @@ def _as_dict(found: LoadPrediction) -> dict[str, Any]:
     return {
         "event": "done",
         "run": found.run.path,
-        "costs": costs.brief | {"modelled_for": foreign_to(costs, found.run)},
-        "also": [each.costs.brief for each in found.probes[1:]],
+        "costs": costs.facts | {"modelled_for": foreign_to(costs, found.run)},
+        "also": [each.costs.facts for each in found.probes[1:]],
         "roofline": None if roofline is None else elsewhere.facts(roofline),
         "batch": found.size,
         "modelled": [table.as_dict(row) for row in found.modelled],
@@ -189,8 +189,8 @@ def resettled(name: str, options: PredictOptions) -> ExitCode:
         worked_out = ("speedup", "break_even", "error")
         rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]
         more = {"forwards": forwards, "extrapolated": extrapolated}
-        whose = {"run": run.path, "costs": costs.brief | {"modelled_for": foreign}}
-        probed = {"also": [each.brief for each in also]}
+        whose = {"run": run.path, "costs": costs.facts | {"modelled_for": foreign}}
+        probed = {"also": [each.facts for each in also]}
         output.json_line({"event": "done", **whose, **probed, "modelled": rows, **more})
         return ExitCode.OK
     beyond, when = extrapolated / max(1, forwards), " and ".join(p.created_utc for p in probes)

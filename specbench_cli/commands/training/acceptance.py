@@ -20,11 +20,10 @@ CALIBRATION = "acceptance_calibration"
 
 @options.parsed_command("specbench_cli.config.train:AcceptanceOptions")
 def specdec(asked: AcceptanceOptions) -> None:
-    """Train the acceptance head of SpecDec++ for a target and its draft (embedded-acceptance).
+    """Train a SpecDec++ acceptance head for a target and its draft model.
 
-    The target answers questions like those of training first, which OUT/training keeps. On answers
-    held out, OUT/acceptance_calibration.json and .png compare what the head predicts with the
-    labels.
+    The target first answers training questions, which are stored in OUT/training. The files
+    OUT/acceptance_calibration.json and .png compare predictions with labels on held-out answers.
     """
     from specbench_cli.training.acceptance import ACCEPTANCE, AcceptanceTrainer
     from specbench_cli.training.corpus import load_gsm8k

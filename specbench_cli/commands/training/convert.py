@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @options.parsed_command("specbench_cli.config.train:ConvertOptions")
 def convert(asked: ConvertOptions) -> None:
-    """Convert a head that was published as a pickle; everything else here reads safetensors."""
+    """Convert a head that was published as a pickle to safetensors."""
     if not asked.unpickle:
         raise UsageError(
             f"{asked.folder}: a pickle is only read where --unpickle says so",

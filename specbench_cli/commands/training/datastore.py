@@ -19,11 +19,10 @@ SMOKE = 24
 
 @options.parsed_command("specbench_cli.config.train:DatastoreOptions")
 def rest(asked: DatastoreOptions) -> None:
-    """Make the datastore that REST retrieves from, OUT/datastore: texts and their suffix array.
+    """Build a REST datastore: tokenized texts and their suffix array, in OUT/datastore.
 
-    Of files (--text) for any target; else of a target's own replies to questions like those of
-    training, which OUT/training keeps: a target of the embedded family. A run that was stopped
-    continues with the same command.
+    Use text files (--text) with any target. Without --text, an embedded target answers training
+    questions, and its replies are stored in OUT/training. Repeat the command to resume.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k

@@ -26,14 +26,14 @@ TABLE, DRAWN = "alignment.json", "alignment.svg"
 
 @options.parsed_command("specbench_cli.config.train:DraftOptions")
 def draft(asked: DraftOptions) -> None:
-    """Align a draft model with its target: it learns to say what the target says.
+    """Align a draft model with its target by distillation.
 
-    [bold]--layers 2 --vocabulary 8192[/bold] makes one for a target that has none.
+    To create a draft model for a target that has none, use --layers 2 --vocabulary 8192.
 
-    The target answers questions like those of training first, once a seed, which OUT/seed-N keeps.
-    OUT gets a folder for each loss and seed, for --draft of [bold]specbench run[/bold], and
-    OUT/alignment.json: acceptance and MAT before and after, on held-out questions, by loss, with
-    95% intervals over seeds, also of how far a loss is over the first one.
+    The target first answers training questions, once per seed; the replies are stored in
+    OUT/seed-N. Each loss and seed gets a folder in OUT, for `specbench run --draft`.
+    OUT/alignment.json holds acceptance and MAT before and after training, on held-out questions,
+    with 95% intervals over seeds.
     """
     from specbench_cli.models import resolve
     from specbench_cli.report.figures.training import draw_alignment

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @options.parsed_command("specbench_cli.config.train:JudgeOptions")
 def judge(asked: JudgeOptions) -> None:
-    """Train the judge of Judge Decoding for a target and its draft (embedded-judge).
+    """Train a Judge Decoding head for a target and its draft model.
 
-    Labels are mined: the draft's token takes the place of the target's in the target's own greedy
-    answer, the target goes on, and the task's scorer says whether the answer is as good. OUT/judge
-    has the head; its config.json says what it is worth on questions held out.
+    Labels are mined: a draft token replaces the target's token in a greedy answer, the target
+    continues, and the task's scorer decides if the answer is as good. The head is stored in
+    OUT/judge; its config.json reports the quality on held-out questions.
     """
     from methods.judge.training import fit
     from specbench_cli.engine.models.checkpoint import Weights, read_tokenizer

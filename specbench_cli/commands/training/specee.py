@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @options.parsed_command("specbench_cli.config.train:ExitsOptions")
 def specee(asked: ExitsOptions) -> None:
-    """Train the predictors of SpecEE for a target and its draft (embedded-exits).
+    """Train SpecEE's exit predictors for a target and its draft model.
 
-    They learn from the target's own greedy answers: behind each layer, whether its likeliest token
-    is already the target's. OUT/exits has them; its config.json says what they are worth on
-    questions held out.
+    They learn from the target's greedy answers, after each layer, whether the layer's most likely
+    token is already the target's. They are stored in OUT/exits; its config.json reports their
+    quality on held-out questions.
     """
     from methods.specee.training import fit
     from specbench_cli.engine.models.checkpoint import Weights

@@ -10,7 +10,7 @@ from specbench_cli.engine.drafting.lengths import Length
 from specbench_cli.engine.models.decoder import State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Out, Tokens
+from specbench_cli.engine.types import Draft, ModelOutput, Tokens
 from specbench_cli.engine.verify.choosing import Pick
 
 
@@ -25,16 +25,16 @@ def draft_chains(
         lengths: how long each one's gets; never longer than there is room for.
     """
     picks: list[list[Pick]] = [[] for _ in sequences]
-    x = [session.since(state.position()) for session, state in sequences]
+    x = [session.pending_tokens(state.position()) for session, state in sequences]
     for length in lengths:
         length.begin()
     rooms = [
-        min(length.most, session.room())
+        min(length.most, session.max_draft_length())
         for length, (session, _) in zip(lengths, sequences, strict=True)
     ]
     due = [at for at, room in enumerate(rooms) if room > 0]
     while due:
-        parts = [sequences[at][0].part(x[at], sequences[at][1]) for at in due]
+        parts = [sequences[at][0].batch_input(x[at], sequences[at][1]) for at in due]
         going = []
         for at, out in zip(due, model.forward_batch(parts), strict=True):
             picks[at].append(sequences[at][0].pick(out, len(picks[at])))
@@ -42,9 +42,11 @@ def draft_chains(
                 x[at] = Tokens(picks[at][-1][0][None])
                 going.append(at)
         due = going
-    return [session.drawn(own) for (session, _), own in zip(sequences, picks, strict=True)]
+    return [session.chain_of_picks(own) for (session, _), own in zip(sequences, picks, strict=True)]
 
 
 def draw_chain(session: Session, rows: Tensor) -> Draft:
     """Draw a chain from logits [m, V] that one forward gave, a token from each row."""
-    return session.drawn([session.pick(Out(row[None, None], row), k) for k, row in enumerate(rows)])
+    return session.chain_of_picks(
+        [session.pick(ModelOutput(row[None, None], row), k) for k, row in enumerate(rows)]
+    )

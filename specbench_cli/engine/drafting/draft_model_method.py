@@ -39,7 +39,7 @@ class DraftModelMethod(Method):
         """Prefill the draft model."""
         self.model = self.draft_model(session)
         self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Draft a chain of `params.length` tokens."""

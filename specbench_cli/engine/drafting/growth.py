@@ -26,7 +26,7 @@ from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.params import AUTO
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, Out
+from specbench_cli.engine.types import Draft, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
 
 SizeRule = Callable[[Sequence[float]], int]
@@ -76,7 +76,7 @@ class SelectedNodes(NamedTuple):
 
 def grow(
     levels: Levels,
-    first: Out,
+    first: ModelOutput,
     session: Session,
     *,
     k: int,
@@ -101,7 +101,9 @@ def grow(
     return GrownTree(session.tree(chosen.ids, chosen.parents), chosen.fed)
 
 
-def expand(levels: Levels, first: Out, session: Session, *, k: int, depth: int) -> CandidateNodes:
+def expand(
+    levels: Levels, first: ModelOutput, session: Session, *, k: int, depth: int
+) -> CandidateNodes:
     """Feed the best `k` nodes of each level but the last; see `grow`."""
     growth = Growth.create(session, k)
     growth.add(first)
@@ -130,11 +132,11 @@ class Growth:
     @classmethod
     def create(cls, session: Session, k: int) -> Growth:
         """Return a growth that does not wait for the session's device at each level."""
-        return cls(session, k) if host.near(session.device) else _DeviceGrowth(session, k)
+        return cls(session, k) if host.is_on_host(session.device) else _DeviceGrowth(session, k)
 
-    def add(self, out: Out) -> None:
+    def add(self, out: ModelOutput) -> None:
         """Add the `k` likeliest children of each node that was fed last, at first of the root."""
-        children, gains = self._session.ranked(out.rows, self._width, ahead=self._depth)
+        children, gains = self._session.candidate_lists(out.rows, self._width, ahead=self._depth)
         self._depth, self._start = self._depth + 1, len(self._tokens)
         for node, ids, worth in zip(self._newest, children, gains, strict=True):
             value = 0.0 if node == ROOT else self._values[node]
@@ -167,7 +169,7 @@ class _DeviceGrowth(Growth):
         self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, parents and values
         self._chosen: list[Tensor] = []  # indices of the fed candidates, level by level
 
-    def add(self, out: Out) -> None:
+    def add(self, out: ModelOutput) -> None:
         """See `Growth`."""
         children, gains = self._session.candidates(out.rows, self._width, ahead=self._depth)
         tokens, values = children.flatten(), gains.double().flatten()

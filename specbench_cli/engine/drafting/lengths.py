@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench_cli.engine import host
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Out, Outcome
+from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 
 INITIAL_LENGTH = 5
@@ -39,7 +39,7 @@ class Length(ABC):
         """A new chain."""
         self.drafted = 0
 
-    def should_continue(self, out: Out, pick: Pick) -> bool:
+    def should_continue(self, out: ModelOutput, pick: Pick) -> bool:
         """Whether to draft another token.
 
         Args:
@@ -50,7 +50,7 @@ class Length(ABC):
         return self.continues_after(out, pick)
 
     @abstractmethod
-    def continues_after(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `more`; the newest token is counted."""
 
     def observe(self, outcome: Outcome) -> None:
@@ -63,7 +63,7 @@ class FixedLength(Length):
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def continues_after(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
         return self.drafted < self._length
 
@@ -78,7 +78,7 @@ class HeuristicLength(Length):
         self._most = most
         self.length = min(INITIAL_LENGTH, most)
 
-    def continues_after(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
         return self.drafted < self.length
 
@@ -110,22 +110,22 @@ class SignalLength(Length):
         self._most = most
         self._eos = session.requests[0].stop.eos
 
-    def continues_after(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
         signal = self.signal(out, pick)  # on its way before the wait for the token
-        token, *said = host.each(pick[0], *(() if signal is None else (signal,)))
+        token, *said = host.to_numbers(pick[0], *(() if signal is None else (signal,)))
         wanted = all(map(self.continues_at, said))
         return wanted and self.drafted < self._most and token not in self._eos
 
     @abstractmethod
-    def signal(self, out: Out, pick: Pick) -> Tensor | None:
+    def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
         """What the decision needs to know, one number on the device; None: it is to go on."""
 
     @abstractmethod
     def continues_at(self, signal: float) -> bool:
         """Whether the signal says to go on."""
 
-    def distribution(self, out: Out, pick: Pick) -> Tensor:
+    def distribution(self, out: ModelOutput, pick: Pick) -> Tensor:
         """The distribution [V] of the newest token: what it was drawn from, or the draft's if not
         drawn."""
         if pick[1] is not None:
@@ -155,7 +155,7 @@ class ConfidenceLength(SignalLength):
         super().begin()
         self._drafted.clear()
 
-    def signal(self, out: Out, pick: Pick) -> Tensor:
+    def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
         """The draft's probability of the token."""
         return self.distribution(out, pick)[pick[0]]
 
@@ -205,7 +205,7 @@ class EntropyLength(SignalLength):
         super().__init__(session, most)
         self._threshold = DEFAULT_ENTROPY if threshold is None else threshold
 
-    def signal(self, out: Out, pick: Pick) -> Tensor:
+    def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
         """The entropy of the distribution that the token stands for."""
         entropy: Tensor = torch.special.entr(self.distribution(out, pick)).sum()
         return entropy
@@ -246,7 +246,7 @@ class AcceptanceHeadLength(SignalLength):
         super().begin()
         self._all_accepted = 1.0
 
-    def signal(self, out: Out, pick: Pick) -> Tensor | None:
+    def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
         """The chance of the token before the newest one; nothing for the committed one."""
         return self._predict(out.hidden[0, -1:]) if self.drafted > 1 else None
 
@@ -268,7 +268,7 @@ class OracleLength(SignalLength):
         super().begin()
         self._at = len(self._session.output())
 
-    def signal(self, out: Out, pick: Pick) -> Tensor:
+    def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
         """The token itself."""
         return pick[0]
 

@@ -19,7 +19,7 @@ from specbench_cli.engine.models.artifact import Trained
 from specbench_cli.engine.models.decoder import State
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Features, Out, Tokens
+from specbench_cli.engine.types import Features, ModelOutput, Tokens
 
 
 class Levels:
@@ -63,7 +63,7 @@ class Levels:
         """
         session.reserve(nodes)
         head = session.artifact(artifact)
-        session.tap(head.taps)
+        session.capture_layers(head.taps)
         return cls(session, head, session.new_state(head, slack=nodes if fed is None else fed))
 
     @classmethod
@@ -72,15 +72,15 @@ class Levels:
         session.reserve(nodes)
         model = session.draft()
         levels = cls(session, model, session.new_state(model, slack=nodes if fed is None else fed))
-        levels.begin(session.since(0))
+        levels.begin(session.pending_tokens(0))
         return levels
 
-    def begin(self, x: Tokens | Features) -> Out:
+    def begin(self, x: Tokens | Features) -> ModelOutput:
         """Feed committed tokens that the state has not seen, and keep their rows.
 
         Args:
-            x: `session.since(state.length())`, or a head's `session.unread(state.length())`; the
-                prompt, to begin with.
+            x: `session.pending_tokens(state.length())`, or a head's
+                `session.pending_features(state.length())`; the prompt, to begin with.
         Returns:
             logits [1, 1, V] after the last of them: the root's, from which its children come.
         """
@@ -95,7 +95,7 @@ class Levels:
         tokens: Sequence[int] | Tensor,
         parents: Sequence[int] | Tensor,
         rows: Tensor | None = None,
-    ) -> Out:
+    ) -> ModelOutput:
         """One forward over n nodes of the next level.
 
         Args:
@@ -138,7 +138,7 @@ class Levels:
             self._features = out.hidden[0]
         return out
 
-    def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> Out:
+    def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> ModelOutput:
         """One forward over n nodes anywhere in the tree, in a step without `feed`; no head's.
 
         Args:
@@ -212,12 +212,12 @@ class HeadLevels:
         self._session, self._head = session, head
         self._depth, self._features = 0, torch.empty(0)
 
-    def begin(self) -> Out:
+    def begin(self) -> ModelOutput:
         """Logits [1, 1, V] behind the last committed token, from the target's newest features."""
         self._depth, self._features = 0, self._session.features()
         return self.feed(self._session.tokens()[-1:], (0,))
 
-    def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> Out:
+    def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> ModelOutput:
         """One call over n nodes of the next level; arguments and logits as of `Levels.feed`."""
         device = self._session.device
         ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)
@@ -228,7 +228,7 @@ class HeadLevels:
         )
         said = self._head(rows, ids, self._depth)
         self._depth, self._features = self._depth + 1, said.rows
-        return Out(said.logits[None], said.rows[None])
+        return ModelOutput(said.logits[None], said.rows[None])
 
 
 # What levels of a few nodes need comes again and again; nobody changes it.
@@ -236,7 +236,7 @@ class HeadLevels:
 
 def _parent_indices(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     """[n] int64."""
-    return parents if isinstance(parents, Tensor) else host.places(tuple(parents), device)
+    return parents if isinstance(parents, Tensor) else host.cached_ids(tuple(parents), device)
 
 
 @lru_cache(maxsize=4096)
@@ -249,4 +249,4 @@ def _positions(n: int, position: int, device: torch.device) -> Tensor:
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
     """[n, fed] bool from what each of n nodes sees."""
     cells = bytearray(b"".join(seen))
-    return host.sent(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)
+    return host.send(torch.frombuffer(cells, dtype=torch.bool).view(len(seen), -1), device)

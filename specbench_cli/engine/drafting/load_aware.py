@@ -8,7 +8,7 @@ from typing import Self
 
 from specbench_cli.engine.drafting.lengths import Length
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Out, Outcome
+from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.choosing import Pick
 
 StepCost = Callable[[int, int, bool], float]
@@ -65,20 +65,20 @@ class LoadAwareLength(Length):
                 policy.most = length
         self._steps_without_draft = 0 if self.most else self._steps_without_draft + 1
         if self.learns and self._steps_without_draft > PROBE_AFTER:
-            self.most, self._steps_without_draft = min(1, self._session.room()), 0
+            self.most, self._steps_without_draft = min(1, self._session.max_draft_length()), 0
 
     @abstractmethod
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
         """The length of each sequence of a step, no longer than there is room for."""
 
-    def continues_after(self, out: Out, pick: Pick) -> bool:
+    def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """See `Length`."""
         return self.drafted < self.most
 
     @property
     def max_draft_tokens(self) -> int:
         """Most tokens of use."""
-        return min(self._bound, self._session.room())
+        return min(self._bound, self._session.max_draft_length())
 
     def observe(self, outcome: Outcome) -> None:
         """Count: accepted over tested is the maximum-likelihood estimate, since a chain's length

@@ -22,7 +22,7 @@ from specbench_cli.engine.drafting.growth import GrownTree
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.host import Ids
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Draft, DrawMode, Out
+from specbench_cli.engine.types import Draft, DrawMode, ModelOutput
 from specbench_cli.engine.verify.tree import ROOT
 
 Ranks = tuple[int, ...]
@@ -51,16 +51,16 @@ class TemplateLevel:
 
     def select_tokens(self, children: Tensor) -> Ids:
         """The level's tokens, of its parents' children [f, width]."""
-        if host.near(children.device):
+        if host.is_on_host(children.device):
             said = children.tolist()
             return [said[row][rank] for row, rank in self.picks]
         flat = tuple([row * children.shape[1] + rank for row, rank in self.picks])
-        return children.flatten().index_select(0, host.places(flat, children.device))
+        return children.flatten().index_select(0, host.cached_ids(flat, children.device))
 
     def select_fed(self, tokens: Ids) -> Ids:
         """Of the level's tokens those to feed."""
         if isinstance(tokens, Tensor):
-            return tokens.index_select(0, host.places(self.fed, tokens.device))
+            return tokens.index_select(0, host.cached_ids(self.fed, tokens.device))
         return [tokens[at] for at in self.fed]
 
 
@@ -152,7 +152,7 @@ def best_tree(
 def fill(
     template: TreeTemplate,
     levels: Levels | HeadLevels,
-    first: Out,
+    first: ModelOutput,
     session: Session,
     *,
     how: DrawMode = "deterministic",
@@ -179,7 +179,7 @@ def fill(
         if level.fed:
             out = levels.feed(level.select_fed(tokens[-1]), level.fed_parents)
     return GrownTree(
-        session.tree(host.joined(tokens), template.parents, distributions, how), template.fed
+        session.tree(host.concatenate(tokens), template.parents, distributions, how), template.fed
     )
 
 
@@ -193,11 +193,11 @@ def fill_from(template: TreeTemplate, logits: Tensor, session: Session) -> Draft
     Args:
         logits: [levels, V] over the target's ids.
     """
-    tree = template.truncate(min(len(logits), session.room()), logits.shape[-1])
+    tree = template.truncate(min(len(logits), session.max_draft_length()), logits.shape[-1])
     if not tree.nodes:
         return session.chain(())
     width = 1 + max(max(node) for node in tree.nodes)
-    best, worth = session.ranked(logits[: tree.depth], width, ahead=range(tree.depth))
+    best, worth = session.candidate_lists(logits[: tree.depth], width, ahead=range(tree.depth))
     if any(row[-1] == -math.inf for row in worth):
         possible = [
             node

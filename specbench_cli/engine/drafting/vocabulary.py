@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 
 SPECIAL_MARK = b"\xff"
 """No text has this byte: it stands around the name of a special token."""
@@ -186,12 +186,12 @@ class Translation:
             [self.target_to_draft.get(at, 0) for at in range(len(target.pieces))], device
         )
 
-    def to_target_logits(self, out: Out) -> Out:
+    def to_target_logits(self, out: ModelOutput) -> ModelOutput:
         """A draft's logits as the target's: of the tokens that both have; -inf for all others."""
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
         ours[..., self._at] = rows[..., self._rows]
-        return Out(ours[None], out.hidden)
+        return ModelOutput(ours[None], out.hidden)
 
     def to_draft_ids(self, tokens: Tensor) -> Tensor:
         """The draft's ids of target tokens [n] that both have."""

@@ -287,7 +287,7 @@ class Rotary:
             signs = torch.ones_like(sin)
             signs[:, : self._half] = -1
             tables = (cos, sin * signs)
-        self.tables = tuple(host.sent(table[:, None], self._device) for table in tables)
+        self.tables = tuple(host.send(table[:, None], self._device) for table in tables)
 
     def arrange(self, weight: Tensor) -> Tensor:
         """Rows [heads * head_dim, ...] of a query or key projection, in our order."""

@@ -24,7 +24,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import LogitsAt, State
 from specbench_cli.engine.models.hosted import ChainDecoder, HostedState, Rows, apart, shapes_of
 from specbench_cli.engine.models.state import RecurrentState
-from specbench_cli.engine.types import Source, Tokens
+from specbench_cli.engine.types import ExtraInput, Tokens
 from specbench_cli.errors import MethodFault
 
 
@@ -99,11 +99,11 @@ class EncodedDecoder(ChainDecoder):
         UsageError: no start token is known, or see `ModuleDecoder`.
     """
 
-    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
+    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
         """See `Decoder`: the prompt is the encoder's."""
-        return (self.start,), Source(ids=tuple(ids))
+        return (self.start,), ExtraInput(ids=tuple(ids))
 
-    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+    def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
         """See `Decoder`."""
         assert isinstance(state, HostedState)
         if not source.ids:
@@ -146,7 +146,7 @@ class EncodedDecoder(ChainDecoder):
         state.extend(seq, range(self.n_layers), n)
         return found
 
-    def _encode(self, source: Source | None) -> Tensor:
+    def _encode(self, source: ExtraInput | None) -> Tensor:
         if source is None:
             raise MethodFault(
                 f"{self.name} is a sequence-to-sequence model, and the request holds nothing for"
@@ -166,7 +166,7 @@ class EncodedDecoder(ChainDecoder):
         )
         self._shapes = shapes_of(cache.self_attention_cache)
         state = self.new_state(ids.shape[1])
-        state.sources[0] = Source(ids=tuple(ids[0].tolist()))
+        state.sources[0] = ExtraInput(ids=tuple(ids[0].tolist()))
         parts = ids.split((4, 1, 4), 1)
         return apart(
             [self.forward(Tokens(part), state, logits_at="all") for part in parts], out.logits

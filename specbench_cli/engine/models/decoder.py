@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Translation
-from specbench_cli.engine.types import Hidden, Input, Out, Skip, Source, Tokens, skipped
+from specbench_cli.engine.types import (
+    ExtraInput,
+    Hidden,
+    Input,
+    ModelOutput,
+    Skip,
+    Tokens,
+    expand_skip,
+)
 from specbench_cli.errors import MethodFault
 
 LogitsAt = Literal["last", "all"] | Tensor | None
@@ -180,7 +188,7 @@ class Decoder(ABC):
         skip: Skip = frozenset(),
         logits_at: LogitsAt = "last",
         taps: Sequence[int] = (),
-    ) -> Out:
+    ) -> ModelOutput:
         """Append the rows of `x` to `state` and run them through the layers; see `ModelInput`.
 
         Raises:
@@ -201,11 +209,11 @@ class Decoder(ABC):
             )
         )
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """Run a forward and add 1 to `ran`. Raise the same errors as `forward`."""
         raise NotImplementedError(f"{type(self).__name__} defines neither `execute` nor `forward`")
 
-    def run(self, model_input: ModelInput) -> Out:
+    def run(self, model_input: ModelInput) -> ModelOutput:
         """Run a forward by `forward` if a subclass overrides it, otherwise by `execute`."""
         if getattr(self.forward, "__func__", None) is Decoder.forward:
             return self.execute(model_input)
@@ -213,11 +221,11 @@ class Decoder(ABC):
 
     # What a request holds beside its text; a model of text alone does without.
 
-    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], Source | None]:
+    def parted(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
         """A prompt's ids as the text that this model goes on from, and what it reads beside it."""
         return tuple(ids), None
 
-    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+    def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
         """Have a sequence's first forward read what its request holds beside the text, if this
         model reads such; whether it does."""
         return False
@@ -226,7 +234,9 @@ class Decoder(ABC):
         """Tokens that a sequence's next forward reads beside its rows: an encoder's."""
         return 0
 
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """One forward over new rows of several sequences, as many of each as it brings.
 
         Each has a state, a length, positions and a mask of its own. By default they go one after
@@ -256,7 +266,7 @@ class Decoder(ABC):
         if layers is None and not skip and logits:
             return 1.0
         low, high = layers or (0, self.n_layers)
-        over = sum(low <= layer < high for layer, _ in skipped(skip))
+        over = sum(low <= layer < high for layer, _ in expand_skip(skip))
         return (high - low - over / 2) / self.n_layers
 
     # What heads need of a target; a decoder that is none may do without.

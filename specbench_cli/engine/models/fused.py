@@ -35,11 +35,11 @@ from specbench_cli.engine.types import (
     Features,
     Hidden,
     Input,
-    Out,
+    ModelOutput,
     Skip,
     Sublayer,
     Tokens,
-    skipped,
+    expand_skip,
 )
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -170,7 +170,7 @@ class FusedStack(Decoder):
         """See `Decoder.share`: by the bytes that the weights hold."""
         if layers is None and not skip and logits:
             return 1.0
-        run, over = range(*layers) if layers else self._all, skipped(skip)
+        run, over = range(*layers) if layers else self._all, expand_skip(skip)
         held = [sublayer_bytes(layer) for layer in self._stack]
         read = sum(
             size
@@ -193,7 +193,7 @@ class FusedStack(Decoder):
         )
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder.execute`."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -208,7 +208,7 @@ class FusedStack(Decoder):
         lines = range(b) if seqs is None else seqs
         span = range(*layers) if layers else self._all
         run: Sequence[int] = span  # the layers whose attention runs
-        over = skipped(skip) if skip else NOTHING
+        over = expand_skip(skip) if skip else NOTHING
         if mask is None and positions is None and not skip:
             plan = self._planner.plain(state, lines, span, n)
         else:
@@ -223,9 +223,13 @@ class FusedStack(Decoder):
         logits = None
         if logits_at is not None and (not layers or layers[1] == self.n_layers):
             logits = self._logits(h, b, logits_at, plan.scratch)
-        return Out(logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped})
+        return ModelOutput(
+            logits, h.view(b, n, -1), {at: rows.view(b, n, -1) for at, rows in tapped}
+        )
 
-    def _replayed(self, recorder: Recorder, model_input: ModelInput, state: KVState) -> Out | None:
+    def _replayed(
+        self, recorder: Recorder, model_input: ModelInput, state: KVState
+    ) -> ModelOutput | None:
         """Replay a recorded forward. Return None if this one is not recorded."""
         shape, lengths = Shape.of(model_input), state.lengths[0]
         if (
@@ -247,7 +251,7 @@ class FusedStack(Decoder):
         at: Any = buffers.index if isinstance(shape.logits, int) else shape.logits
         kernels = kernels_of(self.device, self.dtype)
 
-        def body(_: Table = tables) -> Out:
+        def body(_: Table = tables) -> ModelOutput:
             usual, self._kernels = self._kernels, kernels
             try:
                 plan = self._planner.fixed(rows, buffers, scratch, seen, kernels)
@@ -256,12 +260,14 @@ class FusedStack(Decoder):
                 logits = None if at is None else self._logits(h, 1, at, scratch)
             finally:
                 self._kernels = usual
-            return Out(logits, h[None], {tap: left[None] for tap, left in tapped})
+            return ModelOutput(logits, h[None], {tap: left[None] for tap, left in tapped})
 
         return body
 
     @torch.inference_mode()
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """See `Decoder.forward_batch`: weights are read once for all rows."""
         if len(parts) == 1:
             return super().forward_batch(parts, taps=taps)
@@ -292,7 +298,7 @@ class FusedStack(Decoder):
         taken = {at: left[None].split(ns, 1) for at, left in tapped}
         said = () if logits is None else logits.split([len(own) for own in wanted], 1)
         return [
-            Out(
+            ModelOutput(
                 said[i] if said and own else None,
                 hidden[i],
                 {at: each[i] for at, each in taken.items()},

@@ -22,7 +22,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.artifact import Artifact
 from specbench_cli.engine.models.checkpoint import Weights
 from specbench_cli.engine.models.decoder import Decoder
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import EnvironmentFault, MethodFault
 
 NORMED = -1
@@ -77,7 +77,7 @@ class Tape:
         self._newest: Tensor | None = None  # what was kept last, read or not
         self._all_read = self._some_lost = False
 
-    def write(self, out: Out) -> None:
+    def write(self, out: ModelOutput) -> None:
         """Take the features [n, width] of a forward's rows."""
         self.written = features(out, self._taps, self._target)
 
@@ -101,8 +101,8 @@ class Tape:
         """
         if self._some_lost:
             raise MethodFault(
-                "the features that `session.unread` is to give were let go",
-                "call `session.unread` before the first `session.features`",
+                "the features that `session.pending_features` is to give were let go",
+                "call `session.pending_features` before the first `session.features`",
             )
         self._all_read = True
         rows = self._kept[0] if len(self._kept) == 1 else torch.cat(self._kept)
@@ -124,9 +124,12 @@ class Tape:
         return self._newest[-n:]
 
 
-def features(out: Out, taps: Sequence[int], target: Decoder) -> Tensor:
+def features(out: ModelOutput, taps: Sequence[int], target: Decoder) -> Tensor:
     """What a head reads of a target's forward over one sequence, [n, width]."""
-    parts = [target.norm(out.hidden[0]) if tap == NORMED else out.taps[tap][0] for tap in taps]
+    parts = [
+        target.norm(out.hidden[0]) if tap == NORMED else out.aux_hidden_states[tap][0]
+        for tap in taps
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

@@ -37,13 +37,13 @@ from specbench_cli.engine.models.decoder import (
 from specbench_cli.engine.models.state import KVState, LayerShape
 from specbench_cli.engine.types import (
     SUBLAYERS,
+    ExtraInput,
     Features,
     Hidden,
-    Out,
+    ModelOutput,
     Skip,
-    Source,
     Tokens,
-    skipped,
+    expand_skip,
 )
 from specbench_cli.errors import UsageError
 
@@ -170,7 +170,7 @@ class ChainDecoder(ModuleDecoder):
     trees = False
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder.execute`.
 
         Raises:
@@ -198,7 +198,7 @@ class ChainDecoder(ModuleDecoder):
         ]
         left = {at: torch.cat([rows[at] for rows, _ in found]) for at in wanted}
         logits = [each for _, each in found if each is not None]
-        return Out(
+        return ModelOutput(
             torch.cat(logits) if logits else None,
             left[self.n_layers - 1],
             {at: left[at] for at in taps},
@@ -220,7 +220,7 @@ class HostedState(KVState):
 
     def __init__(self, *shape: Any, **how: Any) -> None:
         super().__init__(*shape, **how)
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[int, ExtraInput] = {}
         self.made: dict[int, Any] = {}
 
     def clear(self) -> None:
@@ -248,7 +248,7 @@ class HostedDecoder(ModuleDecoder):
         """A cleared state with room for `capacity` rows in each of `n_seqs` sequences."""
         return HostedState(self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device)
 
-    def attach(self, state: State, source: Source, seq: int = 0) -> bool:
+    def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
         """See `Decoder`: an image-text model reads images, together with the rows of the prompt.
 
         Raises:
@@ -265,7 +265,7 @@ class HostedDecoder(ModuleDecoder):
         return True
 
     @torch.inference_mode()
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """See `Decoder.execute`. Skipped layers and those outside `layers` return their input.
 
         Raises:
@@ -322,7 +322,7 @@ class HostedDecoder(ModuleDecoder):
             left, logits = self._run(inputs, logits_at, {high - 1, *taps}, n)
         for seq in lines:
             state.extend(seq, run, n)
-        return Out(logits, left[high - 1], {at: left[at] for at in taps})
+        return ModelOutput(logits, left[high - 1], {at: left[at] for at in taps})
 
     @contextmanager
     def _between(self, low: int, high: int, rows: Tensor, over: frozenset[int]) -> Iterator[None]:
@@ -350,7 +350,7 @@ class HostedDecoder(ModuleDecoder):
 
     def _over(self, skip: Skip) -> frozenset[int]:
         """The layers that a forward passes over; raises ValueError for single sublayers."""
-        sublayers = skipped(skip)
+        sublayers = expand_skip(skip)
         over = frozenset(at for at, _ in sublayers)
         if len(sublayers) < len(SUBLAYERS) * len(over):
             raise ValueError(
@@ -430,7 +430,7 @@ class HostedDecoder(ModuleDecoder):
                 ids = torch.tensor([[0, *places, 1, 2, 3]], device=self.device)
                 expected = self.module(input_ids=ids, pixel_values=pixels).logits
                 state = self.new_state(ids.shape[1])
-                state.sources[0] = Source(images={"pixel_values": pixels})
+                state.sources[0] = ExtraInput(images={"pixel_values": pixels})
                 parts = ids.split((rows + 2, 2), 1)
                 gap = apart(
                     [self.forward(Tokens(p), state, logits_at="all") for p in parts], expected
@@ -446,7 +446,7 @@ def _nbytes(module: nn.Module) -> int:
     return sum(weight.nbytes for weight in module.parameters())
 
 
-def apart(outs: Sequence[Out], expected: Tensor) -> float:
+def apart(outs: Sequence[ModelOutput], expected: Tensor) -> float:
     """The largest difference of logits given in parts from those expected, as a share of the
     largest of these."""
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
@@ -459,7 +459,7 @@ def _due(state: HostedState, seq: int) -> bool:
     return seq in state.sources and state.length(seq) == 0
 
 
-def _images(sources: Iterable[Source]) -> dict[str, Tensor]:
+def _images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
     """The images of several requests, as the module takes them."""
     found: dict[str, list[Tensor]] = {}
     for source in sources:

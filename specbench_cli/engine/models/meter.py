@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, Said
-from specbench_cli.engine.types import Forward, Input, Out, Role, Sent, Skip
+from specbench_cli.engine.types import Forward, Input, ModelOutput, Role, SentMessage, Skip
 
 
 class HostClock:
@@ -117,7 +117,7 @@ class Meter:
     def __init__(self, device: torch.device, clock: HostClock | None = None) -> None:
         self.clock = clock or (CudaClock(device) if device.type == "cuda" else HostClock())
         self.forwards: list[Forward] = []
-        self.messages: list[Sent] = []
+        self.messages: list[SentMessage] = []
         self._marked: list[Forward] = []  # those whose times are marks of this clock
         self._said: dict[tuple[int, str], Tensor] = {}
 
@@ -160,7 +160,7 @@ class Meter:
     def sent(self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int) -> None:
         """Keep a message, its times in nanoseconds of the monotonic clock; see `Sent`."""
         zero = self.clock.zero_ns
-        self.messages.append(Sent(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
+        self.messages.append(SentMessage(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
 
     def take(self) -> list[Forward]:
         """The forwards so far, which are then forgotten; times in nanoseconds of the monotonic
@@ -230,13 +230,13 @@ class Metered:
         role: Role | None = None,
         early: bool = False,
         **options: Any,
-    ) -> Out:
+    ) -> ModelOutput:
         """Run `Decoder.forward` and record it. The keyword arguments are those of `execute`."""
         return self.execute(ModelInput(x, state, **options), role=role, early=early)
 
     def execute(
         self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
-    ) -> Out:
+    ) -> ModelOutput:
         """Run a forward and record it.
 
         Args:
@@ -326,7 +326,9 @@ class Metered:
             self._shares[kind] = self.decoder.share(*kind)
         return self._shares[kind]
 
-    def forward_batch(self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()) -> list[Out]:
+    def forward_batch(
+        self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
+    ) -> list[ModelOutput]:
         """`Decoder.forward_batch`, recorded as one forward: a prefill if all parts are of prompts,
         or begin their texts."""
         begun = [self.decoder.first or part.state.length() for part in parts]
@@ -355,7 +357,7 @@ class Metered:
                 t1_ns=t1,
                 share=self._share(None, frozenset(), any(out.logits is not None for out in outs)),
                 rows=rows,
-                reading=frozenset() if prefill else reading,
+                prompt_places=frozenset() if prefill else reading,
             )
         )
         return outs

@@ -177,7 +177,7 @@ class Planner:
     ) -> None:
         self._sizes, self._rotary, self._windows, self._kernels = sizes, rotary, windows, kernels
         self._lean, self._like, self._device = lean, like, like.device
-        self._near = host.near(like.device)
+        self._near = host.is_on_host(like.device)
         self._biases = {window: CausalBias(window, device=like.device) for window in windows}
         self._many = partial(attend_many, scale=rotary.scale)
         self._together = partial(attend_together, scale=rotary.scale)

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanRule(AcceptRule, ABC):
+class SegmentRule(AcceptRule, ABC):
     """Base of rules over spans: a method finds a span's grade, the rule says what comes of it.
 
     Attributes:
         stands: whether the span that was judged last does.
     """
 
-    stands: bool = field(default=False, repr=False)
+    accepted: bool = field(default=False, repr=False)
     pure: ClassVar[bool] = False
 
     @abstractmethod
-    def enough(self, grade: float) -> bool:
+    def accepts(self, grade: float) -> bool:
         """Whether a span of that grade stands."""
 
-    def toss(self, random: Random, like: Tensor) -> float | None:
+    def random_grade(self, random: Random, like: Tensor) -> float | None:
         """A span's grade by a coin, where that is what decides; None: the method finds one.
 
         Args:
@@ -45,13 +45,13 @@ class SpanRule(AcceptRule, ABC):
 
     def judge(self, grade: float) -> Self:
         """The rule for the span at hand."""
-        return replace(self, stands=self.enough(grade))
+        return replace(self, accepted=self.accepts(grade))
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """All of a span that stands, nothing of another."""
         import torch
 
-        return torch.full_like(tokens, self.stands, dtype=torch.bool)
+        return torch.full_like(tokens, self.accepted, dtype=torch.bool)
 
     def __str__(self) -> str:
         told = (each.name for each in fields(self) if each.repr)
@@ -59,24 +59,24 @@ class SpanRule(AcceptRule, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomSpan(SpanRule):
+class RandomSegment(SegmentRule):
     """The control of rules over spans: a coin decides, whatever a span says."""
 
     rate: float
     name: ClassVar[str] = "random"
 
-    def toss(self, random: Random, like: Tensor) -> float:
+    def random_grade(self, random: Random, like: Tensor) -> float:
         """1 with probability `rate`, else 0; see `SpanRule`."""
         from specbench_cli.engine import host
 
         return float(host.number(random.bernoulli(like.new_full((1,), self.rate)).sum()))
 
-    def enough(self, grade: float) -> bool:
+    def accepts(self, grade: float) -> bool:
         """Where the coin says so."""
         return grade > 0
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """At rate 0."""
         return self.rate <= 0
 
@@ -85,7 +85,7 @@ Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n"
 """The type of a delimiter: `\\n`, as a command line has it, is a line's end."""
 
 
-class SpanParams(MethodParams):
+class SegmentParams(MethodParams):
     """Parameters of a method that writes span by span: a base of its own.
 
     The coin is its control: as many spans stand, whatever they say.
@@ -103,12 +103,12 @@ class SpanParams(MethodParams):
     )
 
     @property
-    def coin(self) -> RandomSpan | None:
+    def random_rule(self) -> RandomSegment | None:
         """What judges in the method's place, if anything does."""
         if self.rate is None and self.like is None:
             return None
-        return RandomSpan(rate=self.rate or 0.0)
+        return RandomSegment(rate=self.rate or 0.0)
 
-    def ruled(self, own: SpanRule) -> SpanRule:
+    def choose_rule(self, own: SegmentRule) -> SegmentRule:
         """What judges: the coin, if there is one and the method's own rule is not off."""
-        return own if own.off else self.coin or own
+        return own if own.is_exact else self.random_rule or own

@@ -39,7 +39,7 @@ NEVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DraftContext:
     """Draft tokens with all that an accept rule may ask of their places, m of them.
 
     tokens: [m] int64. parents: of each, its parent's index, `ROOT` for the root.
@@ -47,8 +47,8 @@ class Places:
     q: [m, V], what each was drawn from; None where tokens were chosen.
     scores: [m, V], what the target's choice is the greatest of, in each token's place; None where
         it is drawn.
-    features: [m, width], what `session.tap` asked of the target's rows that have read each token;
-        None where nothing did.
+    features: [m, width], what `session.capture_layers` asked of the target's rows that have read
+        each token; None where nothing did.
     """
 
     tokens: Tensor
@@ -85,7 +85,7 @@ class AcceptRule:
         """
         raise MethodFault(f"the rule {self.name} does not decide by p and tokens: see `passing`")
 
-    def passing(self, places: Places, random: Random) -> Tensor:
+    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
         """Which of some draft tokens pass, [m] bool: those that `lets_pass`, each by `chance`."""
         passes = self.lets_pass(places.p, places.tokens)
         if self.chance == 1:
@@ -106,7 +106,7 @@ class AcceptRule:
         return None
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether no token can pass: the method is then exact."""
         return False
 
@@ -137,10 +137,10 @@ class Threshold(AcceptRule):
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """p(x) >= epsilon."""
-        return _of(p, tokens) >= self.epsilon
+        return _gather_tokens(p, tokens) >= self.epsilon
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """Above 1."""
         return self.epsilon > 1
 
@@ -168,10 +168,10 @@ class Typical(AcceptRule):
         import torch
 
         entropy: Tensor = torch.special.entr(p).sum(-1)
-        return _of(p, tokens) > (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
+        return _gather_tokens(p, tokens) > (self.delta * (-entropy).exp()).clamp_max(self.epsilon)
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """Where not even what is sure can pass: an entropy is at most the log of the vocabulary's
         size."""
         return self.epsilon >= 1 and self.delta >= NEVER
@@ -197,18 +197,18 @@ class Lenient(AcceptRule):
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
         """p(x) >= factor max p."""
-        return _of(p, tokens) >= self.factor * p.amax(-1)
+        return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
-    def passing(self, places: Places, random: Random) -> Tensor:
+    def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
         """Drawn: a token that the lossless rule rejects, which it does with probability 1 -
         min(1, p/q), passes so often that it stands with probability min(1, p / (factor q)) in all.
         Chosen: if its score would be the greatest, were p(x) 1 / factor times as much."""
         if places.scores is not None:
-            lead = places.scores.amax(-1) - _of(places.scores, places.tokens)
+            lead = places.scores.amax(-1) - _gather_tokens(places.scores, places.tokens)
             return lead <= -math.log(self.factor) if self.factor > 0 else lead < math.inf
         p, q = (
-            _of(places.p, places.tokens),
-            1.0 if places.q is None else _of(places.q, places.tokens),
+            _gather_tokens(places.p, places.tokens),
+            1.0 if places.q is None else _gather_tokens(places.q, places.tokens),
         )
         strict = (p / q).clamp_max(1.0)
         lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
@@ -216,7 +216,7 @@ class Lenient(AcceptRule):
         return random.bernoulli((lenient - strict) / (1 - strict).clamp_min(1e-12)).bool()
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """At factor 1."""
         return self.factor >= 1
 
@@ -249,12 +249,12 @@ class RandomAccept(AcceptRule):
         return self.rate
 
     @property
-    def off(self) -> bool:
+    def is_exact(self) -> bool:
         """At rate 0."""
         return self.rate <= 0
 
 
-def _of(p: Tensor, tokens: Tensor) -> Tensor:
+def _gather_tokens(p: Tensor, tokens: Tensor) -> Tensor:
     return p.gather(-1, tokens[:, None])[:, 0]
 
 
@@ -303,7 +303,7 @@ class AcceptParams(MethodParams):
         return None
 
     @model_serializer(mode="wrap")
-    def _as_asked(self, written: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _serialize_used(self, written: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Without the parameters of rules that are not asked."""
         rule = self.rule
         asked = set() if rule is None else {"accept", *(f.name for f in fields(rule))}

@@ -63,10 +63,10 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
         them. It is drawn from the residual distribution if a token was rejected. Otherwise it is
         the bonus token, drawn from the target's distribution.
     """
-    q, chances = _acceptance(tokens, q, p)
+    q, chances = _acceptance_probs(tokens, q, p)
     # `bernoulli` stops at the first failure, so the sum is the accepted length.
     accepted = random.bernoulli(chances).sum()
-    return accepted, _following(accepted, q, p, random)
+    return accepted, _draw_next(accepted, q, p, random)
 
 
 def relaxed_rejection(
@@ -80,30 +80,30 @@ def relaxed_rejection(
         (taken, stand, next): [m] bool, the tokens that were not rejected, and two scalars as of
         `rejection`.
     """
-    q, chances = _acceptance(tokens, q, p)
+    q, chances = _acceptance_probs(tokens, q, p)
     # A trial each: behind a token that passes the trials go on. No wait tells which one failed.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
     stand = (taken | passes).cumprod(0).sum()
-    return taken, stand, _following(stand, q, p, random)
+    return taken, stand, _draw_next(stand, q, p, random)
 
 
-def sure(tokens: Tensor, p: Tensor) -> Tensor:
+def one_hot(tokens: Tensor, p: Tensor) -> Tensor:
     """The distributions [m, V] of tokens [m] that nothing was drawn for, of the kind of p [...,
     V]."""
     distributions = p.new_zeros(tokens.shape[0], p.shape[-1])
     return distributions.scatter_(1, tokens[:, None], 1.0)
 
 
-def _acceptance(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
+def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return q and the acceptance probability [m] of each token, min(1, p/q)."""
     if q is None:
-        q = sure(tokens, p)
+        q = one_hot(tokens, p)
     at = tokens[:, None]
     ratio = p[: tokens.shape[0]].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
     return q, ratio.clamp_max(1.0)
 
 
-def _following(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
+def _draw_next(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
     """Return the token after the accepted ones: a replacement or the bonus token."""
     # A row of zeros behind q makes the bonus a residual like the others.
     row = stand[None]
@@ -132,7 +132,7 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     """
     m = tokens.shape[0]
     p = p.double()  # products of many ratios
-    q = sure(tokens, p) if q is None else q.double()
+    q = one_hot(tokens, p) if q is None else q.double()
     at = tokens[:, None]
     ratios = p[:m].gather(1, at)[:, 0] / q.gather(1, at)[:, 0]
     chances = [torch.ones_like(p[0, 0])]

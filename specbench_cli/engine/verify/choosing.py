@@ -16,7 +16,7 @@ from specbench_cli.engine.verify import ranking
 from specbench_cli.engine.verify import sampling as distribution
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.sampling import Noise, Sampling
-from specbench_cli.engine.verify.siblings import remaining
+from specbench_cli.engine.verify.siblings import remaining_distribution
 
 Pick = tuple[Tensor, Tensor | None]
 """Draft tokens [n] int64, and the distributions [n, V] that they were drawn from where they are
@@ -58,7 +58,7 @@ class Chooser:
         if depths is None:
             noise = self.noise(first, rows.shape[0])
         else:
-            places = host.places(tuple(depths), rows.device)
+            places = host.cached_ids(tuple(depths), rows.device)
             noise = self.noise(first, max(depths) + 1).index_select(0, places)
         return distribution.log_warp(rows, self.sampling) + noise
 
@@ -87,23 +87,23 @@ class Chooser:
         if how == "deterministic":
             return ranking.top_indices(rows, width), None
         q = self.warp(rows)
-        return siblings(q, width, self.random, replacement=how == "independent"), q
+        return draw_siblings(q, width, self.random, replacement=how == "independent"), q
 
     def candidates(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The best children of draft nodes without a draw; see `Session.candidates`."""
-        values, tokens = ranking.top(self._logs(rows, first, depths), width)
+        values, tokens = ranking.top(self._log_probs(rows, first, depths), width)
         return tokens, values
 
-    def ranked(
+    def candidate_lists(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """As `candidates`, on the host; see `Session.ranked`."""
-        values, tokens = ranking.ranked(self._logs(rows, first, depths), width)
+        """As `candidates`, on the host; see `Session.candidate_lists`."""
+        values, tokens = ranking.top_lists(self._log_probs(rows, first, depths), width)
         return tokens, values
 
-    def _logs(self, rows: Tensor, first: int, depths: Sequence[int]) -> Tensor:
+    def _log_probs(self, rows: Tensor, first: int, depths: Sequence[int]) -> Tensor:
         """Log-softmax [r, V] of what is decided by."""
         rows = self.align(rows)
         if not self.sampling.draws:
@@ -121,7 +121,7 @@ class Chooser:
         return torch.nn.functional.pad(rows, (0, width), value=-torch.inf)
 
 
-def siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -> Tensor:
+def draw_siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -> Tensor:
     """Draw `width` tokens from each distribution, in the order in which verification tests them.
 
     Args:
@@ -134,5 +134,5 @@ def siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -> Ten
         return random.categorical(q[:, None].expand(-1, width, -1))
     drawn = torch.empty(q.shape[0], 0, dtype=torch.int64, device=q.device)
     for _ in range(width):
-        drawn = torch.cat((drawn, random.categorical(remaining(q, drawn))[:, None]), 1)
+        drawn = torch.cat((drawn, random.categorical(remaining_distribution(q, drawn))[:, None]), 1)
     return drawn

@@ -20,7 +20,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.meter import not_finite
 from specbench_cli.engine.types import Draft, Origin, Outcome, Rule
 from specbench_cli.engine.verify import chain, siblings
-from specbench_cli.engine.verify.accept import AcceptRule, Places
+from specbench_cli.engine.verify.accept import AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.tree import ROOT, Tree
 from specbench_cli.errors import MethodFault
@@ -32,7 +32,7 @@ NOT_FINITE = "the target's logits are not finite"
 NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
-def chosen(
+def decide_by_choice(
     draft: Draft,
     tree: Tree | None,
     choices: Tensor,
@@ -59,26 +59,26 @@ def chosen(
     rest, greatest = rest[: len(told) - 2], rest[len(told) - 2 :]
     if scores is not None and not all(map(isfinite, rest.pop())):
         raise ArithmeticError(NOT_FINITE)
-    _check(drafters, [isfinite(number) for (number,) in greatest])
+    _check_drafters(drafters, [isfinite(number) for (number,) in greatest])
     may = rest[0] if rest else None
     said += ids[-1:] if last else ()
     if tree is None:
         row = n = chain.match(ids, said, may)
         relaxed = [] if may is None else [at for at in range(n) if ids[at] != said[at]]
-        outcome = _of_chain(n, ids, said[row], bonus=not last, relaxed=relaxed)
+        outcome = _chain_outcome(n, ids, said[row], bonus=not last, relaxed=relaxed)
     elif may is None:
         path = siblings.match(tree, ids, said)
         row = path[-1] + 1 if path else 0
-        outcome = _of_tree(tree, path, ids, said[row])
+        outcome = _tree_outcome(tree, path, ids, said[row])
     else:
-        take = siblings.by_choice(tree, ids, said, choices)
-        path, passed, _ = siblings.relaxed(tree, take, may)
+        take = siblings.choice_test(tree, ids, said, choices)
+        path, passed, _ = siblings.walk_relaxed(tree, take, may)
         row = path[-1] + 1 if path else 0
-        outcome = _of_tree(tree, path, ids, said[row], passed)
+        outcome = _tree_outcome(tree, path, ids, said[row], passed)
     return outcome, draft.tokens[-1:] if row == choices.shape[0] else choices[row : row + 1]
 
 
-def drawn(
+def decide_by_draw(
     draft: Draft,
     tree: Tree | None,
     p: Tensor,
@@ -97,10 +97,10 @@ def drawn(
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
-        return _drawn_tree(draft, tree, p, random, passes, drafters)
+        return _decide_drawn_tree(draft, tree, p, random, passes, drafters)
     last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
     if last:  # where a bonus would be drawn, the last token itself: no chance is used up
-        p = torch.cat((p, chain.sure(tokens[-1:], p)))
+        p = torch.cat((p, chain.one_hot(tokens[-1:], p)))
     if passes is None:
         judge = chain.block if rule == "block" else chain.rejection
         stand, token = judge(tokens, q, p, random)
@@ -117,13 +117,13 @@ def drawn(
         raise ArithmeticError("q is not finite")
     if not finite:
         raise ArithmeticError(NOT_FINITE)
-    _check(drafters, sound)
+    _check_drafters(drafters, sound)
     ids, rest = rest[: draft.nodes], rest[draft.nodes :]
     relaxed = [at for at in range(n) if not rest[at]] if rest else ()
-    return _of_chain(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
+    return _chain_outcome(n, ids, following, bonus=not last, relaxed=relaxed), token[None]
 
 
-def _drawn_tree(
+def _decide_drawn_tree(
     draft: Draft,
     tree: Tree,
     p: Tensor,
@@ -136,7 +136,7 @@ def _drawn_tree(
     ids = told[: draft.nodes]
     if not told[draft.nodes]:
         raise ArithmeticError(NOT_FINITE)
-    _check(drafters, told[draft.nodes + 1 :])
+    _check_drafters(drafters, told[draft.nodes + 1 :])
     q, replacement = draft.q, draft.draw_mode == "independent"
     passed: Collection[int] = ()
     if passes is None:
@@ -146,31 +146,31 @@ def _drawn_tree(
             path, token = siblings.multi_round(tree, ids, q, p, random, replacement=replacement)
     else:
         if q is None:
-            take = siblings.by_draw(tree, ids, p, random)
+            take = siblings.draw_test(tree, ids, p, random)
         else:
-            take = siblings.by_rounds(tree, ids, q, p, random, replacement=replacement)
-        path, passed, token = siblings.relaxed(tree, take, host.numbers(passes))
-    return _of_tree(tree, path, ids, host.number(token), passed), token[None]
+            take = siblings.rounds_test(tree, ids, q, p, random, replacement=replacement)
+        path, passed, token = siblings.walk_relaxed(tree, take, host.numbers(passes))
+    return _tree_outcome(tree, path, ids, host.number(token), passed), token[None]
 
 
-def _check(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
+def _check_drafters(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
     for model, fine in zip(drafters, sound, strict=True):
         if not fine:
             raise ArithmeticError(not_finite(model))
 
 
-def _of_chain(
+def _chain_outcome(
     n: int, ids: Sequence[int], following: int, *, bonus: bool, relaxed: Collection[int] = ()
 ) -> Outcome:
     """The outcome of a chain of which n tokens stand; without a bonus, `following` only follows a
     rejected one."""
     m, path = len(ids), tuple(range(n))
     if n == m and not bonus:
-        return Outcome(path, tuple(ids), origin=_origins(path, relaxed), tested=m)
+        return Outcome(path, tuple(ids), origin=_list_origins(path, relaxed), tested=m)
     return _outcome(path, ids, following, relaxed, rejected=n < m)
 
 
-def _of_tree(
+def _tree_outcome(
     tree: Tree,
     path: tuple[int, ...],
     ids: Sequence[int],
@@ -193,17 +193,17 @@ def _outcome(
     return Outcome(
         path=path,
         committed=(*(ids[node] for node in path), following),
-        origin=(*_origins(path, relaxed), last),
+        origin=(*_list_origins(path, relaxed), last),
         tested=len(path) + rejected,
     )
 
 
-def _origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
+def _list_origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
     """How the nodes that stand came to: taken by the lossless rule, but for the relaxed ones."""
     return tuple("relaxed" if node in relaxed else "accepted" for node in path)
 
 
-def passing(
+def relaxed_mask(
     rule: AcceptRule | None,
     p: Tensor,
     draft: Draft,
@@ -236,7 +236,9 @@ def passing(
 
     said = None if scores is None else placed(scores)
     read = None if features is None else features[1:]
-    passes = rule.passing(Places(tokens, parents, placed(p), draft.q, said, read), random)
+    passes = rule.relaxed_mask(
+        DraftContext(tokens, parents, placed(p), draft.q, said, read), random
+    )
     if passes.shape != tokens.shape or passes.dtype != torch.bool:
         raise MethodFault(
             f"accept rule {rule.name!r}: {list(passes.shape)} of {passes.dtype} for {m} tokens",

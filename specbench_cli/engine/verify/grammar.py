@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.verify.processor import Processing, Processor
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.processor import LogitsProcessor, RequestProcessor
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 from specbench_cli.errors import MethodFault
 
 
-class Matcher(Protocol):
+class GrammarMatcher(Protocol):
     """What is needed of a matcher of tokens, `llguidance.LLMatcher`."""
 
-    def deep_copy(self) -> Matcher:
+    def deep_copy(self) -> GrammarMatcher:
         """Another one in the same state."""
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
@@ -43,7 +43,7 @@ class Matcher(Protocol):
         """Why it cannot."""
 
 
-class GrammarMask(Processor):
+class GrammarMask(LogitsProcessor):
     """Leaves out what a grammar forbids; where it is complete, all but the end of the output.
 
     Args:
@@ -51,18 +51,18 @@ class GrammarMask(Processor):
         eos: ids that end an output: all of them are allowed where one is.
     """
 
-    def __init__(self, matcher: Matcher, eos: Sequence[int]) -> None:
+    def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
 
-    def begin(self) -> Processing:
+    def begin(self) -> RequestProcessor:
         """See `Processor`."""
-        return Masking(self._matcher.deep_copy(), self._eos)
+        return RequestGrammarMask(self._matcher.deep_copy(), self._eos)
 
 
-class Masking(Processing):
+class RequestGrammarMask(RequestProcessor):
     """A grammar on one request; see `GrammarMask`."""
 
-    def __init__(self, matcher: Matcher, eos: Sequence[int]) -> None:
+    def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
         self._read = 0  # tokens of the output that the matcher is behind
 
@@ -75,10 +75,10 @@ class Masking(Processing):
     ) -> Tensor:
         """See `Processing`."""
         self._follow(output)
-        tree = tree_of(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
+        tree = build_tree(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
         # What no output comes to stays as it is: a row without any token is no distribution.
         allowed = np.ones(rows.shape, dtype=np.bool_)
-        allowed[0] = self._allowed(rows.shape[1])
+        allowed[0] = self._allowed_ids(rows.shape[1])
         ahead = 0  # nodes that the matcher is behind
         due = [*reversed(tree.children[ROOT])]
         while due:
@@ -86,22 +86,22 @@ class Masking(Processing):
             row, depth = node + 1, tree.depths[node]
             self._matcher.rollback(ahead - (depth - 1))
             ahead = depth - 1
-            if row >= len(allowed) or not self._goes_on(tokens[node]):
+            if row >= len(allowed) or not self._consume(tokens[node]):
                 continue
             ahead = depth
-            allowed[row] = self._allowed(rows.shape[1])
+            allowed[row] = self._allowed_ids(rows.shape[1])
             due += reversed(tree.children[node])
         self._matcher.rollback(ahead)
-        forbidden = host.sent(torch.from_numpy(~allowed), rows.device)
+        forbidden = host.send(torch.from_numpy(~allowed), rows.device)
         return rows.masked_fill(forbidden, -math.inf)
 
-    def drafted(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
+    def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
         """See `Processing`."""
         self._follow(output)
-        read = sum(1 for _ in takewhile(self._goes_on, path))
+        read = sum(1 for _ in takewhile(self._consume, path))
         if read == len(path):
-            allowed = self._allowed(rows.shape[1])
-            forbidden = host.sent(torch.from_numpy(~allowed), rows.device)
+            allowed = self._allowed_ids(rows.shape[1])
+            forbidden = host.send(torch.from_numpy(~allowed), rows.device)
             masked = rows.masked_fill(forbidden, -math.inf)
             # A draft whose output is cut may have no token that is allowed.
             rows = torch.where(masked.isfinite().any(-1, keepdim=True), masked, rows)
@@ -111,7 +111,7 @@ class Masking(Processing):
     def _follow(self, output: Sequence[int]) -> None:
         """Read what was committed since."""
         for at in range(self._read, len(output)):
-            if not self._goes_on(output[at]):
+            if not self._consume(output[at]):
                 raise MethodFault(
                     f"token {output[at]} at place {at} of the output is none that the grammar"
                     " allows there",
@@ -119,11 +119,11 @@ class Masking(Processing):
                 )
         self._read = len(output)
 
-    def _goes_on(self, token: int) -> bool:
+    def _consume(self, token: int) -> bool:
         """Go on by a token, if it is one that text goes on with."""
         return token not in self._eos and self._matcher.try_consume_tokens([token]) == 1
 
-    def _allowed(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _allowed_ids(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which of the target's ids are allowed next, [vocab] bool; padding is not."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         known = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)

@@ -16,7 +16,7 @@ _SHOWN = 60
 """Maximum number of characters of a wrong value that an error shows."""
 
 
-def must_return(method: object, hook: str, value: T, kind: type[Any], what: str) -> T:
+def check_return(method: object, hook: str, value: T, kind: type[Any], what: str) -> T:
     """Return the value that a hook returned. Raise MethodFault if its type is wrong.
 
     Args:
@@ -36,37 +36,37 @@ def wrong_return(method: object, hook: str, value: object, what: str) -> MethodF
     return MethodFault(f"{name}: {hook} must return {what}, got {_shown(value)}", hint)
 
 
-def drafts_of(method: object, value: Any, n: int) -> list[Draft]:
+def check_drafts(method: object, value: Any, n: int) -> list[Draft]:
     """Return the drafts of `propose_batch`. Raise MethodFault unless they are n drafts."""
     what = f"a list of {n} Drafts, one for each member"
-    drafts: list[Draft] = must_return(method, "propose_batch", value, list, what)
+    drafts: list[Draft] = check_return(method, "propose_batch", value, list, what)
     if len(drafts) != n or not all(isinstance(each, Draft) for each in value):
         raise wrong_return(method, "propose_batch", drafts, what)
     return drafts
 
 
-def counts_of(method: object, value: Any) -> Mapping[str, float]:
+def check_counts(method: object, value: Any) -> Mapping[str, float]:
     """Return the counts of `observe`. Raise MethodFault unless they map names to numbers."""
     if value is None:
         return {}
     what = "None or a dict of finite numbers by name"
-    counts: Mapping[str, float] = must_return(method, "observe", value, Mapping, what)
+    counts: Mapping[str, float] = check_return(method, "observe", value, Mapping, what)
     for name, count in value.items():
         if not isinstance(name, str) or not isinstance(count, Real) or not isfinite(count):
             raise wrong_return(method, "observe", value, what)
     return counts
 
 
-def members_of(method: object, value: Any) -> Sequence[tuple[Any, Any]]:
+def check_members(method: object, value: Any) -> Sequence[tuple[Any, Any]]:
     """Return the members that `schedule` chose. Raise MethodFault unless they are pairs."""
     what = "a list of its members"
-    chosen: Sequence[tuple[Any, Any]] = must_return(method, "schedule", value, Sequence, what)
+    chosen: Sequence[tuple[Any, Any]] = check_return(method, "schedule", value, Sequence, what)
     if not all(isinstance(each, tuple) and len(each) == 2 for each in value):
         raise wrong_return(method, "schedule", chosen, what)
     return chosen
 
 
-def steps_of(
+def check_steps(
     method: object, hook: str, value: Iterable[Step], sequences: int = 1
 ) -> Iterator[Step]:
     """Yield the steps of `generate` or `generate_batch`.

@@ -17,19 +17,19 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-class Processor(ABC):
+class LogitsProcessor(ABC):
     """Changes logits by the output before them, and by nothing else; the same for a whole run."""
 
     @abstractmethod
-    def begin(self) -> Processing:
+    def begin(self) -> RequestProcessor:
         """What processes one request, from before its first token."""
 
-    def along(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
+    def process_output(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
         """The logits [n, V] that each of an output's n tokens was chosen from, processed."""
         return self.begin()(rows, (), ids[:-1])
 
 
-class Processing(ABC):
+class RequestProcessor(ABC):
     """A processor at work on one request; remembers what it has read of the output."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Processing(ABC):
             MethodFault: the output is none that the processed target can say.
         """
 
-    def drafted(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
+    def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
         """A draft model's logits behind a path of draft tokens, without what the target cannot say
         there, where that is known without a forward: it would be rejected. Else as they are.
 

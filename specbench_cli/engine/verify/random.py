@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.verify.sampling import key_of
+from specbench_cli.engine.verify.sampling import hash_key
 
 
 class Random(Protocol):
@@ -50,7 +50,7 @@ class SeededRandom:
         worker_key = (f"worker {worker}",) if worker else ()
         self._generator = torch.Generator(device)
         self._generator.manual_seed(
-            key_of("random", seed, prompt_id, turn, pass_, *worker_key) >> 1
+            hash_key("random", seed, prompt_id, turn, pass_, *worker_key) >> 1
         )
 
     def categorical(self, p: Tensor) -> Tensor:
@@ -67,6 +67,6 @@ class SeededRandom:
 def toss_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
     """Toss a coin for each parent. Return the result for each of its children, [m] bool."""
     places = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
-    distribution = host.sent(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
+    distribution = host.send(torch.tensor((1 - chance, chance), dtype=p.dtype), p.device)
     own = host.ids([places[parent] for parent in parents], p.device)
     return random.categorical(distribution.expand(len(places), 2))[own].bool()

@@ -28,24 +28,24 @@ def argmax(rows: Tensor) -> Tensor:
 
 def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Each row's k greatest entries, best first: [r, V] to values and indices [r, k]."""
-    found = _few_of_short(rows, k)
+    found = _search_short_rows(rows, k)
     if found is None:
-        return _search(rows, k)
+        return _search_rows(rows, k)
     values, at = found
     return torch.tensor(values, dtype=rows.dtype), host.ids(at, rows.device)
 
 
 def top_indices(rows: Tensor, k: int) -> Tensor:
     """As `top`, without the values."""
-    found = _few_of_short(rows, k)
-    return _search(rows, k)[1] if found is None else host.ids(found[1], rows.device)
+    found = _search_short_rows(rows, k)
+    return _search_rows(rows, k)[1] if found is None else host.ids(found[1], rows.device)
 
 
-def ranked(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
+def top_lists(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
     """As `top`, on the host; waits for the device."""
-    found = _few_of_short(rows, k)
+    found = _search_short_rows(rows, k)
     if found is None:
-        best = _search(rows, k)
+        best = _search_rows(rows, k)
         flat = host.lists(*(part.flatten() for part in best))
         starts = range(0, rows.shape[0] * k, k)
         values, at = ([part[start : start + k] for start in starts] for part in flat)
@@ -53,7 +53,7 @@ def ranked(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
     return found
 
 
-def _search(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `top`."""
     if rows.device.type != "cpu" or rows.shape[1] < LONG:
         best = rows.topk(k)
@@ -70,7 +70,7 @@ def _search(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best.values, at.gather(1, chunk) * CHUNK + best.indices % CHUNK
 
 
-def _few_of_short(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
+def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
     """A few of the greatest entries of short rows on a CPU, by as many times the greatest.
 
     None where that is not how they are found best, or a row has fewer than k that are not -inf.

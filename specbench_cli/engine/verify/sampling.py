@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine.types import Rule
-from specbench_cli.engine.verify.processor import Processor
+from specbench_cli.engine.verify.processor import LogitsProcessor
 from specbench_cli.engine.verify.uscd import Contrast
 
 
@@ -36,7 +36,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    processor: Processor | None = None
+    processor: LogitsProcessor | None = None
     contrast: Contrast | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Sampling:
         return self.rule in ("rejection", "block")
 
 
-def cut(logits: Tensor, sampling: Sampling) -> Tensor:
+def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits over the temperature, -inf outside top-k and top-p.
 
     Args:
@@ -75,15 +75,15 @@ def cut(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """The warped distribution, [..., V]; sums to 1."""
-    return cut(logits, sampling).softmax(-1)
+    return warp_logits(logits, sampling).softmax(-1)
 
 
 def log_warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logarithm of the warped distribution, [..., V]; -inf outside the cuts."""
-    return cut(logits, sampling).log_softmax(-1)
+    return warp_logits(logits, sampling).log_softmax(-1)
 
 
-def key_of(*parts: object) -> int:
+def hash_key(*parts: object) -> int:
     """A 64-bit key from any printable parts, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -130,7 +130,7 @@ class Noise:
     def __init__(
         self, seed: int, prompt_id: str, turn: int, vocab: int, device: torch.device
     ) -> None:
-        self._key = key_of("noise", seed, prompt_id, turn)
+        self._key = hash_key("noise", seed, prompt_id, turn)
         self._vocab = vocab
         self._device = device
         # About a million numbers at a time: enough to amortise the calls, little to hold.

@@ -27,10 +27,10 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.verify.chain import residual
 from specbench_cli.engine.verify.random import Random
-from specbench_cli.engine.verify.tree import ROOT, Tree, child_of
+from specbench_cli.engine.verify.tree import ROOT, Tree, find_child
 
 
-def remaining(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
+def remaining_distribution(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
     """The distribution of the next draw without replacement, in float64.
 
     Where nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et
@@ -111,13 +111,13 @@ def multi_round(
     path: list[int] = []
     while True:
         node = path[-1] if path else ROOT
-        child, r = _rounds(tree, tokens, q, p, random, node, replacement=replacement)
+        child, r = _test_children(tree, tokens, q, p, random, node, replacement=replacement)
         if child is None:
             return tuple(path), random.categorical(r)
         path.append(child)
 
 
-def _rounds(
+def _test_children(
     tree: Tree,
     tokens: Sequence[int],
     q: Tensor,
@@ -132,7 +132,7 @@ def _rounds(
     tested: list[int] = []
     for child in tree.children[node]:
         x = tokens[child]
-        d = q[child].double() if replacement else remaining(q[child], tested)
+        d = q[child].double() if replacement else remaining_distribution(q[child], tested)
         if host.number(random.bernoulli((r[x] / d[x]).clamp_max(1.0)[None])):
             return child, r
         r = residual(r, d)
@@ -142,13 +142,13 @@ def _rounds(
 
 # ---- with an accept rule beside it --------------------------------------------------------------
 
-Taken = tuple[int | None, Callable[[], Tensor]]
+NodeDecision = tuple[int | None, Callable[[], Tensor]]
 """The child of a node that a lossless rule takes, if it takes one, and how the token is got that
 it commits where no child stands."""
 
 
-def relaxed(
-    tree: Tree, take: Callable[[int], Taken], passes: Sequence[bool]
+def walk_relaxed(
+    tree: Tree, take: Callable[[int], NodeDecision], passes: Sequence[bool]
 ) -> tuple[Path, frozenset[int], Tensor]:
     """The walk of a lossless rule that an accept rule helps out.
 
@@ -172,33 +172,35 @@ def relaxed(
         path.append(child)
 
 
-def by_choice(
+def choice_test(
     tree: Tree, tokens: Sequence[int], said: Sequence[int], choices: Tensor
-) -> Callable[[int], Taken]:
+) -> Callable[[int], NodeDecision]:
     """`match` at a node. said: the choices [m + 1] on the host."""
     return lambda node: (
-        child_of(tree, tokens, node, said[node + 1]),
+        find_child(tree, tokens, node, said[node + 1]),
         lambda: choices[node + 1],
     )
 
 
-def by_draw(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> Callable[[int], Taken]:
+def draw_test(
+    tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
+) -> Callable[[int], NodeDecision]:
     """`point_mass` at a node."""
 
-    def take(node: int) -> Taken:
+    def take(node: int) -> NodeDecision:
         drawn = random.categorical(p[node + 1])
-        return child_of(tree, tokens, node, host.number(drawn)), lambda: drawn
+        return find_child(tree, tokens, node, host.number(drawn)), lambda: drawn
 
     return take
 
 
-def by_rounds(
+def rounds_test(
     tree: Tree, tokens: Sequence[int], q: Tensor, p: Tensor, random: Random, *, replacement: bool
-) -> Callable[[int], Taken]:
+) -> Callable[[int], NodeDecision]:
     """`multi_round` at a node."""
 
-    def take(node: int) -> Taken:
-        child, r = _rounds(tree, tokens, q, p, random, node, replacement=replacement)
+    def take(node: int) -> NodeDecision:
+        child, r = _test_children(tree, tokens, q, p, random, node, replacement=replacement)
         return child, lambda: random.categorical(r)
 
     return take
@@ -207,7 +209,7 @@ def by_rounds(
 def _descend(tree: Tree, tokens: Sequence[int], choice_at: Callable[[int], int]) -> Path:
     path: list[int] = []
     node = ROOT
-    while (child := child_of(tree, tokens, node, choice_at(node + 1))) is not None:
+    while (child := find_child(tree, tokens, node, choice_at(node + 1))) is not None:
         path.append(child)
         node = child
     return tuple(path)

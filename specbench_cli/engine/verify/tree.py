@@ -56,7 +56,7 @@ class Tree:
 
 
 @lru_cache(maxsize=256)
-def tree_of(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -> Tree:
+def build_tree(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -> Tree:
     """The tree that well-formed `parents` describe; kept, since templates come again.
 
     Args:
@@ -73,7 +73,7 @@ def tree_of(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -> T
 
 
 @lru_cache(maxsize=256)
-def rows_of(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """What a forward over the root and all nodes needs, besides their ids; not to be changed.
 
     Returns:
@@ -91,11 +91,11 @@ def rows_of(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Ten
         cells[row * n : row * n + row] = cells[above * n : above * n + row]
         cells[row * n + row] = 1
     mask = torch.frombuffer(cells, dtype=torch.bool).view(n, n)
-    return host.sent(mask, device), host.ids(depths, device)
+    return host.send(mask, device), host.ids(depths, device)
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedTree:
     """Several trees as one; made by `merge`.
 
     Attributes:
@@ -109,7 +109,7 @@ class Merged:
     places: tuple[tuple[int, ...], ...]
 
 
-def merge(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> Merged:
+def merge_trees(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> MergedTree:
     """One tree that holds every path of several; nodes with equal paths become one.
 
     Nodes come in the order of the parts. The tokens of none may have been drawn: what a path's
@@ -127,11 +127,11 @@ def merge(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> Merged
             key = (ROOT if parent == ROOT else here[parent], token)
             here.append(found.setdefault(key, len(found)))
         places.append(tuple(here))
-    return Merged(
+    return MergedTree(
         tuple(token for _, token in found), tuple(parent for parent, _ in found), tuple(places)
     )
 
 
-def child_of(tree: Tree, tokens: Sequence[int], node: int, token: int) -> int | None:
+def find_child(tree: Tree, tokens: Sequence[int], node: int, token: int) -> int | None:
     """The first child of a node that holds a token, None if there is none."""
     return next((child for child in tree.children[node] if tokens[child] == token), None)

@@ -40,13 +40,13 @@ class Contrast:
     below: float = 0.45
     floor: float = 0.1
 
-    def weakened(self, prompt: Sequence[int]) -> tuple[int, ...]:
+    def weaken(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The weakened prompt: the first token, which many models lean on, and the last ones."""
         rest = len(prompt) - 1
         kept = min(rest, max(1, round(self.keep * rest)))
         return (*prompt[:1], *prompt[1 + rest - kept :])
 
-    def contrasted(self, rows: Tensor, weak: Tensor) -> Tensor:
+    def apply(self, rows: Tensor, weak: Tensor) -> Tensor:
         """Logits of the whole prompt, contrasted with those of the weakened one.
 
         Args:
@@ -61,14 +61,14 @@ class Contrast:
         differs = (whole - weak).masked_fill(whole.isneginf() | weak.isneginf(), 0.0)
         moved = whole + self.beta * differs
         moved = moved.masked_fill(p < self.floor * p.amax(-1, keepdim=True), -math.inf)
-        return torch.where((spread(p) <= self.below)[:, None], moved, whole)
+        return torch.where((normalized_std(p) <= self.below)[:, None], moved, whole)
 
     @property
-    def stretch(self) -> float:
+    def error_factor(self) -> float:
         """By how much at most an error of logits grows: both readings have it."""
         return 1.0 + 2.0 * self.beta
 
-    def around(self, vocab: int, error: float) -> tuple[Contrast, ...]:
+    def borderline_variants(self, vocab: int, error: float) -> tuple[Contrast, ...]:
         """This contrast with its two borders as far off as errors of logits may move them.
 
         Probabilities are then off by the factor e^(2 error) at most, and what is asked of a row's
@@ -88,7 +88,7 @@ class Contrast:
         )
 
 
-def spread(p: Tensor) -> Tensor:
+def normalized_std(p: Tensor) -> Tensor:
     """How far from even distributions [n, V] are, [n]: their standard deviation over the
     vocabulary, in that of a sure one, which is 1; 0 where all tokens are as likely."""
     even = 1.0 / p.shape[-1]

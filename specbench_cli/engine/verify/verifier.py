@@ -15,11 +15,11 @@ from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify import decide, ranking
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Chooser
-from specbench_cli.engine.verify.decide import passing
-from specbench_cli.engine.verify.processor import Processing
+from specbench_cli.engine.verify.decide import relaxed_mask
+from specbench_cli.engine.verify.processor import RequestProcessor
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import tree_of
-from specbench_cli.engine.verify.weakened import Weakened
+from specbench_cli.engine.verify.tree import build_tree
+from specbench_cli.engine.verify.weakened import WeakenedPromptReader
 from specbench_cli.errors import MethodFault
 
 
@@ -52,7 +52,7 @@ class Verifier:
         chooser: Chooser,
         validator: DraftValidator,
         *,
-        processing: Processing | None,
+        processing: RequestProcessor | None,
         meter: Meter,
         place: int | None,
         step_log: StepLog,
@@ -67,7 +67,7 @@ class Verifier:
         self._sampling: Sampling = chooser.sampling
         self._processing, self._meter, self._place = processing, meter, place
         self._step_log, self._recording = step_log, recording
-        self.weakened: Weakened | None = None
+        self.weakened: WeakenedPromptReader | None = None
         self.rows: Tensor | None = None
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
@@ -76,28 +76,28 @@ class Verifier:
             self._validator.run(check_rows, draft, rows.shape[0])
         self.rows = rows
         self._step_log.record_verified(draft)
-        if accept is None or accept.off:
+        if accept is None or accept.is_exact:
             return self.decide(draft, rows)
         self._check_rule(accept)
         return self.decide(draft, rows, accept)
 
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft, or the first token after the prompt, which has no draft."""
-        tree = None if draft.parents is None else tree_of(draft.parents, draft.order)
+        tree = None if draft.parents is None else build_tree(draft.parents, draft.order)
         random, drafters = self._chooser.random, self._meter.greatest(self._place)
         rows = self._chooser.align(rows)
         rows = self._process(draft, rows)  # where tokens are replayed too: it takes its time
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
-            outcome, last = decide.chosen(draft, tree, choices, drafters=drafters)
+            outcome, last = decide.decide_by_choice(draft, tree, choices, drafters=drafters)
         elif self._sampling.draws:
             p = self._chooser.warp(rows)
-            passes = passing(
+            passes = relaxed_mask(
                 accept, p, draft, tree, random, features=self.scoring.last_forward_features
             )
             try:
-                outcome, last = decide.drawn(
+                outcome, last = decide.decide_by_draw(
                     draft, tree, p, random, self._sampling.rule, passes, drafters
                 )
             except ArithmeticError as fault:
@@ -108,7 +108,7 @@ class Verifier:
             scores = self._chooser.scores(rows, self._text.position, depths)
             passes = None
             if accept is not None:
-                passes = passing(
+                passes = relaxed_mask(
                     accept,
                     self._distributions(rows),
                     draft,
@@ -119,7 +119,9 @@ class Verifier:
                 )
             try:
                 choices = ranking.argmax(scores)
-                outcome, last = decide.chosen(draft, tree, choices, passes, scores, drafters)
+                outcome, last = decide.decide_by_choice(
+                    draft, tree, choices, passes, scores, drafters
+                )
             except ArithmeticError as fault:
                 raise self._with_step(fault) from None
         self._text.last_choice = outcome.committed[-1], last
@@ -128,7 +130,7 @@ class Verifier:
     def _process(self, draft: Draft, rows: Tensor) -> Tensor:
         """Rows as the run's contrast and its processor make them of the text that leads to each."""
         if self.weakened is not None:
-            rows = self.weakened.contrasted(draft, rows)
+            rows = self.weakened.apply_contrast(draft, rows)
         if self._processing is None:
             return rows
         try:

@@ -15,7 +15,7 @@ from specbench_cli.engine.types import Draft, Outcome, Tokens
 from specbench_cli.engine.verify.uscd import Contrast
 
 
-class Weakened:
+class WeakenedPromptReader:
     """Reads every draft once more behind the weakened prompt, in lock-step with the text: what is
     committed there is kept here, and all else is rolled back. Its forwards count as the target's.
 
@@ -38,39 +38,39 @@ class Weakened:
     ) -> None:
         self._contrast = contrast
         # The text's own stop rule has cut what is committed.
-        self._text = Text(contrast.weakened(prompt), StopRule(frozenset(), longest), target.device)
+        self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
         self._kept = 0  # end of the committed tokens in the state
-        self._open = False  # True if rows of a draft follow them
+        self._has_draft_rows = False  # True if rows of a draft follow them
 
-    def seat(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         """Have another state, before anything was read."""
         self._scoring.state = state
 
-    def contrasted(self, draft: Draft, rows: Tensor) -> Tensor:
+    def apply_contrast(self, draft: Draft, rows: Tensor) -> Tensor:
         """The target's logits at the root and the nodes of a draft, or behind the prompt, as the
         contrast has them; one forward.
 
         Args:
             rows: [m + 1, V], or [m, V] without the last node's of a chain; left as they are.
         """
-        return self._contrast.contrasted(rows, self._read(draft, rows.shape[0]))
+        return self._contrast.apply(rows, self._read(draft, rows.shape[0]))
 
     def commit(self, outcome: Outcome) -> None:
         """Keep the rows of what was committed, but for those of its last token."""
         prompt = range(self._text.prompt_length) if not self._text.position else None
         self._text.append(outcome)
-        if self._open:
+        if self._has_draft_rows:
             nodes = outcome.path[: len(outcome.committed) - 1]
             self._scoring.keep((0, *(node + 1 for node in nodes)) if prompt is None else prompt)
-        self._open, self._kept = False, self._scoring.state.position()
+        self._has_draft_rows, self._kept = False, self._scoring.state.position()
 
     def _read(self, draft: Draft, n: int) -> Tensor:
         """Logits [n, V] behind the weakened prompt."""
         scoring, text = self._scoring, self._text
-        if self._open:  # of a draft that nothing came of
+        if self._has_draft_rows:  # of a draft that nothing came of
             scoring.state.rollback(0, self._kept)
-        self._open = True
+        self._has_draft_rows = True
         if not text.position:
             return scoring.forward(text.pending_tokens(0), None, "last")
         unread = text.pending_tokens(scoring.discard_partial_rows()).ids

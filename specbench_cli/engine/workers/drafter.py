@@ -13,7 +13,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Source, Tokens
+from specbench_cli.engine.types import ExtraInput, Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
@@ -37,7 +37,7 @@ class Brief:
     sampling: Sampling
     capacity: int
     vocab_size: int
-    source: Source | None = None
+    source: ExtraInput | None = None
 
 
 class Desk:

@@ -251,7 +251,7 @@ class Windows:
     """The target's side: a session's windows, one for each outcome that is told.
 
     Args:
-        kind, params: as for `Session.hire`; the drafter's prefill has begun.
+        kind, params: as for `Session.start_worker`; the drafter's prefill has begun.
 
     Attributes:
         ids: the current window's tokens.
@@ -261,12 +261,12 @@ class Windows:
 
     def __init__(self, session: Session, kind: type[Preparer], params: MethodParams) -> None:
         self._session = session
-        self._worker = session.hire(kind, params)
+        self._worker = session.start_worker(kind, params)
         self._first = True
 
     def settle(self, committed: Sequence[int]) -> None:
         """Tell what was committed. If the output ends there, no window follows."""
-        limit = 0 if self._session.finish else self._session.room()
+        limit = 0 if self._session.finish else self._session.max_draft_length()
         self._worker.send(Message((SETTLE, len(committed) - 1, committed[-1], limit)))
 
     def next(self) -> tuple[Draft, Mapping[str, int]]:

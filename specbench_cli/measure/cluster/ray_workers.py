@@ -23,13 +23,13 @@ from specbench_cli.measure.view import RunView
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
-START_S = 300.0
+START_TIMEOUT_S = 300.0
 """The longest that a worker may take to be there: Ray waits as long as its device is taken."""
 
-KNOCK_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 """The longest that a cluster's head may take to take a call."""
 
-_BEGIN = (
+_START_HINT = (
     "ray start --head (docs/how-to/workers.md says how on several machines, Slurm and Kubernetes)"
 )
 
@@ -64,30 +64,36 @@ def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevic
         for node in alive
         for gpus in [node["Resources"].get("GPU", 0)]
     ]
-    graphic = [
+    gpu_devices = [
         WorkerDevice(node, address, cpus // gpus, 1)
         for node, address, cpus, gpus in held
         for _ in range(gpus)
     ]
-    plain = [WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
-    found = plain if device == "cpu" else graphic if device == "cuda" else graphic or plain
+    cpu_devices = [WorkerDevice(node, address, cpus, 0) for node, address, cpus, _ in held if cpus]
+    found = (
+        cpu_devices
+        if device == "cpu"
+        else gpu_devices
+        if device == "cuda"
+        else gpu_devices or cpu_devices
+    )
     if not found:
-        told = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
+        listed = "; ".join(f"{a}: {c:g} CPUs, {g} GPUs" for _, a, c, g in held) or "no node"
         raise EnvironmentFault(
-            f"--device {device}: Ray's cluster has no such device ({told})",
+            f"--device {device}: Ray's cluster has no such device ({listed})",
             hint="--device auto, or a node that has: ray start --address HOST:PORT --num-gpus=1",
         )
     return found
 
 
 class RayWorkers:
-    """See `scheduling.Workers`; made by `connected`."""
+    """See `scheduling.Workers`; made by `connect`."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._actors: dict[str, Any] = {}
-        self._asked: dict[Future[Any], str] = {}
-        self._there: set[str] = set()
+        self._pending: dict[Future[Any], str] = {}
+        self._started: set[str] = set()
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
         """See `scheduling.Workers`."""
@@ -106,26 +112,29 @@ class RayWorkers:
     def send(self, name: str, what: str, *args: Any) -> None:
         """See `scheduling.Workers`."""
         # Of signals that come while one waits, `ray.wait` makes a Ctrl-C, whatever they are.
-        self._asked[getattr(self._actors[name], what).remote(*args).future()] = name
+        self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
-        """See `scheduling.Workers`. A worker is lost if its first answer takes over `START_S`."""
-        new = not self._there.issuperset(self._asked.values())
-        done, _ = wait(self._asked, START_S if new else None, FIRST_COMPLETED)
+        """See `scheduling.Workers`.
+
+        A worker is lost if its first answer takes longer than `START_TIMEOUT_S`.
+        """
+        new = not self._started.issuperset(self._pending.values())
+        done, _ = wait(self._pending, START_TIMEOUT_S if new else None, FIRST_COMPLETED)
         if not done:
-            late = next(own for own, name in self._asked.items() if name not in self._there)
-            why = f"nothing was heard of it for {START_S:g} s: others have its device, or"
-            return self._asked.pop(late), WorkerLost(f"{why} Python does not start", "ray status")
-        told = done.pop()
-        name = self._asked.pop(told)
-        self._there.add(name)
-        fault = told.exception()
+            late = next(own for own, name in self._pending.items() if name not in self._started)
+            why = f"nothing was heard of it for {START_TIMEOUT_S:g} s: others have its device, or"
+            return self._pending.pop(late), WorkerLost(f"{why} Python does not start", "ray status")
+        finished = done.pop()
+        name = self._pending.pop(finished)
+        self._started.add(name)
+        fault = finished.exception()
         if isinstance(fault, self._ray.exceptions.RayTaskError):
             return name, fault.cause
         if isinstance(fault, self._ray.exceptions.RayError):
-            why = _missing(str(fault)) or f"it is gone ({type(fault).__name__})"
+            why = _missing_module(str(fault)) or f"it is gone ({type(fault).__name__})"
             return name, WorkerLost(why)
-        return name, fault or told.result()
+        return name, fault or finished.result()
 
     def end(self, name: str) -> None:
         """See `scheduling.Workers`."""
@@ -133,29 +142,29 @@ class RayWorkers:
 
 
 @contextmanager
-def connected() -> Iterator[RayWorkers]:
+def connect() -> Iterator[RayWorkers]:
     """Yield the workers of the cluster in RAY_ADDRESS, or of the cluster of this machine.
 
     Raises:
         EnvironmentFault: Ray is not installed, or there is no such cluster.
     """
     ray = _package()
-    asks = threading.current_thread() is threading.main_thread()
+    in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
-    with redirect_stdout(cast("TextIO", _Ours(sys.stdout))):
-        began = not ray.is_initialized()  # else it is a caller's, from Python
+    with redirect_stdout(cast("TextIO", _FilteredStdout(sys.stdout))):
+        starts_ray = not ray.is_initialized()  # else it is a caller's, from Python
         try:
-            if began:
-                _knock(os.environ.get("RAY_ADDRESS", ""))
+            if starts_ray:
+                _check_reachable(os.environ.get("RAY_ADDRESS", ""))
                 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except (OSError, RuntimeError, ValueError) as fault:
             where = os.environ.get("RAY_ADDRESS", "this machine")
             why = str(fault).partition("\n")[0].partition(". ")[0]
             raise EnvironmentFault(
-                f"no Ray cluster can be reached at {where}: {why}", hint=_BEGIN
+                f"no Ray cluster can be reached at {where}: {why}", hint=_START_HINT
             ) from fault
         finally:
-            if asks:
+            if in_main_thread:
                 signal.signal(signal.SIGTERM, before)
         workers = RayWorkers(ray)
         try:
@@ -163,7 +172,7 @@ def connected() -> Iterator[RayWorkers]:
         finally:
             for name in [*workers._actors]:
                 workers.end(name)
-            if began:
+            if starts_ray:
                 with redirect_stdout(io.StringIO()):  # what Ray has not said yet, it says now
                     ray.shutdown()
 
@@ -189,21 +198,21 @@ def measure_on_cluster(
             hint="leave one of the two out",
         )
     for number in range(1, plan.config.repeats + 1):
-        with connected() as workers:
+        with connect() as workers:
             scheduler = Scheduler(plan, run_dir, view, workers, number, check=check, force=force)
             scheduler.run()
         if scheduler.is_over:
             break
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_S).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
-class _Ours:
+class _FilteredStdout:
     """What goes to stdout, without what Ray's own threads print there: results go to it."""
 
     def __init__(self, out: TextIO) -> None:
@@ -230,7 +239,7 @@ def _package() -> Any:
         ) from fault
 
 
-def _missing(text: str) -> str | None:
+def _missing_module(text: str) -> str | None:
     """Of what Ray says of a worker, the module that its machine does not have."""
     lines = map(str.strip, text.splitlines())
     return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

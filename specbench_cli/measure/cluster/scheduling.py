@@ -16,26 +16,32 @@ from typing import Any, Protocol
 
 from specbench_cli import __version__
 from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError, WorkerLost
-from specbench_cli.measure.answers import Answers
-from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made, words
-from specbench_cli.measure.judging import has_near_tie
-from specbench_cli.measure.manifest import is_placed
-from specbench_cli.measure.repeat_process import resumption
-from specbench_cli.measure.run_checks import differences
-from specbench_cli.measure.view import Progress, RunView
-from specbench_cli.plan.plan import Plan, wave
+from specbench_cli.measure.cluster.worker import (
+    AssignmentResult,
+    LoadedModels,
+    WorkerInfo,
+    WorkerResult,
+    shared_facts,
+)
+from specbench_cli.measure.manifest import is_machine_key
+from specbench_cli.measure.record_builder import has_near_tie
+from specbench_cli.measure.repeat_process import resume_command
+from specbench_cli.measure.run_checks import list_differences
+from specbench_cli.measure.stored_outputs import StoredOutputs
+from specbench_cli.measure.view import RunProgress, RunView
+from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import RunDir
 
-MOST_LOST = 3
+MAX_LOST_WORKERS = 3
 """Workers that may be lost over one deal; then it is thought to be what ends them."""
 
-_SAME = (
+_SETUP_HINT = (
     f"have the same there, in the Python of its Ray: pip install specbench-cli=={__version__}, the"
     " same packages, data and weights; or end that node: ray stop"
 )
 
 _DIFFERENCE = "{} ({}, there {})"
-_OWN = "CUDA_VISIBLE_DEVICES"
+_PER_WORKER_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """The variable in which the workers of a machine differ."""
 
 
@@ -91,8 +97,8 @@ class Scheduler:
     ) -> None:
         self._plan, self._run_dir, self._view, self._workers = plan, run_dir, view, workers
         self._number, self._check, self._force = number, check, force
-        self._answers = Answers.read(run_dir)
-        self._where: dict[str, str] = {}
+        self._answers = StoredOutputs.read(run_dir)
+        self._places: dict[str, str] = {}
         self._judged: set[str] = set()
         self._finished: set[str] = set()  # workers that dropped all methods except vanilla
         repeats = plan.config.repeats
@@ -101,7 +107,7 @@ class Scheduler:
     @property
     def is_over(self) -> bool:
         """Return True if vanilla is the only method left on every worker."""
-        return bool(self._finished) and self._where.keys() <= self._finished
+        return bool(self._finished) and self._places.keys() <= self._finished
 
     def run(self) -> None:
         """Measure the missing questions of the repeat on the workers, and store their records.
@@ -112,84 +118,88 @@ class Scheduler:
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})
-        self._where = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
-        self._introduce()
+        self._places = {**self._workers.start(map(str, count(before + 1)), self._plan, Path.cwd())}
+        self._check_workers()
         self._load()
-        self._deal()
-        self._conclude()
+        self._assign_questions()
+        self._finish()
 
-    def _introduce(self) -> None:
+    def _check_workers(self) -> None:
         """See that every worker is what this run can be measured by."""
-        met: dict[str, Introduction] = self._all("introduce", starting=True)
-        ours = words(self._plan)
-        for name, own in met.items():
-            if other := differences(ours, own.words, _DIFFERENCE):
+        infos: dict[str, WorkerInfo] = self._call_workers("introduce", starting=True)
+        ours = shared_facts(self._plan)
+        for name, own in infos.items():
+            if other := list_differences(ours, own.shared_facts, _DIFFERENCE):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._where[name]}) has something else than the driver:"
+                    f"worker {name} ({self._places[name]}) has something else than the driver:"
                     f" {', '.join(other)}",
-                    hint=_SAME,
+                    hint=_SETUP_HINT,
                 )
-        first, *others = met
-        common = _common(met[first].placed)
+        first, *others = infos
+        common = _without_worker_variables(infos[first].machine_facts)
         for name in others:
-            if other := differences(common, _common(met[name].placed), _DIFFERENCE):
+            if other := list_differences(
+                common, _without_worker_variables(infos[name].machine_facts), _DIFFERENCE
+            ):
                 raise EnvironmentFault(
-                    f"worker {name} ({self._where[name]}) is of another kind than worker {first}"
-                    f" ({self._where[first]}): {', '.join(other)}; a run measures one kind",
+                    f"worker {name} ({self._places[name]}) is of another kind than worker {first}"
+                    f" ({self._places[first]}): {', '.join(other)}; a run measures one kind",
                     hint="restart the others without devices: ray start --num-cpus=0 --num-gpus=0",
                 )
         program = self._run_dir.manifest["program"]
-        then = {key: word for key, word in program.items() if is_placed(key)}
-        if then and (other := differences(then, common, _DIFFERENCE)):
+        then = {key: word for key, word in program.items() if is_machine_key(key)}
+        if then and (other := list_differences(then, common, _DIFFERENCE)):
             if not self._force:
                 raise UsageError(
                     f"{self._run_dir.path} was begun on other machines: {', '.join(other)}",
                     hint="begin a new run: specbench run; or go on and label the run:"
-                    f" {resumption(self._run_dir.path)} --force",
+                    f" {resume_command(self._run_dir.path)} --force",
                 )
             mixed = [*(self._run_dir.manifest.get("mixed") or []), *other]
             self._run_dir.update(mixed=mixed)
-        kept = {key: word for key, word in program.items() if not is_placed(key)}
-        self._run_dir.update(machine={**met[first].machine}, program={**kept, **common})
+        kept = {key: word for key, word in program.items() if not is_machine_key(key)}
+        self._run_dir.update(machine={**infos[first].machine}, program={**kept, **common})
 
     def _load(self) -> None:
         """Have all load; the first one's costs of forwards are everybody's."""
         labels = ", ".join(each.label for each in self._plan.checkpoints.values())
-        self._view.stage(f"loading {labels} in {_number_of(self._where, 'worker')}")
-        first, *others = self._where
+        self._view.stage(f"loading {labels} in {_counted(self._places, 'worker')}")
+        first, *others = self._places
         costs = self._run_dir.manifest.get("step_costs")
-        found: dict[str, Loaded] = self._all("load", costs, of=[first], starting=True)
-        led = found[first]
-        self._check({**led.models, **led.heads})
-        found |= self._all("load", led.step_costs, of=others, starting=True)
+        found: dict[str, LoadedModels] = self._call_workers(
+            "load", costs, of=[first], starting=True
+        )
+        first_loaded = found[first]
+        self._check({**first_loaded.models, **first_loaded.heads})
+        found |= self._call_workers("load", first_loaded.step_costs, of=others, starting=True)
         manifest = self._run_dir.manifest
-        effective = manifest["config"]["effective"] | led.resolved
+        effective = manifest["config"]["effective"] | first_loaded.resolved
         workers = {name: {"device": own.resolved["device"]} for name, own in found.items()}
         self._run_dir.update(
-            models=led.models,
-            heads=led.heads,
+            models=first_loaded.models,
+            heads=first_loaded.heads,
             config={"effective": effective},
-            step_costs=led.step_costs,
+            step_costs=first_loaded.step_costs,
             workers={**(manifest.get("workers") or {}), **workers},
         )
 
-    def _deal(self) -> None:
+    def _assign_questions(self) -> None:
         """Deal until nothing is missing."""
-        visits = [
+        schedule = [
             question.prompt_id
-            for question, method_runs in self._plan.visits(self._number)
+            for question, method_runs in self._plan.schedule(self._number)
             if self._answers.lack(question, method_runs, self._number)
         ]
-        size = wave(self._plan.config.batch)
-        todo = deque(tuple(visits[at : at + size]) for at in range(0, len(visits), size))
+        size = prompts_per_batch(self._plan.config.batch)
+        todo = deque(tuple(schedule[at : at + size]) for at in range(0, len(schedule), size))
         every = len(self._plan.questions)
-        done = measured = every - len(visits)
+        done = measured = every - len(schedule)
         at: dict[str, tuple[str, ...]] = {}
-        over = Counter[tuple[str, ...]]()
+        losses = Counter[tuple[str, ...]]()
         began = time.monotonic()
         while todo or at:
             busy = at.keys() | self._finished
-            for name in [name for name in self._where if name not in busy][: len(todo)]:
+            for name in [name for name in self._places if name not in busy][: len(todo)]:
                 at[name] = todo.popleft()
                 known = self._answers.of(at[name])
                 self._workers.send(name, "measure", self._number, at[name], known)
@@ -198,57 +208,58 @@ class Scheduler:
                 break
             if not at:
                 raise WorkerLost(
-                    f"no worker is left, and {_number_of(todo, 'deal')} of questions not measured",
-                    hint=resumption(self._run_dir.path),
+                    f"no worker is left, and {_counted(todo, 'deal')} of questions not measured",
+                    hint=resume_command(self._run_dir.path),
                 )
-            name, made = self._reply()
-            dealt = at.pop(name)
-            if isinstance(made, Made) and made.lost is None:
-                self._keep(name, made)
-                measured += len(dealt)
+            name, result = self._receive()
+            assignment = at.pop(name)
+            if isinstance(result, AssignmentResult) and result.lost is None:
+                self._store(name, result)
+                measured += len(assignment)
                 later = (self._plan.config.repeats - self._number) * every
                 rest = every - measured + later
                 spent = (time.monotonic() - began) / (measured - done)
                 left = rest * spent if rest else None
-                self._view.prompt(Progress(self._part, measured, every, left))
+                self._view.prompt(RunProgress(self._part, measured, every, left))
                 continue
-            why = made.lost if isinstance(made, Made) else made.message
-            self._lose(name, f"{why}; {', '.join(dealt)} goes to another")
-            todo.appendleft(dealt)
-            over[dealt] += 1
-            if over[dealt] == MOST_LOST:
+            why = result.lost if isinstance(result, AssignmentResult) else result.message
+            self._drop_worker(name, f"{why}; {', '.join(assignment)} goes to another")
+            todo.appendleft(assignment)
+            losses[assignment] += 1
+            if losses[assignment] == MAX_LOST_WORKERS:
                 raise WorkerLost(
-                    f"{', '.join(dealt)}: {MOST_LOST} workers were lost over it, the last: {why}",
+                    f"{', '.join(assignment)}: {MAX_LOST_WORKERS} workers were lost over it, the"
+                    f" last: {why}",
                     hint=f"leave the question out, or the row that ends them; else"
-                    f" {resumption(self._run_dir.path)}",
+                    f" {resume_command(self._run_dir.path)}",
                 )
 
-    def _keep(self, name: str, made: Made) -> None:
+    def _store(self, name: str, result: AssignmentResult) -> None:
         """Write what a worker made of a deal."""
-        for note in made.notes:
+        for note in result.notes:
             self._view.note(f"worker {name}: {note}")
-        if made.prompts:
-            self._run_dir.append_prompts(made.prompts)
-        self._answers.prompts |= {(each.prompt_id, each.turn): each for each in made.prompts}
-        missing = [record for record in made.records if record.key not in self._answers.done]
+        if result.prompts:
+            self._run_dir.append_prompts(result.prompts)
+        self._answers.prompts |= {(each.prompt_id, each.turn): each for each in result.prompts}
+        missing = [record for record in result.records if record.key not in self._answers.done]
         for record in missing:
             record.worker = name
         self._run_dir.append(missing)
         for record in missing:
             self._answers.add(record.key, record.output_ids)
-            self._view.cell(record)
+            self._view.show_record(record)
         dropped = self._run_dir.manifest.get("dropped") or {}
-        if self._plan.is_over(made.dropped):
+        if self._plan.is_over(result.dropped):
             self._finished.add(name)
-        if not made.dropped.keys() <= dropped.keys():
-            self._run_dir.update(dropped={**made.dropped, **dropped})
-        if made.judged:
+        if not result.dropped.keys() <= dropped.keys():
+            self._run_dir.update(dropped={**result.dropped, **dropped})
+        if result.judged:
             self._judged.add(name)
 
-    def _conclude(self) -> None:
+    def _finish(self) -> None:
         """Have workers look back, and one of them look for near-ties."""
         self._view.stage("decoding first prompts once more")
-        found: list[Conclusion] = list(self._all("conclude").values())
+        found: list[WorkerResult] = list(self._call_workers("conclude").values())
         manifest = self._run_dir.manifest
         leaks = {label: at for own in found for label, at in own.leaks.items()}
         tolerances = [own.tolerance for own in found if own.tolerance]
@@ -257,10 +268,10 @@ class Scheduler:
         if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
             # The worker that judged a near-tie has measured the tolerance.
-            for name in sorted(self._where, key=lambda name: name not in self._judged):
-                told = self._all("near_ties", self._answers, of=[name])
-                if name in told:
-                    near = told[name]
+            for name in sorted(self._places, key=lambda name: name not in self._judged):
+                reply = self._call_workers("near_ties", self._answers, of=[name])
+                if name in reply:
+                    near = reply[name]
                     break
         self._run_dir.update(
             leaks={**(manifest.get("leaks") or {}), **leaks},
@@ -268,43 +279,43 @@ class Scheduler:
             near_ties=near,
             memory=largest or manifest.get("memory"),
         )
-        self._all("close")
+        self._call_workers("close")
 
-    def _all(
+    def _call_workers(
         self, what: str, *args: Any, of: Sequence[str] | None = None, starting: bool = False
     ) -> dict[str, Any]:
         """What workers, all if not said, come to when asked the same; those that are lost are left
         out, which while `starting` is an EnvironmentFault."""
-        asked = [*self._where] if of is None else of
+        asked = [*self._places] if of is None else of
         for name in asked:
             self._workers.send(name, what, *args)
         found = {}
         for _ in asked:
-            name, told = self._reply()
-            if not isinstance(told, WorkerLost):
-                found[name] = told
+            name, reply = self._receive()
+            if not isinstance(reply, WorkerLost):
+                found[name] = reply
             elif starting:
                 raise EnvironmentFault(
-                    f"worker {name} ({self._where[name]}) did not start: {told.message}",
-                    hint=told.hint or _SAME,
+                    f"worker {name} ({self._places[name]}) did not start: {reply.message}",
+                    hint=reply.hint or _SETUP_HINT,
                 )
             else:
-                self._lose(name, told.message)
+                self._drop_worker(name, reply.message)
         return {name: found[name] for name in asked if name in found}
 
-    def _reply(self) -> tuple[str, Any]:
+    def _receive(self) -> tuple[str, Any]:
         """A worker's answer. Raises what it failed with, saying whose it is."""
-        name, told = self._workers.receive()
-        if isinstance(told, SpecbenchError) and not isinstance(told, WorkerLost):
-            said = f"worker {name} ({self._where[name]}): {told.message}"
-            raise type(told)(said, told.hint) from told
-        if isinstance(told, BaseException) and not isinstance(told, WorkerLost):
-            raise told
-        return name, told
+        name, reply = self._workers.receive()
+        if isinstance(reply, SpecbenchError) and not isinstance(reply, WorkerLost):
+            message = f"worker {name} ({self._places[name]}): {reply.message}"
+            raise type(reply)(message, reply.hint) from reply
+        if isinstance(reply, BaseException) and not isinstance(reply, WorkerLost):
+            raise reply
+        return name, reply
 
-    def _lose(self, name: str, why: str) -> None:
+    def _drop_worker(self, name: str, why: str) -> None:
         """A worker is no more."""
-        where = self._where.pop(name)
+        where = self._places.pop(name)
         self._view.note(f"worker {name} ({where}) was lost: {why}")
         self._workers.end(name)
         workers = self._run_dir.manifest["workers"]
@@ -312,9 +323,13 @@ class Scheduler:
         self._run_dir.update(workers={**workers, name: {**workers[name], "lost": lost}})
 
 
-def _common(placed: Mapping[str, str]) -> dict[str, str]:
-    return {key: word for key, word in placed.items() if key != f"variable {_OWN}"}
+def _without_worker_variables(machine_facts: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: word
+        for key, word in machine_facts.items()
+        if key != f"variable {_PER_WORKER_VARIABLE}"
+    }
 
 
-def _number_of(things: Any, noun: str) -> str:
+def _counted(things: Any, noun: str) -> str:
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"

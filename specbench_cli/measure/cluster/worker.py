@@ -12,14 +12,14 @@ from typing import Any
 
 from specbench_cli.config.run import RunConfig
 from specbench_cli.engine.models.checkpoint import Weights, config_facts
-from specbench_cli.measure.answers import Answers
 from specbench_cli.measure.bench import Bench, readable
 from specbench_cli.measure.isolation.plugin_methods import PluginMethods
 from specbench_cli.measure.isolation.plugin_process import check_plugins, end_plugin_processes
 from specbench_cli.measure.machine import fingerprint
-from specbench_cli.measure.manifest import manifest, placed, program
+from specbench_cli.measure.manifest import machine_facts, manifest, program
 from specbench_cli.measure.method_costs import provide_costs
 from specbench_cli.measure.repeat import Repeat
+from specbench_cli.measure.stored_outputs import StoredOutputs
 from specbench_cli.models.heads import resolve_head
 from specbench_cli.plan.plan import Plan, make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -27,20 +27,21 @@ from specbench_cli.store.schema import Record
 
 
 @dataclass(frozen=True)
-class Introduction:
-    """What a worker is.
+class WorkerInfo:
+    """Facts about a worker.
 
-    words: what it must have as the driver has it (`words`). placed: what all workers must have in
-    common (`manifest.placed`). machine: its fingerprint.
+    shared_facts: Must equal those of the driver (`shared_facts`).
+    machine_facts: Must be the same on all workers (`manifest.machine_facts`).
+    machine: Fingerprint of the machine.
     """
 
-    words: Mapping[str, str]
-    placed: Mapping[str, str]
+    shared_facts: Mapping[str, str]
+    machine_facts: Mapping[str, str]
     machine: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModels:
     """What a manifest keeps of what a worker decodes with; see `Bench`."""
 
     models: Mapping[str, Any]
@@ -50,7 +51,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Made:
+class AssignmentResult:
     """What became of the questions that a worker was dealt.
 
     notes: what a person should know. dropped: rows that it gave up until now, and why.
@@ -67,7 +68,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class WorkerResult:
     """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
 
     leaks: Mapping[str, str]
@@ -89,17 +90,17 @@ class ClusterWorker:
             os.chdir(folder)
         self._order = order
         self._home = TemporaryDirectory(prefix="specbench-worker-")
-        self._answers, self._seen = Answers(), Seen()
-        self._deals = 0
+        self._answers, self._progress = StoredOutputs(), WorkerProgress()
+        self._assignments = 0
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> WorkerInfo:
         """Plan the run with what is here. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
-        return Introduction(words(self._plan), placed(), fingerprint())
+        return WorkerInfo(shared_facts(self._plan), machine_facts(), fingerprint())
 
-    def load(self, costs: Mapping[str, Any] | None) -> Loaded:
+    def load(self, costs: Mapping[str, Any] | None) -> LoadedModels:
         """Load what is decoded with.
 
         Args:
@@ -118,46 +119,48 @@ class ClusterWorker:
         for fault in plugins.unfit.values():
             raise fault
         self._repeat = Repeat(
-            self._plan, self._bench, self._run_dir, self._answers, self._seen, plugins=plugins
+            self._plan, self._bench, self._run_dir, self._answers, self._progress, plugins=plugins
         )
-        return Loaded(
+        return LoadedModels(
             self._bench.models(),
             {**self._bench.heads(), **plugins.heads},
             {**resolved, "devices": self._bench.devices},
             self._run_dir.manifest["step_costs"],
         )
 
-    def measure(self, number: int, names: Collection[str], known: Answers) -> Made:
+    def measure(
+        self, number: int, names: Collection[str], known: StoredOutputs
+    ) -> AssignmentResult:
         """Measure questions of a repeat.
 
         Args:
             known: outputs of these questions that the run has already.
         """
         self._answers.learn(known)
-        self._seen.records, self._seen.notes = [], []
-        self._deals += 1
+        self._progress.records, self._progress.notes = [], []
+        self._assignments += 1
         self._repeat.run_questions(number, names)
         lost = next(iter(self._repeat.left_out.values()), None)
         prompts = self._answers.of(names).prompts
-        return Made(
-            self._seen.records,
+        return AssignmentResult(
+            self._progress.records,
             [prompts[key] for key in sorted(prompts.keys() - known.prompts.keys())],
-            self._seen.notes,
+            self._progress.notes,
             self._run_dir.manifest["dropped"],
             None if lost is None else lost.message,
-            self._repeat.judge.used,
+            self._repeat.judge.was_needed,
         )
 
-    def conclude(self) -> Conclusion:
-        """Decode the first questions of this worker again; see `Repeat.look_back`."""
-        if self._deals > 1:
-            self._repeat.look_back()
-        return Conclusion(
+    def conclude(self) -> WorkerResult:
+        """Decode the first questions of this worker again; see `Repeat.check_leaks`."""
+        if self._assignments > 1:
+            self._repeat.check_leaks()
+        return WorkerResult(
             self._run_dir.manifest["leaks"], self._repeat.judge.facts(), self._bench.memory()
         )
 
-    def near_ties(self, known: Answers) -> Mapping[str, Any] | None:
-        """Return the causes of near-ties; see `judging.near_ties`.
+    def near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
+        """Return the causes of near-ties; see `record_builder.near_ties`.
 
         Args:
             known: outputs of all questions that the run has already.
@@ -172,14 +175,14 @@ class ClusterWorker:
         self._home.cleanup()
 
 
-class Seen:
+class WorkerProgress:
     """Keeps what a driver is told; see `RunView`."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.notes: list[str] = []
 
-    def cell(self, record: Record) -> None:
+    def show_record(self, record: Record) -> None:
         """See `RunView`."""
         self.records.append(record)
 
@@ -191,13 +194,13 @@ class Seen:
         """See `RunView`."""
         return []
 
-    def _unheard(self, *_: Any, **__: Any) -> None:
+    def _ignore(self, *_: Any, **__: Any) -> None:
         """Nobody sees a worker at work."""
 
-    planned = started = stage = prompt = window = handed_over = _unheard
+    planned = started = stage = prompt = window = handed_over = _ignore
 
 
-def words(plan: Plan) -> dict[str, str]:
+def shared_facts(plan: Plan) -> dict[str, str]:
     """What driver and workers must have in common: `program`, and the weights."""
     models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
     heads = {}

@@ -18,18 +18,18 @@ from specbench_cli import registry
 from specbench_cli.config import plugin_file
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.verify.hooks import must_return
+from specbench_cli.engine.verify.hooks import check_return
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.lifeline import end_with
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
+from specbench_cli.measure.batch_measurement import make_measurable
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell, Delay
-from specbench_cli.measure.isolation import answers, state
-from specbench_cli.measure.isolation.answers import MeasureAnswer
-from specbench_cli.measure.method_code import one_line
+from specbench_cli.measure.isolation import replies, state
+from specbench_cli.measure.isolation.replies import MeasurementReply
+from specbench_cli.measure.measurement import LearningDelay, Measurement
+from specbench_cli.measure.method_code import describe_failure
 from specbench_cli.measure.step_costs import StepCosts
-from specbench_cli.measure.together import measurable
 from specbench_cli.measure.warm_up import WARM_UP_ROUNDS, WARM_UP_TOKENS, warm_up
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.grammar import Grammar
@@ -37,7 +37,7 @@ from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
-MOST = 0.9
+MAX_MEMORY_SHARE = 0.9
 """Share of the free memory that a plug-in's process may take."""
 
 
@@ -56,16 +56,19 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class MeasureOrder:
-    """A cell to be measured; see `Cell`. delayed_ns: by what was learnt from the one before."""
+class MeasurementOrder:
+    """An output to measure; see `Measurement`.
+
+    previous_delay_ns: Time that learning from the previous prompt took.
+    """
 
     prompt: Prompt
     budget: int
     pass_: int
     recording: list[int] | None
     reference: list[int] | None
-    pictured: bool
-    delayed_ns: int
+    keeps_drafts: bool
+    previous_delay_ns: int
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -81,8 +84,8 @@ class PluginOrders:
     sampling: Sampling = field(init=False)
     method_runs: dict[str, MethodRun] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
-    cells: dict[tuple[Any, ...], Cell] = field(default_factory=dict)
-    code: state.Seen = field(default_factory=dict)
+    measurements: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
+    code: state.StateSnapshot = field(default_factory=dict)
 
     def import_plugin(self, file: str | None, held: Mapping[Path, bytes]) -> list[str]:
         """Import the plug-in. Return the names of process-wide state that the import changed.
@@ -91,7 +94,7 @@ class PluginOrders:
             file: The plug-in file. None imports the installed plug-ins.
             held: Contents of the plug-in files that the run checked.
         """
-        before = state.seen()
+        before = state.capture_state()
         plugin_file.hold_all(held)
         if file is not None:
             registry.load_plugin(file)
@@ -99,7 +102,7 @@ class PluginOrders:
 
     def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
         """Make the rows' methods, and ask them all that a run asks; what that changed here."""
-        before = state.seen()
+        before = state.capture_state()
         for row in rows:
             method_run = MethodRun(row.name, row.label, row.params)
             for name in ("guarantees", "source", "file_sha256"):
@@ -107,7 +110,7 @@ class PluginOrders:
             for name in _PROPERTIES:
                 getattr(method_run.method, name)
             method_run.method.check()
-            must_return(
+            check_return(
                 method_run.method,
                 "processes",
                 method_run.method.processes(),
@@ -131,7 +134,7 @@ class PluginOrders:
             self.bench.workspace.costs = cache(StepCosts.model_validate(opening.costs))
         self.sampling = replace(plan.sampling, processor=self.bench.processor)
         _limit_memory()
-        self.code = state.seen(state.CODE)
+        self.code = state.capture_state(state.CODE)
         return self.bench.heads()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
@@ -146,7 +149,7 @@ class PluginOrders:
                     self.method_runs[label], self.bench.workspace, request, self.sampling, memory
                 )
         except BaseException as failure:  # it will fail, and be recorded, on the prompts
-            return one_line(failure)
+            return describe_failure(failure)
         finally:
             memory.restore(fresh)
         return None
@@ -154,34 +157,38 @@ class PluginOrders:
     def measure(
         self,
         label: str,
-        asked: Sequence[MeasureOrder],
-        settled: Sequence[tuple[Any, ...]],
+        asked: Sequence[MeasurementOrder],
+        finished: Sequence[tuple[Any, ...]],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[MeasureAnswer]:
+    ) -> list[MeasurementReply]:
         """Measure cells of a row.
 
         Args:
-            size, chunk, arrivals: see `Together`.
+            size, chunk, arrivals: see `BatchMeasurement`.
             settled: the keys of those that will not be measured again.
         """
-        for key in settled:
-            self.cells.pop(key, None)
-        cells = [self._cell(label, each) for each in asked]
-        measurable(cells, size, chunk, arrivals).measure()
+        for key in finished:
+            self.measurements.pop(key, None)
+        measurements = [self._get_measurement(label, each) for each in asked]
+        make_measurable(measurements, size, chunk, arrivals).measure()
         changed = state.changed(self.code)
         if changed:
             raise MethodFault(f"changes {', '.join(changed)} while it decodes")
         return [
-            MeasureAnswer(cell.measured, cell.delay.ns, cell.lost.message if cell.lost else None)
-            for cell in cells
+            MeasurementReply(
+                measurement.output,
+                measurement.delay.ns,
+                measurement.lost.message if measurement.lost else None,
+            )
+            for measurement in measurements
         ]
 
-    def _cell(self, label: str, asked: MeasureOrder) -> Cell:
+    def _get_measurement(self, label: str, asked: MeasurementOrder) -> Measurement:
         key = (label, *asked.key)
-        if key not in self.cells:
-            self.cells[key] = Cell(
+        if key not in self.measurements:
+            self.measurements[key] = Measurement(
                 self.method_runs[label],
                 asked.prompt,
                 self.bench.request_for(asked.prompt, asked.budget),
@@ -191,10 +198,10 @@ class PluginOrders:
                 self.memory.setdefault(label, Memory()),
                 asked.recording,
                 asked.reference,
-                pictured=asked.pictured,
-                delayed_by=Delay(asked.delayed_ns),
+                keeps_drafts=asked.keeps_drafts,
+                previous_delay=LearningDelay(asked.previous_delay_ns),
             )
-        return self.cells[key]
+        return self.measurements[key]
 
 
 _PROPERTIES = (
@@ -212,11 +219,11 @@ def serve() -> NoReturn:
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's
-    _first_to_go()
-    worker_process.serve(PluginOrders(), lambda work: answers.dump(_answered(work)))
+    _prefer_oom_kill()
+    worker_process.serve(PluginOrders(), lambda work: replies.dump(_run_order(work)))
 
 
-def _answered(work: Callable[[], Any]) -> tuple[str, Any]:
+def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
     """What an order came to: "done" and the result, "refused" and an error's words, or "failed"."""
     try:
         return "done", work()
@@ -225,10 +232,10 @@ def _answered(work: Callable[[], Any]) -> tuple[str, Any]:
     except KeyboardInterrupt:  # its own: nobody else's reaches this process
         return "failed", "KeyboardInterrupt"
     except BaseException as fault:
-        return "failed", one_line(fault)
+        return "failed", describe_failure(fault)
 
 
-def _first_to_go() -> None:
+def _prefer_oom_kill() -> None:
     """Have the system end this process, and not the run, where memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -239,7 +246,7 @@ def _limit_memory() -> None:
     import resource
 
     used = psutil.Process().memory_info().vms
-    most = used + int(MOST * psutil.virtual_memory().available)
+    most = used + int(MAX_MEMORY_SHARE * psutil.virtual_memory().available)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))

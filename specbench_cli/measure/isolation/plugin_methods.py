@@ -13,11 +13,15 @@ from specbench_cli.errors import (
     UsageError,
     WorkerLost,
 )
-from specbench_cli.measure.cell import Cell, Measured
-from specbench_cli.measure.isolation.answers import MeasureAnswer
-from specbench_cli.measure.isolation.orders import LoadOrder, MeasureOrder
-from specbench_cli.measure.isolation.plugin_process import PluginProcess, file_of, process_of
-from specbench_cli.measure.together import Together
+from specbench_cli.measure.batch_measurement import BatchMeasurement
+from specbench_cli.measure.isolation.orders import LoadOrder, MeasurementOrder
+from specbench_cli.measure.isolation.plugin_process import (
+    PluginProcess,
+    find_plugin_file,
+    get_plugin_process,
+)
+from specbench_cli.measure.isolation.replies import MeasurementReply
+from specbench_cli.measure.measurement import DecodedOutput, Measurement
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import truncate_texts
@@ -38,27 +42,27 @@ class PluginMethods:
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
-        self.labels = plan.apart
+        self.labels = plan.isolated
         self._plan, self._run_dir, self._threads = plan, run_dir, threads
         files = {
-            method_run.name: file_of(method_run.name, plan.config.plugins)
+            method_run.name: find_plugin_file(method_run.name, plan.config.plugins)
             for method_run in plan.method_runs
             if method_run.label in self.labels
         }
         self._processes = {
-            method_run.label: process_of(files[method_run.name])
+            method_run.label: get_plugin_process(files[method_run.name])
             for method_run in plan.method_runs
             if method_run.name in files
         }
-        self._opened: set[PluginProcess] = set()
+        self._loaded: set[PluginProcess] = set()
         self._warm: dict[str, tuple[list[int], int]] = {}
         self._cold: set[str] = set()
-        self._settled: list[tuple[Any, ...]] = []
+        self._finished: list[tuple[Any, ...]] = []
         self.heads: dict[str, Any] = {}
         self.unfit: dict[str, SpecbenchError] = {}
         for process in dict.fromkeys(self._processes.values()):
             try:
-                self.heads |= self._open(process)
+                self.heads |= self._load_models(process)
             except (UsageError, EnvironmentFault) as fault:
                 own = (label for label, each in self._processes.items() if each is process)
                 self.unfit |= dict.fromkeys(own, fault)
@@ -67,50 +71,55 @@ class PluginMethods:
         """Run a row a little, at the beginning of a pass; why that failed."""
         self._warm[method_run.label] = [*ids], capacity
         try:
-            return self._warmed(method_run.label)
+            return self._warm_up(method_run.label)
         except MethodFault as fault:
             return fault.message
 
     def measure(
         self,
         method_run: MethodRun,
-        cells: Sequence[Cell],
+        measurements: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
-    ) -> list[MeasureAnswer]:
-        """Measure cells of a row, as `measurable` has them. Raises MethodFault where its process
-        came to no answer."""
+    ) -> list[MeasurementReply]:
+        """Measure outputs of a method in its plug-in process; see `make_measurable`.
+
+        Raises:
+            MethodFault: the process did not return a result.
+        """
         process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
         if not process.alive and method_run.method.state_scope != "prompt":
             raise MethodFault("its process ended before, and with it what it had learnt")
         if not process.alive:
-            self._opened.discard(process)
+            self._loaded.discard(process)
             self._cold |= {label for label, each in self._processes.items() if each is process}
-        self._open(process)
+        self._load_models(process)
         if method_run.label in self._cold and method_run.label in self._warm:
-            self._warmed(method_run.label)
-        asked = [_asked(cell) for cell in cells]
-        settled, self._settled = self._settled, []
+            self._warm_up(method_run.label)
+        orders = [_make_order(measurement) for measurement in measurements]
+        settled, self._finished = self._finished, []
         began = time.perf_counter_ns()
         with self._run_dir.guarded(method_run.label):
             how = size, chunk, [*arrivals]
-            found: list[MeasureAnswer] = process.ask(
-                "measure", method_run.label, asked, settled, *how, within=limit * len(cells)
+            found: list[MeasurementReply] = process.call(
+                "measure", method_run.label, orders, settled, *how, within=limit * len(measurements)
             )
         took = time.perf_counter_ns() - began
-        if len(found) != len(cells) or any(
-            each.measured is not None and (each.measured.ns.total or 0) > took for each in found
+        if len(found) != len(measurements) or any(
+            each.output is not None and (each.output.ns.total or 0) > took for each in found
         ):
             raise MethodFault("its process tells of more time than there was")
         return found
 
-    def settle(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
+    def mark_finished(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
         """Cells will not be measured again."""
-        self._settled += [(method_run.label, *_asked(cell).key) for cell in cells]
+        self._finished += [
+            (method_run.label, *_make_order(measurement).key) for measurement in measurements
+        ]
 
-    def _open(self, process: PluginProcess) -> dict[str, Any]:
-        if process in self._opened:
+    def _load_models(self, process: PluginProcess) -> dict[str, Any]:
+        if process in self._loaded:
             return {}
         plan = self._plan
         rows = tuple(
@@ -130,63 +139,65 @@ class PluginMethods:
         models = plan.target, plan.draft, dict(plan.others)
         opening = LoadOrder(config, *models, costs, rows, plan.grammar)
         with self._run_dir.guarded(", ".join(names)):
-            heads: dict[str, Any] = truncate_texts(process.ask("open", opening))
-        self._opened.add(process)
+            heads: dict[str, Any] = truncate_texts(process.call("open", opening))
+        self._loaded.add(process)
         return heads
 
-    def _warmed(self, label: str) -> str | None:
+    def _warm_up(self, label: str) -> str | None:
         ids, capacity = self._warm[label]
         limit = self._plan.config.timeout_per_prompt
         process = self._processes[label]
         with self._run_dir.guarded(label):
-            said: str | None = process.ask("warm_up", label, ids, capacity, within=limit)
+            failure: str | None = process.call("warm_up", label, ids, capacity, within=limit)
         self._cold.discard(label)
-        return said
+        return failure
 
 
-class PluginCells(Together):
+class PluginMeasurements(BatchMeasurement):
     """Outputs of one method that its plug-in process measures; see `quiet.Measurable`."""
 
     def __init__(
         self,
         methods: PluginMethods,
-        cells: Sequence[Cell],
+        measurements: Sequence[Measurement],
         size: int,
         chunk: int,
         arrivals: Sequence[float],
     ) -> None:
-        super().__init__(cells, size, chunk, arrivals)
+        super().__init__(measurements, size, chunk, arrivals)
         self._methods = methods
 
     def measure(self) -> None:
         """Have them measured; a process that ends fails them."""
-        cells = self._cells
+        measurements = self._measurements
         try:
             how = self._size, self._chunk, self._arrivals
-            found = self._methods.measure(cells[0].method_run, cells, *how)
+            found = self._methods.measure(measurements[0].method_run, measurements, *how)
         except MethodFault as fault:
-            for cell in cells:
-                cell.measured = Measured.failed(f"{cell.method_run.label}: {fault.message}")
+            for measurement in measurements:
+                measurement.output = DecodedOutput.failed(
+                    f"{measurement.method_run.label}: {fault.message}"
+                )
             return
-        for cell, each in zip(cells, found, strict=True):
-            cell.measured, cell.delay.ns = each.measured, each.delay_ns
+        for measurement, each in zip(measurements, found, strict=True):
+            measurement.output, measurement.delay.ns = each.output, each.delay_ns
             if each.lost is not None:
-                cell.lost = WorkerLost(each.lost)
+                measurement.lost = WorkerLost(each.lost)
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
-        super().settle(other_cpu, void)
-        self._methods.settle(self._cells[0].method_run, self._cells)
+        super().finish(other_cpu, noisy)
+        self._methods.mark_finished(self._measurements[0].method_run, self._measurements)
 
 
-def _asked(cell: Cell) -> MeasureOrder:
-    recording, reference = cell.recording, cell.reference
-    return MeasureOrder(
-        cell.prompt,
-        cell.request.stop.max_new_tokens,
-        cell.pass_,
+def _make_order(measurement: Measurement) -> MeasurementOrder:
+    recording, reference = measurement.recording, measurement.reference
+    return MeasurementOrder(
+        measurement.prompt,
+        measurement.request.stop.max_new_tokens,
+        measurement.pass_,
         None if recording is None else [*recording],
         None if reference is None else [*reference],
-        cell.pictured,
-        cell.delayed_ns,
+        measurement.keeps_drafts,
+        measurement.previous_delay_ns,
     )

@@ -21,12 +21,12 @@ from specbench_cli.errors import (
     WorkerLost,
 )
 from specbench_cli.interpreter import python_command
-from specbench_cli.measure.isolation import answers
+from specbench_cli.measure.isolation import replies
 from specbench_cli.measure.worker_process import ProcessEnded, WorkerProcess
 
-LOADING_S = 600.0
+LOAD_TIMEOUT_S = 600.0
 """Maximum time in seconds of an order that imports code or loads models."""
-STARTING_S = 120.0
+START_TIMEOUT_S = 120.0
 """Maximum time in seconds to start a process, including the import of torch."""
 
 _processes: dict[str | None, PluginProcess] = {}
@@ -49,7 +49,7 @@ def check_plugins(config: RunConfig) -> None:
     for path in config.plugins:
         vet(path)
         registry.load_plugin(path)
-    vet_rows(config.methods, config.plugins)
+    check_method_rows(config.methods, config.plugins)
 
 
 def vet(file: str) -> None:
@@ -60,32 +60,32 @@ def vet(file: str) -> None:
     """
     if not Path(file).is_file():
         return  # who imports it says so
-    process = process_of(file)
-    with _named(file, "imported"):
+    process = get_plugin_process(file)
+    with _wrap_errors(file, "imported"):
         if not process.alive:
-            process.begin()
-    _refuse(file, "imported", process.changed)
+            process.start()
+    _check_unchanged(file, "imported", process.changed)
 
 
-def vet_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
+def check_method_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
     """The same of making the methods of rows, and of asking them what they are."""
     own: dict[str | None, list[MethodChoice]] = {}
     for row in rows:
         if row.name not in registry.ours():
-            own.setdefault(file_of(row.name, files), []).append(row)
-    for file, listed in own.items():
-        names = ", ".join(dict.fromkeys(row.name for row in listed))
-        with _named(names, "planned with"):
-            changed = process_of(file).ask("vet", listed)
-        _refuse(names, "planned with", changed)
+            own.setdefault(find_plugin_file(row.name, files), []).append(row)
+    for file, method_rows in own.items():
+        names = ", ".join(dict.fromkeys(row.name for row in method_rows))
+        with _wrap_errors(names, "planned with"):
+            changed = get_plugin_process(file).call("vet", method_rows)
+        _check_unchanged(names, "planned with", changed)
 
 
-def file_of(name: str, files: Sequence[str]) -> str | None:
+def find_plugin_file(name: str, files: Sequence[str]) -> str | None:
     """The plug-in that a method is in; None where it is of an installed distribution."""
     return next((file for file in files if name in registry.load_plugin(file)), None)
 
 
-def process_of(file: str | None) -> PluginProcess:
+def get_plugin_process(file: str | None) -> PluginProcess:
     """Return the process of a plug-in file. None selects the installed plug-ins."""
     return _processes.setdefault(file, PluginProcess(file))
 
@@ -122,7 +122,7 @@ class PluginProcess:
         """Return True if the process was started and is not known to have ended."""
         return self._worker is not None
 
-    def ask(self, order: str, *arguments: Any, within: float = LOADING_S) -> Any:
+    def call(self, order: str, *arguments: Any, within: float = LOAD_TIMEOUT_S) -> Any:
         """Send an order and return its result; see `orders.PluginOrders`.
 
         Args:
@@ -133,22 +133,22 @@ class PluginProcess:
                 order was refused.
         """
         if self._worker is None:
-            self.begin()
-        return self._ask(order, *arguments, within=within)
+            self.start()
+        return self._call(order, *arguments, within=within)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the process, which imports the plug-in."""
         serve = "specbench_cli.measure.isolation.orders:serve"
         self._worker = WorkerProcess(python_command(serve, str(os.getpid())), takes_orders=True)
-        held, within = plugin_file.held(), STARTING_S + plugin.IMPORT_S
-        self.changed = self._ask("import_plugin", self._file, held, within=within)
+        held, within = plugin_file.held(), START_TIMEOUT_S + plugin.IMPORT_S
+        self.changed = self._call("import_plugin", self._file, held, within=within)
 
     def end(self) -> int | None:
         """End the process and its children. Return its exit code if it had ended, else None."""
         worker, self._worker = self._worker, None
         return None if worker is None else worker.end()
 
-    def _ask(self, order: str, *arguments: Any, within: float) -> Any:
+    def _call(self, order: str, *arguments: Any, within: float) -> Any:
         worker = self._worker
         assert worker is not None
         try:
@@ -163,7 +163,7 @@ class PluginProcess:
             self.end()
             raise PluginProcessLost(f"{fault}: its process was ended") from fault
         try:
-            kind, found = answers.load(answer)
+            kind, found = replies.load(answer)
         except Exception as fault:
             self.end()
             raise PluginProcessLost(f"its process sent what is no answer: {fault}") from fault
@@ -173,7 +173,7 @@ class PluginProcess:
         if kind == "failed":
             raise MethodFault(str(found))
         name, message, hint = found
-        raise _KINDS.get(name, UsageError)(message, hint)
+        raise _ERRORS.get(name, UsageError)(message, hint)
 
     def _raise_lost(self) -> NoReturn:
         code = self.end()
@@ -182,10 +182,10 @@ class PluginProcess:
         raise PluginProcessLost(f"it ended its process (exit code {code})")
 
 
-_KINDS = {each.__name__: each for each in (MethodFault, EnvironmentFault, WorkerLost)}
+_ERRORS = {each.__name__: each for each in (MethodFault, EnvironmentFault, WorkerLost)}
 
 
-def _refuse(what: str, when: str, changed: Sequence[str]) -> None:
+def _check_unchanged(what: str, when: str, changed: Sequence[str]) -> None:
     """Raise UsageError where a plug-in changes what others need."""
     if changed:
         end_plugin_processes()
@@ -196,7 +196,7 @@ def _refuse(what: str, when: str, changed: Sequence[str]) -> None:
 
 
 @contextmanager
-def _named(what: str, when: str) -> Iterator[None]:
+def _wrap_errors(what: str, when: str) -> Iterator[None]:
     try:
         yield
     except MethodFault as fault:

@@ -17,21 +17,21 @@ import torch
 
 from specbench_cli.measure.environment import variables
 
-Seen = Mapping[str, Any]
+StateSnapshot = Mapping[str, Any]
 
 
 CODE = ("the clock", "built-in functions", "specbench's code")
 """What a plug-in may not change in its own process either: what measures it."""
 
 
-def seen(names: Collection[str] | None = None) -> Seen:
+def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
     """The state of this process, by what a person calls it, or some of it; see `changed`."""
-    return {name: _LOOKS[name]() for name in (names or _LOOKS)}
+    return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
-def changed(before: Seen) -> list[str]:
+def changed(before: StateSnapshot) -> list[str]:
     """What is otherwise than it was."""
-    after = seen(before)
+    after = capture_state(before)
     return [name for name in before if not _same(before[name], after[name])]
 
 
@@ -77,7 +77,7 @@ def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _torchs_code() -> dict[str, Any]:
+def _torch_code() -> dict[str, Any]:
     homes = {"torch": torch, "functional": torch.nn.functional, "Tensor": torch.Tensor}
     return {
         f"{home}.{name}": value
@@ -87,7 +87,7 @@ def _torchs_code() -> dict[str, Any]:
     }
 
 
-_LOOKS: dict[str, Callable[[], Any]] = {
+_CAPTURES: dict[str, Callable[[], Any]] = {
     "torch's settings": _torch,
     "the working folder": os.getcwd,
     "the environment": lambda: sorted(variables().items()),
@@ -99,5 +99,5 @@ _LOOKS: dict[str, Callable[[], Any]] = {
     "the clock": lambda: {name: value for name, value in vars(time).items() if callable(value)},
     "built-in functions": lambda: dict(vars(builtins)),
     "specbench's code": lambda: _code(("specbench_cli", "methods")),
-    "torch's code": _torchs_code,
+    "torch's code": _torch_code,
 }

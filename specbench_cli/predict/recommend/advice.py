@@ -164,7 +164,7 @@ def _models(journal: Journal, method: Method) -> Models:
     target = resolve(journal.config.target)
     named = journal.config.draft
     draft = target.draft if named in (None, AUTO) else named
-    drafting = resolve(draft) if draft is not None and "draft" in method.needed else None
+    drafting = resolve(draft) if draft is not None and "draft" in method.requirements else None
     wanted = next(iter(method.artifacts()), None)
     head = None if wanted is None else wanted.source
     if wanted is not None and head == AUTO:

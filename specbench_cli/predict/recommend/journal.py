@@ -15,7 +15,7 @@ from specbench_cli.config import permission
 from specbench_cli.config.problems import first_problem
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import FULL, UsageError
-from specbench_cli.measure.shown import without_folders
+from specbench_cli.measure.redaction import redact_paths
 from specbench_cli.store.run_dir import MOST_BYTES
 
 FILE = ".recommendation.resume.json"
@@ -165,4 +165,4 @@ def _public(value: Any) -> Any:
         return {key: _public(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_public(part) for part in value]
-    return without_folders(value) if isinstance(value, str) else value
+    return redact_paths(value) if isinstance(value, str) else value

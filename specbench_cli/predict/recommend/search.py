@@ -18,12 +18,12 @@ from specbench_cli.files import refuse_link
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.manifest import now
-from specbench_cli.measure.result import Result, result_of
-from specbench_cli.measure.view import Progress, RunView
+from specbench_cli.measure.result import RunResult, read_result
+from specbench_cli.measure.view import RunProgress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.grid import candidates
 from specbench_cli.plan.method_run import MethodRun
-from specbench_cli.plan.plan import fitting, make_plan, plug_in
+from specbench_cli.plan.plan import fitting, load_plugins, make_plan
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
@@ -174,7 +174,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
     permission.check(permission.requests(journal.config, place), str(place))
     view.stage("loading what decodes")
     check_plugins(journal.config)
-    plug_in(journal.config)  # a resumed one knows none of its plug-ins yet
+    load_plugins(journal.config)  # a resumed one knows none of its plug-ins yet
     candidates = _candidates(journal)
     rounds = Rounds(journal, folder, view, force)
     budget = journal.minutes * 60
@@ -239,13 +239,13 @@ class Rounds:
         records: list[Record] = list(RunDir.open(path).records())
         return Measured(records, round_.seconds)
 
-    def _run(self, name: str, path: Path, round_: Round) -> Result:
+    def _run(self, name: str, path: Path, round_: Round) -> RunResult:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
         view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
         if _finished(path):
-            return result_of(RunDir.open(path))
+            return read_result(RunDir.open(path))
         if RunDir.holds_run(path):
-            plan, run_dir = execute.reopen(path, view, force=self._force)
+            plan, run_dir = execute.resume_run(path, view, force=self._force)
             return execute.run(plan, run_dir, view, force=self._force)
         config = self._config(name, round_)
         fresh_plan, run_dir = execute.start(config, self._journal.sources, path, view)
@@ -296,7 +296,7 @@ class Part:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
-    def prompt(self, progress: Progress) -> None:
+    def prompt(self, progress: RunProgress) -> None:
         """Prompts were measured."""
         left = progress.left_s
         if left is not None:

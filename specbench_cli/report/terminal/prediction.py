@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from specbench_cli import output
-from specbench_cli.measure.costs import BatchCost, Costs, Difference, Point
+from specbench_cli.measure.costs import BatchCost, CostPoint, Costs, ProbeDifference
 from specbench_cli.models.shapes import SHAPE_PREFIX as SHAPE
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import Prediction, Row
@@ -75,7 +75,7 @@ _SETTINGS: tuple[Column[Setting], ...] = (
     Column("measured", shown=lambda each: _seconds(each.measured)),
     Column("error", shown=lambda each: _error(each.error)),
 )
-_DIFFERENCES: tuple[Column[Difference], ...] = (
+_DIFFERENCES: tuple[Column[ProbeDifference], ...] = (
     Column("deterministic", align="l", shown=lambda each: each.name),
     Column("first", shown=lambda each: f"{_milli(each.first_ns)} ms"),
     Column("second", shown=lambda each: f"{_milli(each.second_ns)} ms"),
@@ -199,7 +199,7 @@ def _batch(batch: BatchCost) -> list[str]:
     ]
 
 
-def print_differences(found: Sequence[Difference]) -> None:
+def print_differences(found: Sequence[ProbeDifference]) -> None:
     """The median over points and the worst ones."""
     typical, worst = median(each.relative for each in found), found[0]
     notes = [
@@ -210,7 +210,7 @@ def print_differences(found: Sequence[Difference]) -> None:
     show((), grid(_DIFFERENCES, found[:WORST]), records, notes)
 
 
-def _curve(points: Sequence[Point]) -> Grid:
+def _curve(points: Sequence[CostPoint]) -> Grid:
     """Return a line per number of new tokens, and a column per context length."""
     ms = {(point.n_tokens, point.context): _milli(point.ns) for point in points}
 

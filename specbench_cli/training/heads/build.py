@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from methods._heads.files import HeadShape
-from methods._heads.layouts import stored
+from methods._heads.layouts import to_stored_names
 from methods._heads.module import DraftHead, ParallelHead, heads
-from methods._heads.recipe import HeadRecipe, Taught
+from methods._heads.recipe import HeadRecipe, TargetStatistics
 from specbench_cli import files
 from specbench_cli.engine.models.decoder import Decoder, ModelInput, State
 from specbench_cli.engine.models.head import FeatureHead, LookAhead, SequentialHead
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.errors import MethodFault, UsageError
 from specbench_cli.training.loop import Schedule, StagePlan
 
@@ -138,15 +138,15 @@ def build(
     """
     torch.manual_seed(seed)
     config, ids = head_config(target, schedule.mlp), target.vocab_size
-    taught = Taught(
+    taught = TargetStatistics(
         n_layers=target.num_hidden_layers,
         vocab_size=ids,
-        says=lambda n: most_frequent(answers, schedule.says or n or ids, ids),
-        size=size,
+        frequent_ids=lambda n: most_frequent(answers, schedule.says or n or ids, ids),
+        row_scale=size,
     )
     rope = {"rope_parameters": config.rope_parameters}
     head = heads()[schedule.kind].new(shape_of(config), rope, taught)
-    head.begin(target.initializer_range)
+    head.init_weights(target.initializer_range)
     return head
 
 
@@ -165,7 +165,7 @@ def begin_linear(
     """
     norm, sums, seen = target.model.norm.weight, list[Tensor](), 0
     for ids, features, normed in texts:
-        read = head.linear(target.model.embed_tokens(ids[1:-1]), features[:-2])
+        read = head.linear_input(target.model.embed_tokens(ids[1:-1]), features[:-2])
         if read is None:
             return
         pair = [(read.T @ read).double(), (read.T @ normed[1:-1]).double()]
@@ -175,7 +175,7 @@ def begin_linear(
             break
     squares, products = sums
     ridge = RIDGE * squares.diagonal().mean() * torch.eye(len(squares), device=squares.device)
-    head.begin_linear(torch.linalg.solve(squares + ridge, products).to(norm.dtype), norm)
+    head.init_from_linear(torch.linalg.solve(squares + ridge, products).to(norm.dtype), norm)
 
 
 class TorchTarget(Decoder):
@@ -192,7 +192,7 @@ class TorchTarget(Decoder):
         """There is none."""
         raise MethodFault("in training a head's target has no states")
 
-    def execute(self, model_input: ModelInput) -> Out:
+    def execute(self, model_input: ModelInput) -> ModelOutput:
         """There is none."""
         raise MethodFault("in training a head's target has no forward: it gives features alone")
 
@@ -278,7 +278,7 @@ def as_stored(head: torch.nn.Module) -> None:
 
 def tensors(head: DraftHead) -> dict[str, Tensor]:
     """A head's tensors by their names in the published releases, in fp16; maps as they are."""
-    named = stored(head.layouts[0], head.tensors())
+    named = to_stored_names(head.layouts[0], head.tensors())
     return {
         name: tensor.half().cpu().contiguous() if tensor.is_floating_point() else tensor
         for name, tensor in named.items()
@@ -293,7 +293,7 @@ def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, 
     """
     told = {} if head.says is None else {"draft_vocab_size": len(head.says)}
     words = config.to_diff_dict() | {
-        **head.words(),
+        **head.file_config(),
         **told,
         "dtype": "float16",
         "specbench": {**facts, "taps": list(head.taps)},

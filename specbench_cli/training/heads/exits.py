@@ -50,7 +50,11 @@ def read(
         ids = guess.topk(min(TOP, guess.shape[-1])).indices  # the first token is prefill's
         own = out.rows[len(prompt) :].argmax(-1)
         early = torch.stack(
-            [target.unembed(target.norm(out.taps[each][0, len(prompt) :])) for each in layers], 1
+            [
+                target.unembed(target.norm(out.aux_hidden_states[each][0, len(prompt) :]))
+                for each in layers
+            ],
+            1,
         )
         said = early.argmax(-1)
         found.append(

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from methods._heads.module import DraftHead, ParallelHead
 from methods._heads.recipe import Objective
-from methods._heads.slots import HeadInput, Past, take
+from methods._heads.slots import HeadInput, PastKeyValues, gather_slots
 from specbench_cli.engine import host
 from specbench_cli.engine.models.head import NORMED, FeatureHead, LookAhead, SequentialHead
 from specbench_cli.training.losses import Chats, Loss, autocast, chats_of, compiled
@@ -102,7 +102,7 @@ def unroll(
     """
     starts = torch.arange(ids.shape[1], device=ids.device) - read.chats.positions
     if isinstance(head, FeatureHead):
-        rows = take(read.features, slots)
+        rows = gather_slots(read.features, slots)
         if isinstance(head, LookAhead):
             _, behind = foreseen(head, target, ids, read, slots)
             said = iter(target.lm_head(behind).flatten(0, 1).unbind(1))
@@ -115,7 +115,7 @@ def unroll(
         for step, (logits, kept) in enumerate(head.draft(target, ids, read, slots, steps)):
             yield Step(logits, logits, *placed(starts, kept, step))
         return
-    past = Past(take(read.chats.mask[:, 0], slots)[:, None])
+    past = PastKeyValues(gather_slots(read.chats.mask[:, 0], slots)[:, None])
     embed = target.model.embed_tokens if head.embed_tokens is None else head.embed_tokens
     weight = target.lm_head.weight if head.lm_head is None else head.lm_head.weight
     if head.says is not None and head.lm_head is None:
@@ -170,7 +170,7 @@ def foreseen(
     a head has go through the target at slots, [sequences, slots, levels, width]."""
     body, k = target.model, head.sizes["levels"]
     rows = read.features if head.layer else body.embed_tokens(ids)
-    made = head(take(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
+    made = head(gather_slots(rows, slots).flatten(0, 1)).unflatten(0, slots.shape).flatten(1, 2)
     n, device = ids.shape[1], ids.device
     seen = read.chats.mask[:, 0]
     at = slots[..., None].expand(-1, -1, n)
@@ -218,7 +218,7 @@ def _sent(file: NDArray[np.generic], device: torch.device) -> Tensor:
     there = torch.empty(file.shape, dtype=like.dtype, device=device)
     for first in range(0, len(file), BLOCK):
         block = torch.from_numpy(file[first : first + BLOCK].copy())
-        there[first : first + BLOCK].copy_(host.sent(block, device))
+        there[first : first + BLOCK].copy_(host.send(block, device))
     return there
 
 
@@ -329,7 +329,7 @@ def head_loss(
                     each = each + aim.ce * entropy
                     weight = weight * known
                 if aim.feature:
-                    wanted = take(read.normed, step.at).float()
+                    wanted = gather_slots(read.normed, step.at).float()
                     apart = F.smooth_l1_loss(step.hidden.float(), wanted, reduction="none")
                     each = each + aim.feature * apart.mean(-1)
                 mean = (each * weight).sum() / weight.sum().clamp(min=1e-6)
@@ -377,7 +377,7 @@ def _cross_entropy(
             known, labels = says[among] == labels, among
         entropy = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return entropy.view_as(labels), known
-    wanted = take(said.logits, step.at)
+    wanted = gather_slots(said.logits, step.at)
     return -(wanted.softmax(-1) * logits.log_softmax(-1)).sum(-1), said.known.gather(1, step.at)
 
 

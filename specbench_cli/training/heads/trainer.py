@@ -365,7 +365,7 @@ class HeadTrainer:
             problems = self.gsm8k[:-KEPT_BACK]
             asks = own_asks(encode, problems, self.seed, self.n_replies)
             kind = heads().get(self.keeps)
-            taps = (NORMED,) if kind is None else kind.tapped(self._known.n_layers)
+            taps = (NORMED,) if kind is None else kind.choose_layers(self._known.n_layers)
             rows = self._rows(taps)
             return self._replies("replies", asks, rows)
         sampled = reply_chats(self.gsm8k, self.seed + 1, self.n_replies)

@@ -35,7 +35,7 @@ class Foresees(Sps):
     def whole(self, session, model=None):
         """As many ids as the output may have; past the meter, by the decoder under its wrapper."""
         decoder = model or session.target.decoder
-        state, x, ids = decoder.new_state(256), session.since(0), list[int]()
+        state, x, ids = decoder.new_state(256), session.pending_tokens(0), list[int]()
         while len(ids) < session.requests[0].stop.max_new_tokens:
             token = decoder.forward(x, state).rows[-1:].argmax(-1)
             ids.append(int(token))
@@ -89,9 +89,9 @@ class DraftsInABatchPastTheMeter(Sps):
     def propose(self, session, limit):
         if not limit:
             return session.chain(())
-        part = ModelInput(session.since(self.state.length()), self.state)
+        part = ModelInput(session.pending_tokens(self.state.length()), self.state)
         (out,) = session.draft().decoder.forward_batch([part])
-        return session.drawn([session.pick(out)])
+        return session.chain_of_picks([session.pick(out)])
 
 
 class AsksItsHeadTwice(Mtp):
@@ -100,7 +100,7 @@ class AsksItsHeadTwice(Mtp):
     def observe(self, session, outcome):
         super().observe(session, outcome)
         head = session.artifact(*self.artifacts()).decoder
-        newest = session.since(len(session.tokens()) - 1)
+        newest = session.pending_tokens(len(session.tokens()) - 1)
         head.forward(Features(newest.ids, session.features()[None]), head.new_state(8))
 
 
@@ -147,7 +147,7 @@ class DraftsInAThread(Sps):
             return slowed(*x, **how)
 
         model.decoder.forward = slowly
-        thread = Thread(target=model.forward, args=(session.since(0), state))
+        thread = Thread(target=model.forward, args=(session.pending_tokens(0), state))
         thread.start()
         draft = super().propose(session, limit)
         thread.join()

@@ -22,14 +22,14 @@ class OtherLaw(Sps):
     def propose(self, session, limit):
         if not session.sampling.draws:
             return super().propose(session, limit)
-        x, picks = session.since(self.state.length()), []
+        x, picks = session.pending_tokens(self.state.length()), []
         for ahead in range(min(self.params.levels, limit)):
             logits = self.model.forward(x, self.state).logits
             assert logits is not None
             distribution, told = self.distributions(session, logits[:, -1], ahead)
             picks.append((session.random.categorical(distribution), told))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def distributions(self, session, logits, ahead):
         """Distributions [1, V]: the one drawn from, and the one handed over."""

@@ -17,7 +17,7 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify import decide
 from specbench_cli.engine.verify.choosing import Chooser
-from specbench_cli.engine.verify.grammar import Masking
+from specbench_cli.engine.verify.grammar import RequestGrammarMask
 from specbench_cli.engine.verify.random import SeededRandom
 
 # ---- in place of `Chooser.warp`, `verify.rejection` and `verify.residual` -----------------------
@@ -121,7 +121,7 @@ def chance_of_who_left(self, lend):
 # ---- in place of `decide._origins`, and of `passing` as the verifier calls it --------------------
 
 
-_masked = Masking.__call__
+_masked = RequestGrammarMask.__call__
 
 
 def masks_of_the_root(masking, rows, output, tokens, parents=None):
@@ -137,7 +137,7 @@ def all_accepted(path, relaxed):
 
 def asked_a_row_late(rule, p, draft, tree, random, **beside):
     """Each draft token at its own row of the target, which is that of the token behind it."""
-    return decide.passing(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
+    return decide.relaxed_mask(rule, torch.cat((p[1:], p[-1:])), draft, tree, random, **beside)
 
 
 # ---- in place of the generator ------------------------------------------------------------------

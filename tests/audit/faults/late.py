@@ -37,13 +37,13 @@ def third_with_the_first_number(tokens, q, p, random):
     """
     if q is None or len(tokens) < 3:
         return _rejection(tokens, q, p, random)
-    q, chances = verify._acceptance(tokens, q, p)
+    q, chances = verify._acceptance_probs(tokens, q, p)
     first, third = float(chances[0]), float(chances[2])
     if first > 0.0:
         chances = chances.clone()
         chances[2] = min(first, third) / first
     accepted = random.bernoulli(chances).sum()
-    return accepted, verify._following(accepted, q, p, random)
+    return accepted, verify._draw_next(accepted, q, p, random)
 
 
 class DrawsOnceMore(OtherLaw):
@@ -196,7 +196,7 @@ class DraftsTheSameAgain(Sps):
         if self.again is None or session.sampling.draws or limit < 1:
             draft = super().propose(session, limit)
         else:
-            ids, x = [self.again], session.since(self.state.length())
+            ids, x = [self.again], session.pending_tokens(self.state.length())
             x = Tokens(torch.cat((x.ids, torch.tensor([[self.again]])), -1))
             while len(ids) < min(limit, self.params.levels):
                 picked, _ = session.pick(self.model.forward(x, self.state), len(ids))

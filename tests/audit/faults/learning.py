@@ -19,7 +19,7 @@ class Learning(Sps):
         super().start(session)
         self.model = session.trainable()
         self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def learn(self, session):
         """One step."""

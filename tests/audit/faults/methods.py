@@ -28,7 +28,7 @@ class UnwarpedLaw(Sps):
     """Draws under the temperature and hands over the distribution without it."""
 
     def propose(self, session, limit):
-        x, picks = session.since(self.state.length()), []
+        x, picks = session.pending_tokens(self.state.length()), []
         for ahead in range(min(self.params.levels, limit)):
             out = self.model.forward(x, self.state)
             token, q = session.pick(out, ahead)
@@ -36,7 +36,7 @@ class UnwarpedLaw(Sps):
                 q = out.logits[:, -1].softmax(-1)
             picks.append((token, q))
             x = Tokens(token[None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
 
 class DropsTheUnlikely(Sps):
@@ -54,7 +54,7 @@ class EmitsUnverified(Verifies, Sps):
 
     def verify(self, session, draft, rows, *accept):
         outcome = self.verified(draft, rows, *accept)
-        if draft.nodes < session.room() or not draft.nodes:
+        if draft.nodes < session.max_draft_length() or not draft.nodes:
             return outcome
         ids, m = tuple(draft.tokens.tolist()), draft.nodes
         accepted: list[Origin] = ["accepted"] * m
@@ -95,7 +95,7 @@ class StopsShort(Sps):
     def generate(self, session):
         for step in super().generate(session):
             yield step
-            if session.room() == 0:
+            if session.max_draft_length() == 0:
                 return
 
 
@@ -132,9 +132,9 @@ class SkipsAToken(Sps):
     """After full acceptance feeds its draft the newest token only."""
 
     def propose(self, session, limit):
-        newest = session.since(len(session.tokens()) - 1)
+        newest = session.pending_tokens(len(session.tokens()) - 1)
         picks = [session.pick(self.model.forward(newest, self.state))] if limit else []
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
 
 class OffByOne(Sps):
@@ -215,11 +215,11 @@ class DrawsForOnePosition(Sps):
     """Draws all draft tokens with the noise of the first one's position."""
 
     def propose(self, session, limit):
-        x, picks = session.since(self.state.length()), []
+        x, picks = session.pending_tokens(self.state.length()), []
         for _ in range(min(self.params.levels, limit)):
             picks.append(session.pick(self.model.forward(x, self.state)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
 
 class ExceedsTheBudget(Sps):
@@ -245,7 +245,9 @@ class DraftsForTheFirst(Sps):
     """Drafts for the first sequence of a batch, and proposes that to all."""
 
     def propose_batch(self, members):
-        drafts = [method.propose(session, session.room()) for method, session in members]
+        drafts = [
+            method.propose(session, session.max_draft_length()) for method, session in members
+        ]
         fits = [draft.nodes >= drafts[0].nodes for draft in drafts]
         return [drafts[0] if fit else own for fit, own in zip(fits, drafts, strict=True)]
 
@@ -275,7 +277,7 @@ class KeepsItsState(Sps):
             session.memory["state"] = session.new_state(self.model)
         self.state = session.memory["state"]
         self.state.rollback(0, 0)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session, limit):
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

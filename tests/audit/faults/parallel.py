@@ -20,7 +20,7 @@ class ReturnsPending(Pearl):
         verified = session.verify
 
         def verify_all_but_the_end(draft, rows, accept=None):
-            if draft.nodes < 2 or draft.nodes <= session.room():
+            if draft.nodes < 2 or draft.nodes <= session.max_draft_length():
                 return verified(draft, rows, accept)
             ids, m = tuple(draft.tokens.tolist()), draft.nodes
             accepted: list[Origin] = ["accepted"] * m
@@ -74,12 +74,12 @@ class DraftsFromStaleRows(Pearl):
     """Its drafter keeps rows of rejected tokens."""
 
     def generate(self, session):
-        hire = session.hire
+        hire = session.start_worker
 
         def hire_another(kind, params):
             return hire(KeepsStaleRows, params)
 
-        session.hire = hire_another
+        session.start_worker = hire_another
         yield from super().generate(session)
 
 
@@ -87,7 +87,7 @@ class TellsTooMuch(Pearl):
     """Tells its drafter of a rejected token as if it stood, before the one in its place."""
 
     def generate(self, session):
-        hire = session.hire
+        hire = session.start_worker
 
         def hire_and_tell(kind, params):
             worker = hire(kind, params)
@@ -100,5 +100,5 @@ class TellsTooMuch(Pearl):
             worker.send = tell
             return worker
 
-        session.hire = hire_and_tell
+        session.start_worker = hire_and_tell
         yield from super().generate(session)

@@ -35,7 +35,7 @@ from specbench_cli.engine.verify import chain as verify
 from specbench_cli.engine.verify import decide, sampling, verifier
 from specbench_cli.engine.verify import siblings as verify_tree
 from specbench_cli.engine.verify.choosing import Chooser
-from specbench_cli.engine.verify.grammar import Masking
+from specbench_cli.engine.verify.grammar import RequestGrammarMask
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.workers.rollouts import Rollouts
 from tests.audit.faults import (
@@ -260,7 +260,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a drafter told of rejected tokens", "states", _pearl(parallel.TellsTooMuch)),
     Fault("a grammar passed over", "grammar", _sps(methods.DecidesForItself)),
     _engine_fault(
-        "all nodes masked as the root", "grammar", Masking, "__call__", engine.masks_of_the_root
+        "all nodes masked as the root",
+        "grammar",
+        RequestGrammarMask,
+        "__call__",
+        engine.masks_of_the_root,
     ),
     Fault("a lossy rule that calls itself exact", "tokens", _lossy(methods.CallsItselfExact)),
     _engine_fault(

@@ -12,7 +12,7 @@ from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.models.head import Tape
 from specbench_cli.engine.types import Features
-from specbench_cli.engine.verify.tree import ROOT, rows_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 
 # ---- methods that draft trees -------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class KeepsPredicted(KeepsItsDraft):
 
     def start(self, session):
         super().start(session)
-        unread = session.unread
+        unread = session.pending_features
 
         def rest(length):
             x = unread(length)
@@ -161,7 +161,7 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
 
 def by_number(parents, device):
     """Positions by the node's number instead of its depth."""
-    mask, depths = rows_of(parents, device)
+    mask, depths = build_tree_mask(parents, device)
     return mask, torch.arange(len(depths), device=device)
 
 

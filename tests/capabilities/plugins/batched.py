@@ -22,16 +22,16 @@ class Batched(Method):
 
     def propose_batch(self, members) -> list[Draft]:
         picks = [[] for _ in members]
-        x = [session.since(method.state.length()) for method, session in members]
+        x = [session.pending_tokens(method.state.length()) for method, session in members]
         for ahead in range(self.params.length):
-            due = [at for at, (_, each) in enumerate(members) if ahead < each.room()]
+            due = [at for at, (_, each) in enumerate(members) if ahead < each.max_draft_length()]
             if not due:
                 break
-            parts = [members[at][1].part(x[at], members[at][0].state) for at in due]
+            parts = [members[at][1].batch_input(x[at], members[at][0].state) for at in due]
             for at, out in zip(due, self.model.forward_batch(parts), strict=True):
                 picks[at].append(members[at][1].pick(out, ahead))
                 x[at] = Tokens(picks[at][-1][0][None])
-        return [each.drawn(own) for (_, each), own in zip(members, picks, strict=True)]
+        return [each.chain_of_picks(own) for (_, each), own in zip(members, picks, strict=True)]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

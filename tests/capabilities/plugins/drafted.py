@@ -21,15 +21,18 @@ class Drafted(Method):
     def start(self, session: Session) -> None:
         self.model = session.draft()
         self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)  # prefill
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)  # prefill
 
     def propose(self, session: Session, limit: int) -> Draft:
-        picks, x = [], session.since(self.state.length())  # what has no row in the draft's state
+        picks, x = (
+            [],
+            session.pending_tokens(self.state.length()),
+        )  # what has no row in the draft's state
         while len(picks) < min(limit, self.params.length):
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))  # a token, and what it was drawn from
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

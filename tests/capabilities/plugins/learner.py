@@ -17,14 +17,14 @@ class Learner(Method):
     def start(self, session: Session) -> None:
         self.draft, self.missed = session.trainable("draft"), []
         self.state = session.new_state(self.draft)
-        self.draft.forward(session.since(0), self.state, logits_at=None)
+        self.draft.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        x, picks = session.since(self.state.length()), []
+        x, picks = session.pending_tokens(self.state.length()), []
         for ahead in range(min(4, limit)):
             picks.append(session.pick(self.draft.forward(x, self.state), ahead))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         self.missed += [len(session.tokens()) - 1] * (outcome.origin[-1] == "recovered")

@@ -19,7 +19,7 @@ class CheckedLookup(Method):
     def start(self, session: Session) -> None:
         self.model = session.draft()
         self.state = session.new_state(self.model)
-        self.model.forward(session.since(0), self.state, logits_at=None)
+        self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
         if not limit:
@@ -27,7 +27,9 @@ class CheckedLookup(Method):
         text = list(session.tokens())
         ends = [at for at in range(2, len(text)) if text[at - 2 : at] == text[-2:]]
         guess = text[ends[-1] :][: min(limit, self.params.length) - 1] if ends else []
-        unread = session.since(self.state.length()).ids  # a recurrent state may lack several
+        unread = session.pending_tokens(
+            self.state.length()
+        ).ids  # a recurrent state may lack several
         n, said = unread.shape[1], torch.tensor([guess], dtype=torch.int64, device=session.device)
         x = Tokens(torch.cat((unread, said), 1))
         out = self.model.forward(x, self.state, logits_at="all")

@@ -26,9 +26,9 @@ class SelfDraft(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         picks = []
-        x = session.since(session.state.length())
+        x = session.pending_tokens(session.state.length())
         while len(picks) < min(limit, self.params.length):
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)

@@ -37,12 +37,12 @@ class Tree(Method):
         model = session.draft()
         state = session.new_state(model, slack=1 + max(self.shape.fed))
         self.levels = Levels(session, model, state)
-        self.levels.begin(session.since(0))  # prefill
+        self.levels.begin(session.pending_tokens(0))  # prefill
 
     def propose(self, session: Session, limit: int) -> Draft:
         self.grown = GrownTree(session.chain(()), ())
         if limit:
-            root = self.levels.begin(session.since(self.levels.state.length()))
+            root = self.levels.begin(session.pending_tokens(self.levels.state.length()))
             shape = self.shape.truncate(limit, session.target.vocab_size)
             self.grown = fill(shape, self.levels, root, session, how="without_replacement")
         return self.grown.draft

@@ -21,7 +21,7 @@ class Windowed(Method):
 
     def propose(self, session: Session, limit: int) -> Draft:
         state, params, picks = self.state, self.params, []
-        x = session.since(state.position())
+        x = session.pending_tokens(state.position())
         for ahead in range(min(params.length, limit)):
             out = self.model.forward(x, state)
             if not ahead:
@@ -30,7 +30,7 @@ class Windowed(Method):
                     state.select([*range(params.sinks), *range(n - params.window, n)])
             picks.append(session.pick(out, ahead))
             x = Tokens(picks[-1][0][None])
-        return session.drawn(picks)
+        return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))

@@ -19,8 +19,8 @@ from specbench_cli.engine.drafting.load_aware import expected_tokens
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.measure import method_costs as probing
 from specbench_cli.measure import probe
-from specbench_cli.measure.costs import Costs, kept_at
-from specbench_cli.measure.rounds import Grid
+from specbench_cli.measure.costs import Costs, cache_path
+from specbench_cli.measure.probe_rounds import ProbeGrid
 from specbench_cli.models.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -86,7 +86,7 @@ def costs(made):
 @pytest.fixture
 def kept(run, costs):
     """The same costs, where a probe keeps them."""
-    path = kept_at(costs.machine["id"], costs.models, costs.setup)
+    path = cache_path(costs.machine["id"], costs.models, costs.setup)
     costs.save(path)
     return path
 
@@ -249,7 +249,7 @@ def test_help_has_examples_of_every_use(run):
 @pytest.fixture
 def small_probe(monkeypatch):
     """A probe of a few points."""
-    grid = Grid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
+    grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setitem(probing.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
 
@@ -295,7 +295,7 @@ def make_head(tmp_path):
     target = load_decoder(resolve("embedded-1m").path, name="target")
 
     def make(seed):
-        files = EagleHead.module.random(target, seed).files()
+        files = EagleHead.module.random(target, seed).as_loaded()
         folder = tmp_path / f"head-{seed}"
         folder.mkdir()
         tensors = {
@@ -332,10 +332,10 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
 
 
 def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):
-    from specbench_cli.measure.quiet import QuietMeter
+    from specbench_cli.measure.quiet import NoiseMeter
 
-    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
-    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
     code, out, err = run("predict", "--probe", *asked)
     assert (code, out) == (3, "")
@@ -424,8 +424,8 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
     found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
     rows = zip(*(each["modelled"] for each in found), strict=True)
     assert [len(each["also"]) for each in found] == [0, 0, 1]
-    for quick, late, mean in rows:
-        assert mean["decode"] == pytest.approx((quick["decode"] + late["decode"]) / 2)
+    for measure_step_costs, late, mean in rows:
+        assert mean["decode"] == pytest.approx((measure_step_costs["decode"] + late["decode"]) / 2)
         assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
 
 

@@ -112,9 +112,9 @@ def test_a_command_for_one_run_says_that_here_are_several(finished, call_here, c
 
 
 def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
-    quick = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
+    measure_step_costs = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
     noisy = "--allow-noise --threads 1 --out there --json"
-    code, out, _ = call_here(capsys, *quick.split(), *noisy.split())
+    code, out, _ = call_here(capsys, *measure_step_costs.split(), *noisy.split())
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [event["target"] for event in events if event["event"] == "plan"] == [

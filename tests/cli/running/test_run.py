@@ -77,10 +77,10 @@ def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
 
 
 def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_lock, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.01)
     code, _, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
-    machine_lock.own(tmp_path / "turns").close()
-    machine_lock.own.cache_clear()
+    machine_lock.get_machine_lock(tmp_path / "turns").close()
+    machine_lock.get_machine_lock.cache_clear()
     assert code == 0
     assert err.count("no other run takes turns with this one") == 1
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
@@ -95,7 +95,7 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
 
 
 def test_every_field_is_an_option_whose_help_shows_its_default():
-    command = get_command(app._asked(["run"])).commands["run"]
+    command = get_command(app._make_order(["run"])).commands["run"]
     shown = {param.name: param.show_default for param in command.params}
     assert RunConfig.model_fields.keys() <= shown.keys()
     plain = {
@@ -222,7 +222,7 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_progress.Lines, "cell", interrupt)
+        patch.setattr(_progress.Lines, "show_record", interrupt)
         code, out, err = run("run", *SMALL, "--out", "my run")
     assert (code, out) == (130, "")
     command = next(line for line in err.splitlines() if line.startswith("to go on: "))

@@ -191,7 +191,7 @@ def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, w
 
 def test_resuming_from_python_is_refused_too(foreign_run):
     with pytest.raises(UsageError, match="did not permit"):
-        execute.reopen(foreign_run, RunProgress())
+        execute.resume_run(foreign_run, RunProgress())
     assert ran(foreign_run) == ""
     assert not (foreign_run / ".lock").exists()
 
@@ -446,7 +446,7 @@ def test_plug_in_of_a_config_file_that_changes_after_its_check_is_the_checked_on
 def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreign_run, swap):
     permission.permit(permission.plugins([str(foreign_run / "evil.py")]))
     swap(foreign_run / "evil.py")
-    plan, run_dir = execute.reopen(foreign_run, RunProgress())
+    plan, run_dir = execute.resume_run(foreign_run, RunProgress())
     run_dir.release()
     assert ran(foreign_run) == "x"
     assert run_dir.manifest["method_files"]["own"] in {

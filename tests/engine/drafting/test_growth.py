@@ -11,7 +11,7 @@ from specbench_cli.engine import host
 from specbench_cli.engine.drafting.growth import CandidateNodes, best_size, expand, grow, select
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 
 PROMPT = (2, 0, 1)
 GREEDY = Sampling()
@@ -29,9 +29,9 @@ def growth(open_session, random_table):
         session = open_session(table, table, prompt=PROMPT, sampling=sampling, budget=budget)
         model = session.draft()
         levels = Levels(session, model, session.new_state(model, slack=200))
-        levels.begin(session.since(0))
+        levels.begin(session.pending_tokens(0))
         session.prefill()
-        first = levels.begin(session.since(levels.state.length()))
+        first = levels.begin(session.pending_tokens(levels.state.length()))
         return session, levels, table, first
 
     return make
@@ -53,7 +53,7 @@ def path_value(session, table, tokens):
 
 def paths(draft):
     """Each node's path as ids."""
-    ids, tree = draft.tokens.tolist(), tree_of(draft.parents)
+    ids, tree = draft.tokens.tolist(), build_tree(draft.parents)
     return [tuple(ids[step] for step in tree.path(node)) for node in range(draft.nodes)]
 
 
@@ -140,7 +140,7 @@ def test_chosen_on_the_device_it_is_the_same_tree(growth, shape, vocab, seed, sa
         if ties:
             table.round_()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(host, "near", lambda device, near=near: near)
+            patch.setattr(host, "is_on_host", lambda device, near=near: near)
             found.append(expand(levels, first, session, k=k, depth=depth))
         fed.append((levels.fed, levels.state.ids, levels.state.positions))
         fed[-1] += ([row.parent for row in levels.state.rows],)
@@ -202,7 +202,7 @@ def test_the_rows_that_a_path_left_in_the_draft_are_found(growth):
     grown = grow(levels, first, session, k=3, depth=4, nodes=9)
     state, start = levels.state, levels.state.kept
     for node, path in enumerate(paths(grown.draft)):
-        nodes = tree_of(grown.draft.parents).path(node)
+        nodes = build_tree(grown.draft.parents).path(node)
         rows = [row for row in grown.rows(nodes) if row >= 0]
         assert rows == sorted(rows)
         assert [state.ids[start + row] for row in rows] == list(path[: len(rows)])

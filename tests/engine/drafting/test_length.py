@@ -17,7 +17,7 @@ from specbench_cli.engine.drafting.lengths import (
     OracleLength,
     learn_threshold,
 )
-from specbench_cli.engine.types import Out, Outcome
+from specbench_cli.engine.types import ModelOutput, Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
 
 GREEDY = Sampling()
@@ -49,7 +49,7 @@ def outcome(accepted, tested):
 def said(logits, hidden=None):
     """A draft model's forward over one token."""
     rows = torch.tensor([[logits]])
-    return Out(rows, rows if hidden is None else torch.tensor([[hidden]]))
+    return ModelOutput(rows, rows if hidden is None else torch.tensor([[hidden]]))
 
 
 def drafted(rule, *steps):

@@ -15,9 +15,9 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
-from specbench_cli.engine.types import Draft, Features, Out, Outcome, Tokens
+from specbench_cli.engine.types import Draft, Features, ModelOutput, Outcome, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import tree_of
+from specbench_cli.engine.verify.tree import build_tree
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (7, 3, 11, 5, 19, 2, 13, 8, 4)
@@ -59,7 +59,7 @@ def opened(workspace, slack=30):
     )
     model = session.draft()
     levels = Levels(session, model, session.new_state(model, slack=slack))
-    levels.begin(session.since(0))
+    levels.begin(session.pending_tokens(0))
     session.reserve(slack)
     session.prefill()
     return session, levels
@@ -89,7 +89,7 @@ def plain(decoder, ids):
 @SHAPE
 def test_every_nodes_logits_are_those_of_its_own_path(workspace, model, shape):
     session, levels = opened(workspace(model))
-    out = levels.begin(session.since(levels.state.length()))
+    out = levels.begin(session.pending_tokens(levels.state.length()))
     text = session.tokens()
     torch.testing.assert_close(out.logits[0, -1], plain(levels.model.decoder, text))
     for path, row in zip(*feed_tree(levels, shape), strict=True):
@@ -102,7 +102,7 @@ def test_in_half_precision_they_are_as_near_as_it_allows(tiny_checkpoint):
     decoder = load_decoder(folder, name="target", dtype=torch.bfloat16)
     models = Workspace({"target": decoder, "draft": decoder}, capacity=64)
     session, levels = opened(models)
-    levels.begin(session.since(levels.state.length()))
+    levels.begin(session.pending_tokens(levels.state.length()))
     for path, row in zip(*feed_tree(levels, (3, 4, 2)), strict=True):
         assert (row - plain(decoder, [*session.tokens(), *path])).abs().max() <= 0.15
 
@@ -112,7 +112,7 @@ def test_siblings_do_not_see_each_other(workspace, model):
     session, levels = opened(workspace(model))
     rows = []
     for sibling in (17, 99):
-        levels.begin(session.since(levels.state.length()))
+        levels.begin(session.pending_tokens(levels.state.length()))
         levels.feed([5, sibling], [0, 0])
         out = levels.feed([6, sibling], [0, 1])
         rows.append(out.logits[0, 0])
@@ -125,7 +125,7 @@ def test_siblings_do_not_see_each_other(workspace, model):
 @pytest.mark.parametrize("whole", [True, False], ids=["whole path fed", "deepest node unfed"])
 def test_kept_rows_equal_recomputation(workspace, model, whole):
     session, levels = opened(workspace(model))
-    levels.begin(session.since(levels.state.length()))
+    levels.begin(session.pending_tokens(levels.state.length()))
     paths, _ = feed_tree(levels, (3, 4), seed=2)
     node = 6
     path = [next(i for i, p in enumerate(paths) if p == paths[node][:n]) for n in (1, 2)]
@@ -147,7 +147,7 @@ def test_kept_rows_equal_recomputation(workspace, model, whole):
 
 def test_of_the_last_committed_token_no_row_is_kept(workspace):
     session, levels = opened(workspace("all heads"))
-    levels.begin(session.since(levels.state.length()))
+    levels.begin(session.pending_tokens(levels.state.length()))
     paths, _ = feed_tree(levels, (1, 1, 1))
     # The output was cut inside the draft: its last token was drafted and fed.
     session.adopt(Outcome((), paths[1], ("accepted", "accepted"), 2))
@@ -157,7 +157,7 @@ def test_of_the_last_committed_token_no_row_is_kept(workspace):
 
 def test_dropped_nodes_leave_nothing(workspace):
     session, levels = opened(workspace("all heads"))
-    levels.begin(session.since(levels.state.length()))
+    levels.begin(session.pending_tokens(levels.state.length()))
     feed_tree(levels, (2, 3))
     levels.drop()
     assert (levels.fed, levels.state.length()) == (0, len(session.tokens()))
@@ -165,7 +165,7 @@ def test_dropped_nodes_leave_nothing(workspace):
 
 def test_a_chain_costs_what_a_text_costs(workspace, monkeypatch):
     session, levels = opened(workspace("all heads"))
-    levels.begin(session.since(levels.state.length()))
+    levels.begin(session.pending_tokens(levels.state.length()))
     given = []
     forward = type(levels.model).forward
     monkeypatch.setattr(
@@ -185,7 +185,7 @@ def test_permuting_a_trees_nodes_changes_nothing(workspace, model, seed):
     models = workspace(model)
     found = []
     parents = tuple(random.randint(-1, node - 1) for node in range(12))
-    tree = tree_of(parents)
+    tree = build_tree(parents)
     # A tree that holds what the target says, among strangers.
     probe, _ = opened(models)
     text, truth = list(probe.tokens()), []
@@ -231,7 +231,7 @@ class CountingHead(TableDecoder):
     def forward(self, x, state, **how):
         self.__dict__.setdefault("fed", []).append((x.ids[0].tolist(), x.rows[0, :, 0].tolist()))
         out = super().forward(x, state, **how)
-        return Out(out.logits, x.rows + 1.0)
+        return ModelOutput(out.logits, x.rows + 1.0)
 
 
 def test_a_heads_nodes_read_what_their_parents_left(open_session, random_table):

@@ -16,7 +16,7 @@ from specbench_cli.engine.drafting.template import (
     tree_of_widths,
 )
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 
 CPU = torch.device("cpu")
 GREEDY = Sampling()
@@ -41,7 +41,7 @@ def templates(draw, most=12):
 
 @given(templates())
 def test_nodes_come_level_by_level_and_siblings_by_rank(template):
-    tree = tree_of(template.parents)
+    tree = build_tree(template.parents)
     assert list(tree.depths) == sorted(tree.depths) == [len(node) for node in template.nodes]
     for children in tree.children:
         ranks = [template.nodes[child][-1] for child in children]
@@ -89,7 +89,7 @@ def test_a_node_without_its_parent_is_refused():
 
 
 def test_the_sparse_tree_has_as_many_nodes_a_level_as_eagles():
-    depths = tree_of(SPARSE_25.parents).depths
+    depths = build_tree(SPARSE_25.parents).depths
     assert [depths.count(depth) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
     assert SPARSE_25.depth == 5
 
@@ -146,9 +146,9 @@ def ready(open_session, random_table):
         model = session.draft()
         levels = Levels(session, model, session.new_state(model, slack=40))
         session.reserve(25)
-        levels.begin(session.since(0))
+        levels.begin(session.pending_tokens(0))
         session.prefill()
-        first = levels.begin(session.since(levels.state.length()))
+        first = levels.begin(session.pending_tokens(levels.state.length()))
         return session, levels, first, table
 
     return make
@@ -163,7 +163,7 @@ def test_each_node_holds_its_parents_child_of_its_rank(ready, template):
     grown = fill(template, levels, first, session)
     assert grown.draft.parents == template.parents
     assert len(session.harness.meter.forwards) - before == template.depth
-    ids, tree = grown.draft.tokens.tolist(), tree_of(template.parents)
+    ids, tree = grown.draft.tokens.tolist(), build_tree(template.parents)
     for node, ranks in enumerate(template.nodes):
         text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
         best = table[text[-2], text[-1]].argsort(descending=True)
@@ -178,7 +178,7 @@ def test_a_filled_draft_says_how_its_tokens_were_chosen(ready, how):
     assert draft.draw_mode == how
     assert (draft.q is None) == (how == "deterministic")
     if draft.q is not None:
-        ids, tree = draft.tokens.tolist(), tree_of(template.parents)
+        ids, tree = draft.tokens.tolist(), build_tree(template.parents)
         for node in range(draft.nodes):
             text = [*session.tokens(), *(ids[step] for step in tree.path(node)[:-1])]
             distribution = session.warp(table[text[-2], text[-1]])
@@ -193,7 +193,7 @@ def test_tokens_kept_on_the_device_are_the_same(ready, monkeypatch, template, sa
     drafts, fed = [], []
     for near in (True, False):
         session, levels, first, _ = ready(sampling)
-        monkeypatch.setattr(host, "near", lambda device, near=near: near)
+        monkeypatch.setattr(host, "is_on_host", lambda device, near=near: near)
         drafts.append(fill(template, levels, first, session, how=how).draft)
         fed.append(levels.state.rows)
         session.commit(session.verify(drafts[-1], session.score(drafts[-1])))

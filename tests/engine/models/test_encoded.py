@@ -16,7 +16,7 @@ from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Source
+from specbench_cli.engine.types import ExtraInput
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, UsageError
@@ -30,7 +30,7 @@ def reading(
     decoder: EncodedDecoder, question: Tensor, seq: int = 0, n_seqs: int = 1
 ) -> HostedState:
     state = decoder.new_state(40, n_seqs)
-    assert decoder.attach(state, Source(ids=tuple(question[0].tolist())), seq)
+    assert decoder.attach(state, ExtraInput(ids=tuple(question[0].tolist())), seq)
     return state
 
 
@@ -74,7 +74,7 @@ def test_sequences_have_questions_of_their_own(decoder: EncodedDecoder) -> None:
     ids, questions = some_ids(4, 2), [some_ids(7), some_ids(3)]
     state = decoder.new_state(9, n_seqs=2)
     for seq, question in enumerate(questions):
-        decoder.attach(state, Source(ids=tuple(question[0].tolist())), seq)
+        decoder.attach(state, ExtraInput(ids=tuple(question[0].tolist())), seq)
     found = logits(decoder, ids, state)
     for seq, question in enumerate(questions):
         alone = logits(decoder, ids[seq : seq + 1], reading(decoder, question))
@@ -87,7 +87,7 @@ def test_a_cleared_state_has_forgotten_its_question(decoder: EncodedDecoder) -> 
     state.clear()
     with pytest.raises(MethodFault, match="the request holds nothing for its encoder"):
         logits(decoder, some_ids(2), state)
-    decoder.attach(state, Source(ids=(3, 4)))
+    decoder.attach(state, ExtraInput(ids=(3, 4)))
     again = logits(decoder, some_ids(2), state)
     assert apart(again, logits(decoder, some_ids(2), reading(decoder, torch.tensor([[3, 4]])))) == 0
 
@@ -107,11 +107,11 @@ def test_a_request_begins_with_the_start_token_and_its_prefill_counts_the_questi
 ) -> None:
     target = load_decoder(tiny_checkpoint("t5"), name="target")
     request = Request.of(target, "a", 1, [5, 6, 7], STOP)
-    assert (request.ids, request.source) == ((0,), Source(ids=(5, 6, 7)))
+    assert (request.ids, request.source) == ((0,), ExtraInput(ids=(5, 6, 7)))
     session = Session(Workspace({"target": target}, 16), request, Sampling())
     session.prefill()
     assert (len(session.tokens()), len(session.output())) == (2, 1)
-    assert session.since(0).ids.tolist() == [[0, session.output()[0]]]
+    assert session.pending_tokens(0).ids.tolist() == [[0, session.output()[0]]]
     session.score(session.chain(()))
     forwards = session.harness.meter.forwards
     assert [(f.role, f.n_tokens) for f in forwards] == [("prefill", 4), ("verify", 1)]
@@ -119,7 +119,7 @@ def test_a_request_begins_with_the_start_token_and_its_prefill_counts_the_questi
 
 def test_a_target_of_text_alone_refuses_what_stands_beside_it(tiny_checkpoint: Maker) -> None:
     target = load_decoder(tiny_checkpoint("llama"), name="target")
-    request = Request("a", 1, (5, 6), STOP, Source(ids=(1, 2)))
+    request = Request("a", 1, (5, 6), STOP, ExtraInput(ids=(1, 2)))
     with pytest.raises(MethodFault, match="target reads text alone"):
         Session(Workspace({"target": target}, 16), request, Sampling())
 

@@ -48,7 +48,7 @@ def target(tiny_checkpoint):
 def tapped(open_session, table, **rest):
     session = open_session(table, prompt=(3, 1, 4), **rest)
     session.reserve(8)
-    session.tap((NORMED,))
+    session.capture_layers((NORMED,))
     return session
 
 
@@ -93,19 +93,19 @@ def test_features_that_nobody_reads_are_let_go_and_said_to_be(open_session, tabl
     session.prefill()
     session.features()
     with pytest.raises(MethodFault, match="let go"):
-        session.unread(0)
+        session.pending_features(0)
 
 
 def test_beside_a_head_with_a_state_all_are_kept(open_session, table):
     session = tapped(open_session, table)
     session.prefill()
-    assert session.unread(0).rows.shape[1] == 3
+    assert session.pending_features(0).rows.shape[1] == 3
     session.features()
     for _ in range(2):
         plain = session.chain(())
         session.commit(session.verify(plain, session.score(plain)))
         session.features()
-    assert session.unread(3).rows.shape[1] == 2
+    assert session.pending_features(3).rows.shape[1] == 2
 
 
 # ---- how it is kept -----------------------------------------------------------------------------

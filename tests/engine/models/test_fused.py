@@ -301,7 +301,7 @@ def test_sublayers_that_are_passed_over_are_as_if_they_were_not_there(
     out = decoder.forward(Tokens(ids[:, 17:]), state, logits_at="all", taps=(0, 1, 2), **how)
     assert apart(torch.cat([*found, out.logits], 1), expected) <= CLOSE
     for at in range(3):
-        assert apart(out.taps[at], left[at][:, 17:]) <= CLOSE
+        assert apart(out.aux_hidden_states[at], left[at][:, 17:]) <= CLOSE
         assert state.length(0, at) == (0 if (at, "attention") in over else 24)
 
 
@@ -351,9 +351,9 @@ def test_taps_and_hidden_are_the_rows_that_leave_layers(tiny_checkpoint: Maker) 
     out = decoder.forward(Tokens(ids), decoder.new_state(20), taps=(0, 1, 2))
     with torch.no_grad():
         expected = module_of(decoder)(input_ids=ids, output_hidden_states=True).hidden_states
-    assert apart(out.taps[0], expected[1]) <= CLOSE
-    assert apart(out.taps[1], expected[2]) <= CLOSE
-    assert torch.equal(out.taps[2], out.hidden)
+    assert apart(out.aux_hidden_states[0], expected[1]) <= CLOSE
+    assert apart(out.aux_hidden_states[1], expected[2]) <= CLOSE
+    assert torch.equal(out.aux_hidden_states[2], out.hidden)
     assert apart(module_of(decoder).model.norm(out.hidden), expected[3]) <= CLOSE
 
 
@@ -373,7 +373,7 @@ def test_results_of_a_forward_survive_the_next_one(tiny_checkpoint: Maker) -> No
     decoder, ids = decoder_of(tiny_checkpoint, "llama"), some_ids(12)
     state = decoder.new_state(20)
     out = decoder.forward(Tokens(ids[:, :4]), state, logits_at="all", taps=(0,))
-    kept = [out.logits, out.hidden, out.taps[0]]
+    kept = [out.logits, out.hidden, out.aux_hidden_states[0]]
     copies = [tensor.clone() for tensor in kept]
     logits(decoder, ids[:, 4:8], state)
     assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))

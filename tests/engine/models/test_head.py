@@ -39,9 +39,9 @@ def test_after_prefill_a_head_reads_the_prompt_one_row_behind_the_text(
     open_session: Open, table: Tensor
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
-    session.tap((NORMED,))
+    session.capture_layers((NORMED,))
     session.prefill()
-    read, text = session.unread(0), list(session.tokens())
+    read, text = session.pending_features(0), list(session.tokens())
     assert read.ids.tolist() == [text[1:]]
     assert read.rows[0].equal(rows_of_text(table, text, 0, 3))
 
@@ -51,16 +51,16 @@ def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
     session.reserve(4)
-    session.tap((NORMED,))
+    session.capture_layers((NORMED,))
     session.prefill()
-    session.unread(0)
+    session.pending_features(0)
     # a wrong child, then the right one, with a right and a wrong child of its own
     right = int(table[4, session.tokens()[-1]].argmax())
     next_ = int(table[session.tokens()[-1], right].argmax())
     wrong = [(right + 1) % V, (next_ + 1) % V]
     draft = Draft(torch.tensor([wrong[0], right, wrong[1], next_]), (-1, -1, 1, 1))
     session.commit(session.verify(draft, session.score(draft)))
-    read, text = session.unread(3), list(session.tokens())
+    read, text = session.pending_features(3), list(session.tokens())
     assert text[4:6] == [right, next_]
     assert read.ids.tolist() == [text[4:]]
     assert read.rows[0].equal(rows_of_text(table, text, 3, 3))
@@ -68,12 +68,12 @@ def test_after_a_tree_a_head_reads_the_rows_of_the_accepted_path_alone(
 
 def test_features_wait_until_they_are_read(open_session: Open, table: Tensor) -> None:
     session = open_session(table, prompt=(2,))
-    session.tap((NORMED,))
+    session.capture_layers((NORMED,))
     session.prefill()
     for _ in range(2):
         plain = session.chain(())
         session.commit(session.verify(plain, session.score(plain)))
-    read, text = session.unread(0), list(session.tokens())
+    read, text = session.pending_features(0), list(session.tokens())
     assert read.ids.tolist() == [text[1:]]
     assert read.rows[0].equal(rows_of_text(table, text, 0, 3))
 
@@ -100,7 +100,7 @@ def test_several_taps_lie_side_by_side(tiny_checkpoint: Maker) -> None:
     decoder = load_decoder(tiny_checkpoint("llama"), name="target")
     out = decoder.forward(Tokens(torch.arange(4)[None]), decoder.new_state(4), taps=(0, 1))
     rows = features(out, (1, 0), decoder)
-    assert rows.equal(torch.cat((out.taps[1][0], out.taps[0][0]), -1))
+    assert rows.equal(torch.cat((out.aux_hidden_states[1][0], out.aux_hidden_states[0][0]), -1))
 
 
 def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
@@ -109,7 +109,7 @@ def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
     with pytest.raises(MethodFault, match=r"session\.tap"):
-        session.unread(0)
+        session.pending_features(0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench_cli.engine.models.hosted import HostedDecoder
 from specbench_cli.engine.models.load import load_decoder
-from specbench_cli.engine.types import Hidden, Source, Tokens
+from specbench_cli.engine.types import ExtraInput, Hidden, Tokens
 from specbench_cli.errors import UsageError
 from tests.engine.models.feeding import (
     CLOSE,
@@ -79,8 +79,8 @@ def test_taps_hidden_and_chosen_rows(tiny_checkpoint: Maker) -> None:
     rows = torch.tensor([3, 7])
     out = decoder.forward(Tokens(ids), decoder.new_state(12), taps=(0, 1), logits_at=rows)
     assert apart(out.logits, own.logits[:, rows]) <= CLOSE
-    assert apart(out.taps[0], own.hidden_states[1]) <= CLOSE
-    assert apart(out.taps[1], own.hidden_states[2]) <= CLOSE
+    assert apart(out.aux_hidden_states[0], own.hidden_states[1]) <= CLOSE
+    assert apart(out.aux_hidden_states[1], own.hidden_states[2]) <= CLOSE
     assert apart(decoder.module.model.norm(out.hidden), own.hidden_states[3]) <= CLOSE
     last = decoder.forward(Tokens(ids), decoder.new_state(12))
     assert apart(last.logits, own.logits[:, -1:]) <= CLOSE
@@ -169,9 +169,9 @@ def with_image(text: Tensor) -> Tensor:
     return torch.cat((text[:, :3], torch.full((1, 4), IMAGE), text[:, 3:]), 1)
 
 
-def seen(seed: int) -> Source:
+def seen(seed: int) -> ExtraInput:
     pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return Source(images={"pixel_values": pixels})
+    return ExtraInput(images={"pixel_values": pixels})
 
 
 def test_images_are_read_with_the_prompt(tiny_checkpoint: Maker) -> None:

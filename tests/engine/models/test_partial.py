@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.models.tiny import VOCAB, tiny_models
-from specbench_cli.engine.halted import Halted
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.models.meter import Meter, Metered
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.types import Draft, Hidden, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import rows_of
+from specbench_cli.engine.verify.tree import build_tree_mask
 from specbench_cli.errors import MethodFault
 from specbench_cli.store.schema import Trace
 from tests.engine.models.feeding import some_ids
@@ -36,7 +36,7 @@ def metered(tiny_checkpoint: Maker, family: str, *, hosted: bool) -> Metered:
 def shape(tree: bool, start: int) -> dict[str, Tensor]:
     if not tree:
         return {}
-    mask, depths = rows_of(PARENTS, torch.device("cpu"))
+    mask, depths = build_tree_mask(PARENTS, torch.device("cpu"))
     return {"mask": mask, "positions": (depths + start)[None]}
 
 
@@ -59,7 +59,7 @@ def test_two_halves_are_the_whole_forward_bit_for_bit(
         state.commit(0, range(11))
     due = target.forward(x, whole, logits_at="all", **how)
     for layer in range(1, target.n_layers + 1):
-        halves = Halted(target, halved)
+        halves = PausedForward(target, halved)
         halves.begin(x, layer, **how)
         ran = [halved.length(0, at) for at in range(target.n_layers)]
         assert ran == [18] * layer + [11] * (target.n_layers - layer)
@@ -83,18 +83,18 @@ def test_early_logits_are_the_exit_rows_through_the_models_own_end(
     with torch.no_grad():
         left = module(input_ids=ids, output_hidden_states=True).hidden_states
     for layer in range(1, target.n_layers):
-        halted = Halted(target, target.new_state(9))
+        halted = PausedForward(target, target.new_state(9))
         halted.begin(Tokens(ids), layer)
-        early = halted.early
+        early = halted.early_logits
         due = decoder.unembed(decoder.norm(left[layer]))[0]
         assert float((early - due).abs().max()) <= CLOSE * max(1.0, float(due.abs().max()))
 
 
 def test_exit_at_the_last_layer_is_the_whole_forward_at_once(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    halves = Halted(target, target.new_state(9))
+    halves = PausedForward(target, target.new_state(9))
     halves.begin(Tokens(some_ids(9)), target.n_layers)
-    assert torch.equal(halves.end().logits[0], halves.early)
+    assert torch.equal(halves.end().logits[0], halves.early_logits)
     assert [forward.layers for forward in target._meter.forwards] == [(0, target.n_layers)]
 
 
@@ -104,10 +104,10 @@ def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
     target = metered(tiny_checkpoint, "llama", hosted=False)
     n, taps = target.n_layers, range(target.n_layers)
     whole = target.forward(Tokens(some_ids(9)), target.new_state(9), taps=taps)
-    halves = Halted(target, target.new_state(9), taps)
+    halves = PausedForward(target, target.new_state(9), taps)
     halves.begin(Tokens(some_ids(9)), 1)
-    found = halves.end().taps
-    assert all(torch.equal(found[at], whole.taps[at]) for at in taps)
+    found = halves.end().aux_hidden_states
+    assert all(torch.equal(found[at], whole.aux_hidden_states[at]) for at in taps)
     forwards: Any = target._meter.forwards[1:]
     assert [f.layers for f in forwards] == [(0, 1), (1, n)]
     assert [f.n_tokens for f in forwards] == [9, 9]
@@ -117,7 +117,7 @@ def test_halves_are_metered_by_their_layers_and_taps_come_from_both(
 def test_an_exit_behind_no_layer_is_refused(tiny_checkpoint: Maker, layer: int) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     with pytest.raises(MethodFault, match=r"no exit behind layer -?\d+: it has 3 layers"):
-        Halted(target, target.new_state(4)).begin(Tokens(some_ids(3)), layer)
+        PausedForward(target, target.new_state(4)).begin(Tokens(some_ids(3)), layer)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, -1, 0)], ids=["chain", "tree"])
@@ -130,7 +130,7 @@ def test_a_score_in_two_halves_is_the_score(parents: tuple[int, ...] | None) -> 
         draft = Draft(torch.tensor([7, 8, 9]), parents)
         if halved:
             half = session.begin_score(draft, 1)
-            assert half.early.shape == (4, VOCAB)
+            assert half.early_logits.shape == (4, VOCAB)
         rows = half.end().rows if halved else session.score(draft)
         session.commit(session.verify(draft, rows))
         found.append((rows, session.tokens(), session.state.length(0, 1)))
@@ -144,9 +144,9 @@ def test_a_score_ends_once_it_was_begun() -> None:
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
     with pytest.raises(MethodFault, match="was left that said nothing"):
-        half.leave(copy=False)
+        half.exit_early(copy=False)
     half.end()
-    for again in (half.end, half.look, lambda: half.leave(copy=False)):
+    for again in (half.end, half.exit_logits, lambda: half.exit_early(copy=False)):
         with pytest.raises(MethodFault, match="has ended, or was left, does not go on"):
             again()
 
@@ -165,11 +165,11 @@ def test_a_forward_that_halts_often_is_the_whole_forward(
     for state in (whole, halting):
         target.forward(Tokens(ids[:, :11]), state, logits_at=None)
     due = target.forward(Tokens(ids[:, 11:]), whole, logits_at="all")
-    halted = Halted(target, halting)
+    halted = PausedForward(target, halting)
     halted.begin(Tokens(ids[:, 11:]), stops[0], early=False)
     assert [f.layers for f in target._meter.forwards[-1:]] == [(0, stops[0])]
     for layer in stops[1:]:
-        halted.to(layer)
+        halted.run_to(layer)
     assert torch.equal(halted.end().logits, due.logits)
 
 
@@ -187,14 +187,14 @@ def test_layers_that_were_left_out_see_the_rows_they_should(
     for each in (state, other):
         target.forward(Tokens(ids[:, :11]), each, logits_at=None)
         each.commit(0, range(11))
-    halted = Halted(target, state)
+    halted = PausedForward(target, state)
     halted.begin(Tokens(ids[:, 11:12]), 1, early=False)
-    halted.look()
-    halted.leave(copy=copy)
+    halted.exit_logits()
+    halted.exit_early(copy=copy)
     state.commit(0, (0,))
     lengths = [state.length(0, at) for at in range(target.n_layers)]
     assert lengths == [12] + [11 + copy] * (target.n_layers - 1)
-    last = Halted(target, state)
+    last = PausedForward(target, state)
     last.begin(Tokens(ids[:, 12:]), 2, early=False)
     found = last.end().logits
     # The same by hand: layer 1 over both tokens, the others one by one.
@@ -223,10 +223,12 @@ def test_some_early_logits_are_those_of_a_look_at_all(
     tiny_checkpoint: Maker, family: str, hosted: bool
 ) -> None:
     target = metered(tiny_checkpoint, family, hosted=hosted)
-    halted = Halted(target, target.new_state(9))
+    halted = PausedForward(target, target.new_state(9))
     halted.begin(Tokens(some_ids(9)), 2, early=False)
     ids = torch.tensor([5, 1, 90, 7])
-    assert torch.allclose(halted.says(ids), halted.look()[:, ids], atol=1e-5, rtol=1e-5)
+    assert torch.allclose(
+        halted.early_logits_of(ids), halted.exit_logits()[:, ids], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: Maker) -> None:
@@ -234,11 +236,11 @@ def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: M
     state = target.new_state(9)
     target.forward(Tokens(some_ids(5)), state)
     for copy in (False, True):
-        halted = Halted(target, state)
+        halted = PausedForward(target, state)
         halted.begin(Tokens(some_ids(1)), 1, early=False)
-        halted.to(2)
-        halted.look()
-        halted.leave(copy=copy)
+        halted.run_to(2)
+        halted.exit_logits()
+        halted.exit_early(copy=copy)
     trace = Trace.pack(target._meter.forwards)
     assert trace.counted()[0] == 3
     none, copied = target._meter.forwards[1:4], target._meter.forwards[4:]
@@ -251,17 +253,17 @@ def test_a_forward_that_ends_early_counts_as_one_by_its_share(tiny_checkpoint: M
 
 def test_a_halted_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    halted = Halted(target, target.new_state(9))
+    halted = PausedForward(target, target.new_state(9))
     halted.begin(Tokens(some_ids(4)), 2, early=False)
     with pytest.raises(MethodFault, match="has run 2 layers does not go back to layer 1"):
-        halted.to(1)
+        halted.run_to(1)
 
 
 def test_what_is_left_keeps_no_features() -> None:
     session = tiny_models().open(5, Sampling())
-    session.tap((0,))
+    session.capture_layers((0,))
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
-    half.look()
+    half.exit_logits()
     with pytest.raises(MethodFault, match="features are kept of whole forwards"):
-        half.leave(copy=False)
+        half.exit_early(copy=False)

@@ -156,7 +156,7 @@ def test_taps_and_chosen_rows_are_those_of_all_at_once(decoder: RecurrentDecoder
     out = decoder.forward(Tokens(ids[:, 5:]), state, logits_at=rows, taps=(0,))
     whole = decoder.forward(Tokens(ids), decoder.new_state(9), logits_at="all", taps=(0,))
     assert apart(out.logits, whole.logits[:, [6, 8]]) <= CLOSE
-    assert apart(out.taps[0], whole.taps[0][:, 5:]) <= CLOSE
+    assert apart(out.aux_hidden_states[0], whole.aux_hidden_states[0][:, 5:]) <= CLOSE
     assert apart(out.hidden, whole.hidden[:, 5:]) <= CLOSE
     assert apart(decoder.unembed(decoder.norm(whole.hidden)), whole.logits) <= CLOSE
 

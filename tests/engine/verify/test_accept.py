@@ -18,16 +18,16 @@ from specbench_cli.engine.verify.accept import (
     NEVER,
     AcceptParams,
     AcceptRule,
+    DraftContext,
     Lenient,
-    Places,
     RandomAccept,
     Threshold,
     Typical,
 )
-from specbench_cli.engine.verify.decide import passing
+from specbench_cli.engine.verify.decide import relaxed_mask
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 from specbench_cli.errors import MethodFault
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def test_typical_takes_all_above_epsilon_and_asks_epsilon_of_what_is_sure():
     ids=str,
 )
 def test_where_nothing_can_pass_a_rule_is_off(rule, off):
-    assert rule.off == off
+    assert rule.is_exact == off
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -93,10 +93,10 @@ def test_every_rule_has_its_control(rule):
 
 
 def test_a_toss_decides_for_siblings_together():
-    tree, seen = tree_of((-1, -1, 0, 0, 1)), set()
+    tree, seen = build_tree((-1, -1, 0, 0, 1)), set()
     for seed in range(40):
         rule, tokens = RandomAccept(0.5), torch.tensor([0, 1, 2, 3, 0])
-        passes = passing(rule, distributions(6), Draft(tokens), tree, chance(seed)).tolist()
+        passes = relaxed_mask(rule, distributions(6), Draft(tokens), tree, chance(seed)).tolist()
         assert passes[0] == passes[1] and passes[2] == passes[3]
         seen.add(tuple(passes))
     assert len(seen) == 8
@@ -112,7 +112,7 @@ def test_a_rule_that_does_not_answer_for_every_token_is_at_fault(wrong):
             return wrong
 
     with pytest.raises(MethodFault, match=r"accept rule 'wrong': .* for 2 tokens"):
-        passing(Wrong(), distributions(3), Draft(torch.tensor([0, 1])), None, chance())
+        relaxed_mask(Wrong(), distributions(3), Draft(torch.tensor([0, 1])), None, chance())
 
 
 class Told:
@@ -132,7 +132,7 @@ def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, 
         torch.tensor([0, 1, 2, 3, 0]),
         Told(),
     )
-    Lenient(factor).passing(Places(tokens, range(-1, 4), p, q if drawn else None), told)
+    Lenient(factor).relaxed_mask(DraftContext(tokens, range(-1, 4), p, q if drawn else None), told)
     at = tokens[:, None]
     ratio = (p.gather(1, at) / (q.gather(1, at) if drawn else 1))[:, 0]
     accepted = ratio.clamp_max(1)
@@ -147,8 +147,8 @@ def test_a_lenient_token_stands_in_all_as_if_p_were_so_many_times_as_much(seed, 
 def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_best(seed, factor):
     p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
     own = p.gather(1, tokens[:, None])[:, 0]
-    places = Places(tokens, range(-1, 4), p, scores=p.log())
-    passes = Lenient(factor).passing(places, chance())
+    places = DraftContext(tokens, range(-1, 4), p, scores=p.log())
+    passes = Lenient(factor).relaxed_mask(places, chance())
     for passed, x, best in zip(passes.tolist(), own.tolist(), p.amax(1).tolist(), strict=True):
         assert passed == (x >= factor * best) or x == pytest.approx(factor * best)
 
@@ -157,11 +157,11 @@ def test_of_what_is_chosen_lenience_takes_whatever_is_within_its_factor_of_the_b
 @settings(max_examples=60)
 def test_no_rule_lets_more_pass_where_it_is_stricter(seed, a, b):
     p, tokens = distributions(5, seed=seed), torch.tensor([0, 1, 2, 3, 0])
-    places = Places(tokens, range(-1, 4), p, distributions(5, seed=seed + 1), p.log())
+    places = DraftContext(tokens, range(-1, 4), p, distributions(5, seed=seed + 1), p.log())
     for rule in (Threshold(a), Typical(a, b), Lenient(a)):
         for _ in range(4):
             strict = rule.stricter
-            passes, fewer = (each.passing(places, chance()) for each in (rule, strict))
+            passes, fewer = (each.relaxed_mask(places, chance()) for each in (rule, strict))
             assert not (fewer & ~passes).any()
             rule = strict
     assert RandomAccept(0.5).stricter is None
@@ -247,8 +247,10 @@ def trees(draw, most=6):
 def test_a_chosen_tree_is_walked_as_the_contract_says(case):
     parents, ids, choices, passes, order = case
     draft = Draft(torch.tensor(ids, dtype=torch.int64), parents, order=order)
-    tree = tree_of(parents, order)
-    outcome, root = decide.chosen(draft, tree, torch.tensor(choices), torch.tensor(passes))
+    tree = build_tree(parents, order)
+    outcome, root = decide.decide_by_choice(
+        draft, tree, torch.tensor(choices), torch.tensor(passes)
+    )
     path, origin, last = by_hand(parents, ids, choices, passes, order)
     assert (outcome.path, outcome.origin) == (path, origin)
     assert outcome.committed == (*(ids[node] for node in path), last)
@@ -263,13 +265,13 @@ def test_a_chosen_chain_is_walked_as_the_contract_says(drafted, data):
     choices = [data.draw(st.integers(0, 2)) for _ in range(len(ids) + 1)]
     draft = Draft(torch.tensor(ids, dtype=torch.int64))
     may = torch.tensor(passes, dtype=torch.bool)
-    outcome, root = decide.chosen(draft, None, torch.tensor(choices), may)
+    outcome, root = decide.decide_by_choice(draft, None, torch.tensor(choices), may)
     parents = tuple(range(-1, len(ids) - 1))
     path, origin, last = by_hand(parents, ids, choices, passes)
     assert (outcome.path, outcome.origin, outcome.committed[-1]) == (path, origin, last)
     assert root.tolist() == [last]
     if ids:  # without the last row
-        short, _ = decide.chosen(draft, None, torch.tensor(choices[:-1]), may)
+        short, _ = decide.decide_by_choice(draft, None, torch.tensor(choices[:-1]), may)
         whole = len(path) == len(ids)
         assert short.path == path
         assert short.origin == (origin[:-1] if whole else origin)
@@ -315,7 +317,7 @@ def test_a_drawn_chain_has_the_distribution_of_the_contract(exact_law, seed, m, 
 
     def run(random):
         draft = Draft(torch.tensor(ids), draw_mode="independent", q=q)
-        outcome, root = decide.drawn(draft, None, p, random, "rejection", may)
+        outcome, root = decide.decide_by_draw(draft, None, p, random, "rejection", may)
         assert outcome.committed[:-1] == tuple(ids[: len(outcome.path)])
         assert root.tolist() == [outcome.committed[-1]]
         return (*outcome.origin, outcome.committed[-1])
@@ -348,7 +350,7 @@ def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, paren
     q = torch.stack([rows[parent] for parent in parents])  # siblings share their distribution
     ids = [(node + seed) % 3 for node in range(m)]
     passes = [(node + seed) % 2 == 0 for node in range(m)]
-    tree, due = tree_of(parents), defaultdict(float)
+    tree, due = build_tree(parents), defaultdict(float)
 
     def walk(node, path, origin, weight):
         children, r = tree.children[node], p[node + 1].tolist()
@@ -381,7 +383,9 @@ def test_a_drawn_tree_has_the_distribution_of_the_contract(exact_law, how, paren
     def run(random):
         distribution = {"draw_mode": "independent", "q": q} if how == "independent" else {}
         draft = Draft(torch.tensor(ids), parents, **distribution)
-        outcome, _ = decide.drawn(draft, tree, p, random, "rejection", torch.tensor(passes))
+        outcome, _ = decide.decide_by_draw(
+            draft, tree, p, random, "rejection", torch.tensor(passes)
+        )
         return outcome.path, outcome.origin, outcome.committed[-1]
 
     found = {key: weight for key, weight in exact_law(run).items() if weight > 1e-15}
@@ -404,7 +408,7 @@ def test_at_its_off_position_a_rule_changes_no_token_and_no_draw(
         session.reserve(8)
         session.prefill()
         outcomes = []
-        while session.room() > 4:
+        while session.max_draft_length() > 4:
             draft = session.tree((0, 1, 2, 3), parents) if parents else session.chain((1, 2))
             outcome = session.verify(draft, session.score(draft), *accept)
             outcomes.append(session.commit(outcome))
@@ -420,7 +424,7 @@ def test_a_rule_that_never_has_its_way_leaves_a_chain_draw_for_draw(seed):
 
     def decided(passes):
         random = chance(seed)
-        outcome, _ = decide.drawn(draft, None, p, random, "rejection", passes)
+        outcome, _ = decide.decide_by_draw(draft, None, p, random, "rejection", passes)
         return outcome, float(random.categorical(distributions(1)))
 
     assert decided(torch.zeros(5, dtype=torch.bool)) == decided(None)
@@ -508,7 +512,7 @@ def test_a_chain_is_decided_with_one_wait(open_session, random_table, monkeypatc
         )
 
     # As on a device, where several tensors come in one transfer.
-    monkeypatch.setattr(host, "lists", host.in_one)
+    monkeypatch.setattr(host, "lists", host.read_together)
     for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
         waiting(name)
     session.verify(draft, rows, rule)

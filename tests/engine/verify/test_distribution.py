@@ -19,7 +19,7 @@ from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.models.table import pair as pair_of
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.verify import chain as verify
-from specbench_cli.engine.verify.grammar import GrammarMask, Masking
+from specbench_cli.engine.verify.grammar import GrammarMask, RequestGrammarMask
 from specbench_cli.engine.verify.sampling import Sampling, warp
 from tests.audit.faults.engine import likelier_stands, residual_from_p
 from tests.audit.faults.methods import GreedyDraft, UnwarpedLaw
@@ -417,14 +417,14 @@ def test_under_a_grammar_tokens_are_the_processed_targets(open_session, pair, ma
 
 def test_a_processor_that_forgets_the_path_is_found(distribution_of_method, pair, monkeypatch):
     """What is read of the output alone, and not of the draft behind it."""
-    whole = Masking.__call__
+    whole = RequestGrammarMask.__call__
 
     def forgets(self, rows, output, tokens, parents=None):
         root = whole(self, rows[:1], output, ())
         return rows.masked_fill(root.isinf(), -math.inf)
 
     tables = pair("near")
-    monkeypatch.setattr(Masking, "__call__", forgets)
+    monkeypatch.setattr(RequestGrammarMask, "__call__", forgets)
     distribution = distribution_of_method(
         Sps(SpsParams(length=2)), tables, held(PLAIN), budget=4, eos=(2,)
     )

@@ -99,7 +99,7 @@ def test_a_picked_token_is_left_out_if_the_grammar_forbids_it_behind_the_picks_b
     _, _, paths = data.draw(drafts(output))
     for path in paths:
         rows = torch.zeros(1, BYTES.vocab_size)
-        (found,) = told(processing.drafted(rows, output, path[len(output) :]))
+        (found,) = told(processing.process_draft(rows, output, path[len(output) :]))
         due = allowed_behind(path)
         assert found == (set(range(BYTES.vocab_size)) if due is None else due)
         (root,) = told(processing(rows, output, ()))  # the matcher is where the output is
@@ -109,7 +109,7 @@ def test_a_picked_token_is_left_out_if_the_grammar_forbids_it_behind_the_picks_b
 def test_a_draft_that_can_say_nothing_that_is_allowed_drafts_as_it_does():
     rows = torch.full((1, BYTES.vocab_size), -torch.inf)
     rows[0, ord("x")] = 1.0
-    assert told(GrammarMask(fresh(), [EOS]).begin().drafted(rows, (), ())) == [{ord("x")}]
+    assert told(GrammarMask(fresh(), [EOS]).begin().process_draft(rows, (), ())) == [{ord("x")}]
 
 
 @given(st.data())
@@ -117,7 +117,7 @@ def test_a_draft_that_can_say_nothing_that_is_allowed_drafts_as_it_does():
 def test_a_chain_is_a_tree_of_one_branch_and_an_output_read_at_once_is_one_read_by_steps(data):
     mask, text = GrammarMask(fresh(), [EOS]), data.draw(texts())
     rows = torch.zeros(len(text) + 1, BYTES.vocab_size)
-    at_once = told(mask.along(rows, [*text, 0]))
+    at_once = told(mask.process_output(rows, [*text, 0]))
     assert at_once == told(mask.begin()(rows, (), text, tuple(range(-1, len(text) - 1))))
     one_by_one, processing = [], mask.begin()
     for n in range(len(text) + 1):
@@ -135,7 +135,7 @@ def test_a_complete_text_can_only_end_and_by_any_of_the_ends():
 def test_rows_without_the_last_nodes_are_masked_as_far_as_they_go():
     text = list(b'{"a')
     rows = torch.zeros(3, BYTES.vocab_size)
-    masked = GrammarMask(fresh(), [EOS]).along(rows, text)
+    masked = GrammarMask(fresh(), [EOS]).process_output(rows, text)
     assert told(masked) == [{ord("{")}, {ord('"')}, {ord("a")}]
 
 

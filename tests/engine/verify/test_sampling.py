@@ -11,7 +11,7 @@ from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specbench_cli.engine.verify import sampling
-from specbench_cli.engine.verify.sampling import Noise, Sampling, key_of, log_warp, philox, warp
+from specbench_cli.engine.verify.sampling import Noise, Sampling, hash_key, log_warp, philox, warp
 
 CPU = torch.device("cpu")
 
@@ -177,7 +177,7 @@ def noise(seed=0, prompt="mini/3", turn=0, vocab=101):
 
 def test_noise_is_the_gumbel_transform_of_philox_words():
     rows = noise(seed=4, prompt="gsm8k/17", turn=1).rows(6, 1)[0]
-    key = key_of("noise", 4, "gsm8k/17", 1)
+    key = hash_key("noise", 4, "gsm8k/17", 1)
     for token in (0, 1, 2, 3, 4, 50, 100):
         word = philox_in_integers((token // 4, 6, 0, 0), key)[token % 4]
         expected = -math.log(-math.log((word + 0.5) / 2**32))
@@ -185,12 +185,12 @@ def test_noise_is_the_gumbel_transform_of_philox_words():
 
 
 def test_keys_are_the_same_on_every_machine():
-    assert key_of("noise", 0, "mini/3", 0) == 0x8E6BD7CF1F5080EB
+    assert hash_key("noise", 0, "mini/3", 0) == 0x8E6BD7CF1F5080EB
 
 
 def test_keys_tell_their_parts_apart():
-    assert key_of("a", "bc") != key_of("ab", "c")
-    assert key_of("a", 1, 2) != key_of("a", 12)
+    assert hash_key("a", "bc") != hash_key("ab", "c")
+    assert hash_key("a", 1, 2) != hash_key("a", 12)
 
 
 @given(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=8))

@@ -4,7 +4,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench_cli.engine.verify.tree import ROOT, child_of, merge, rows_of, tree_of
+from specbench_cli.engine.verify.tree import (
+    ROOT,
+    build_tree,
+    build_tree_mask,
+    find_child,
+    merge_trees,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,7 +28,7 @@ def ancestors(parents, node):
 
 @given(trees())
 def test_a_row_sees_its_ancestors_itself_and_nothing_else(parents):
-    mask, _ = rows_of(parents, CPU)
+    mask, _ = build_tree_mask(parents, CPU)
     for node in range(-1, len(parents)):
         seen = {row - 1 for row in range(len(parents) + 1) if mask[node + 1, row]}
         assert seen == ancestors(parents, node)
@@ -30,16 +36,16 @@ def test_a_row_sees_its_ancestors_itself_and_nothing_else(parents):
 
 @given(trees())
 def test_a_rows_depth_is_the_number_of_its_ancestors(parents):
-    mask, depths = rows_of(parents, CPU)
+    mask, depths = build_tree_mask(parents, CPU)
     assert depths.tolist() == (mask.sum(1) - 1).tolist()
-    tree = tree_of(parents)
+    tree = build_tree(parents)
     assert tree.depths == tuple(depths.tolist()[1:])
     assert tree.levels == int(depths.max())
 
 
 @given(trees())
 def test_paths_lead_from_the_root_to_every_leaf(parents):
-    tree = tree_of(parents)
+    tree = build_tree(parents)
     leaves = set(range(len(parents))) - set(parents)
     assert [path[-1] for path in tree.paths()] == sorted(leaves)
     for node in range(len(parents)):
@@ -54,7 +60,7 @@ def test_paths_lead_from_the_root_to_every_leaf(parents):
 def test_children_come_in_the_order_of_their_tests(parents, random):
     order = list(range(len(parents)))
     random.shuffle(order)
-    tree = tree_of(parents, tuple(order))
+    tree = build_tree(parents, tuple(order))
     for node in range(-1, len(parents)):
         children = [child for child in order if parents[child] == node]
         assert list(tree.children[node]) == children
@@ -62,24 +68,24 @@ def test_children_come_in_the_order_of_their_tests(parents, random):
 
 
 def test_without_an_order_children_come_as_they_are_numbered():
-    assert tree_of((-1, -1, 0, -1, 0)).children == ((2, 4), (), (), (), (), (0, 1, 3))
+    assert build_tree((-1, -1, 0, -1, 0)).children == ((2, 4), (), (), (), (), (0, 1, 3))
 
 
 def test_a_child_is_found_by_its_token_the_first_of_twins():
-    tree = tree_of((-1, -1, -1, 1))
+    tree = build_tree((-1, -1, -1, 1))
     tokens = (5, 7, 7, 7)
-    assert [child_of(tree, tokens, ROOT, token) for token in (5, 7, 6)] == [0, 1, None]
-    assert [child_of(tree, tokens, 1, token) for token in (5, 7)] == [None, 3]
+    assert [find_child(tree, tokens, ROOT, token) for token in (5, 7, 6)] == [0, 1, None]
+    assert [find_child(tree, tokens, 1, token) for token in (5, 7)] == [None, 3]
 
 
 def test_the_rows_of_a_template_are_made_once():
-    assert rows_of((-1, 0, 0), CPU) is rows_of((-1, 0, 0), CPU)
+    assert build_tree_mask((-1, 0, 0), CPU) is build_tree_mask((-1, 0, 0), CPU)
 
 
 def test_an_empty_tree_is_the_root_alone():
-    mask, depths = rows_of((), CPU)
+    mask, depths = build_tree_mask((), CPU)
     assert (mask.tolist(), depths.tolist()) == ([[True]], [0])
-    assert (tree_of(()).levels, list(tree_of(()).paths())) == (0, [])
+    assert (build_tree(()).levels, list(build_tree(()).paths())) == (0, [])
 
 
 # ---- several trees as one -----------------------------------------------------------------------
@@ -97,13 +103,13 @@ PARTS = st.lists(
 
 def texts(ids, parents):
     """Each node's path as ids."""
-    tree = tree_of(tuple(parents))
+    tree = build_tree(tuple(parents))
     return [tuple(ids[step] for step in tree.path(node)) for node in range(len(ids))]
 
 
 @given(PARTS)
 def test_a_merged_tree_holds_every_path_once_and_no_other(parts):
-    merged = merge(parts)
+    merged = merge_trees(parts)
     found = texts(merged.ids, merged.parents)
     assert len(set(found)) == len(found)
     assert set(found) == {path for part in parts for path in texts(*part)}
@@ -112,14 +118,14 @@ def test_a_merged_tree_holds_every_path_once_and_no_other(parts):
 
 @given(PARTS)
 def test_each_parts_nodes_are_found_in_the_merged_tree(parts):
-    merged = merge(parts)
+    merged = merge_trees(parts)
     found = texts(merged.ids, merged.parents)
     for part, places in zip(parts, merged.places, strict=True):
         assert [found[place] for place in places] == texts(*part)
 
 
 def test_chains_with_one_beginning_share_it():
-    merged = merge([((5, 6, 7), None), ((5, 6, 8), None), ((9,), None)])
+    merged = merge_trees([((5, 6, 7), None), ((5, 6, 8), None), ((9,), None)])
     assert merged.ids == (5, 6, 7, 8, 9)
     assert merged.parents == (-1, 0, 1, 1, -1)
     assert merged.places == ((0, 1, 2), (0, 1, 3), (4,))

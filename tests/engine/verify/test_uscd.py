@@ -23,8 +23,8 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Outcome
 from specbench_cli.engine.verify.sampling import Sampling, warp
-from specbench_cli.engine.verify.uscd import Contrast, spread
-from specbench_cli.engine.verify.weakened import Weakened
+from specbench_cli.engine.verify.uscd import Contrast, normalized_std
+from specbench_cli.engine.verify.weakened import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 
 PROMPT = (1, 0, 2, 1, 0)
@@ -290,10 +290,10 @@ def test_a_draft_that_is_decided_once_more_is_read_afresh(open_session):
 
 def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monkeypatch):
     """The planted fault: all nodes are contrasted with what follows the root."""
-    whole = Weakened._read
+    whole = WeakenedPromptReader._read
     forgets = lambda self, draft, n: whole(self, draft, n)[:1].expand(n, -1)  # noqa: E731
     tables, sampling = pair("near"), Sampling("rejection", 1.0, contrast=CONTRAST)
-    monkeypatch.setattr(Weakened, "_read", forgets)
+    monkeypatch.setattr(WeakenedPromptReader, "_read", forgets)
     distribution = distribution_of(Sps(SpsParams(length=2)), tables, sampling)
     assert total_variation(distribution, due_distribution(tables[0], sampling)) > 1e-3
 
@@ -304,7 +304,7 @@ def test_a_second_reading_that_forgets_the_draft_is_found(distribution_of, monke
 @given(st.integers(1, 40), st.floats(0, 1))
 def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_others(n, keep):
     prompt = tuple(range(n))
-    weak = Contrast(keep=keep).weakened(prompt)
+    weak = Contrast(keep=keep).weaken(prompt)
     assert weak[0] == 0
     assert weak[1:] == prompt[n - len(weak) + 1 :]
     assert abs(len(weak) - 1 - keep * (n - 1)) <= max(0.5, float(keep * (n - 1) < 1)) or n == 1
@@ -313,12 +313,12 @@ def test_a_weakened_prompt_is_the_first_token_and_an_end_of_the_others(n, keep):
 
 def test_the_spread_of_a_sure_distribution_is_one_and_of_an_even_one_nothing():
     distributions = torch.tensor([[1.0, 0, 0, 0], [0.25] * 4, [0.5, 0.5, 0, 0]])
-    assert spread(distributions).tolist() == pytest.approx([1.0, 0.0, math.sqrt(1 / 3)])
+    assert normalized_std(distributions).tolist() == pytest.approx([1.0, 0.0, math.sqrt(1 / 3)])
 
 
 def test_a_token_that_one_of_the_two_cannot_say_is_not_contrasted():
     whole, weak = torch.tensor([[1.0, -math.inf, 0.0]]), torch.tensor([[0.0, 3.0, -math.inf]])
-    rows = Contrast(beta=1.0, below=1.0, floor=0.0).contrasted(whole, weak)
+    rows = Contrast(beta=1.0, below=1.0, floor=0.0).apply(whole, weak)
     assert rows.tolist() == [[2.0, -math.inf, 0.0]]
 
 
@@ -332,11 +332,15 @@ def test_what_rounding_chooses_is_nearly_the_best_of_a_reading_around(seed):
         return scale * torch.randn(64, 5, generator=generator, dtype=torch.float64)
 
     whole, weak = noise(1.5), noise(1.5)
-    middle = float(spread(whole.softmax(-1)).median())  # as many rows lie near to it as may be
+    middle = float(
+        normalized_std(whole.softmax(-1)).median()
+    )  # as many rows lie near to it as may be
     contrast = Contrast(beta=0.7, below=middle, floor=0.3)
-    off = contrast.contrasted(*(each + noise(1.0).tanh() * error for each in (whole, weak)))
-    around = [each.contrasted(whole, weak) for each in (contrast, *contrast.around(5, error))]
-    allowed = contrast.stretch * error + 1e-12
+    off = contrast.apply(*(each + noise(1.0).tanh() * error for each in (whole, weak)))
+    around = [
+        each.apply(whole, weak) for each in (contrast, *contrast.borderline_variants(5, error))
+    ]
+    allowed = contrast.error_factor * error + 1e-12
     for row, reading in enumerate(off):
         best = reading.argmax()
         lacks = [each[row].max() - each[row, best] for each in around]

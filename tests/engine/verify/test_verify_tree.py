@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine.verify.chain import rejection
-from specbench_cli.engine.verify.choosing import siblings
+from specbench_cli.engine.verify.choosing import draw_siblings
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.siblings import match, multi_round, point_mass
-from specbench_cli.engine.verify.tree import ROOT, tree_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree
 from tests.engine.verify.contexts import distribution_of_target, distributions
 
 SHAPES = {
@@ -37,14 +37,14 @@ SHAPED = pytest.mark.parametrize("shape", SHAPES)
 
 def drafted(parents, q, how, random):
     """A tree's tokens as a draft model chooses them, and the distribution of each."""
-    tree, tokens, distributions = tree_of(parents), [0] * len(parents), [q[-1]] * len(parents)
+    tree, tokens, distributions = build_tree(parents), [0] * len(parents), [q[-1]] * len(parents)
     for node in range(-1, len(parents)):
         children = tree.children[node]
         distribution = q[tokens[node] if node != ROOT else -1]
         if how == "deterministic":
             chosen = distribution.argsort(descending=True, stable=True)[: len(children)].tolist()
         else:
-            chosen = siblings(
+            chosen = draw_siblings(
                 distribution[None], len(children), random, replacement=how == "independent"
             )[0]
             chosen = chosen.tolist()
@@ -84,7 +84,7 @@ def distribution_of_output(exact_law, parents, q, p, how, n):
 def test_what_is_committed_has_the_targets_distribution(exact_law, how, shape, kind):
     parents = SHAPES[shape]
     q, p = distributions(kind, vocab=3 if shape in ("nothing", "chain", "star") else 2)
-    n = tree_of(parents).levels + 1
+    n = build_tree(parents).levels + 1
     distribution = distribution_of_output(exact_law, parents, q, p, how, n)
     assert distribution == pytest.approx(distribution_of_target(p, n), abs=1e-9)
 
@@ -110,7 +110,7 @@ def test_siblings_have_the_targets_distribution_under_every_warp(
 
 def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
     _, p = distributions("near", vocab=3)
-    tree, tokens = tree_of((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
+    tree, tokens = build_tree((-1, -1, -1, 1, 1)), (1, 1, 2, 0, 0)
 
     def run(random):
         path, following = point_mass(tree, tokens, p[[-1, *tokens]], random)
@@ -122,7 +122,7 @@ def test_children_that_repeat_a_token_without_a_draw_bend_nothing(exact_law):
 
 def test_children_of_two_draft_models_have_distributions_of_their_own(exact_law):
     (one, p), (other, _) = distributions("near"), distributions("flat", seed=51)
-    tree = tree_of((-1, -1, -1))
+    tree = build_tree((-1, -1, -1))
     q = torch.stack((one[-1], other[-1], one[-1]))
 
     def run(random):
@@ -179,7 +179,7 @@ def test_a_chain_is_judged_as_by_rejection(exact_law, how, kind):
 
         def of_tree(random, tokens=tokens, rows=rows):
             path, following = multi_round(
-                tree_of((-1, 0)), tokens, *rows, random, replacement=how == "independent"
+                build_tree((-1, 0)), tokens, *rows, random, replacement=how == "independent"
             )
             return len(path), int(following)
 
@@ -234,7 +234,7 @@ def test_children_chosen_without_a_draw_stand_with_the_targets_chance_of_them(
     p = torch.tensor([weights] * (len(children) + 1), dtype=torch.float64)
     p = p / p.sum(-1, keepdim=True)
     tokens = sorted(children)
-    tree = tree_of((-1,) * len(tokens))
+    tree = build_tree((-1,) * len(tokens))
     distribution = exact_law(lambda random: bool(point_mass(tree, tokens, p, random)[0]))
     assert distribution.get(True, 0.0) == pytest.approx(float(p[0, tokens].sum()))
 
@@ -254,7 +254,7 @@ def trees(draw):
 @given(trees())
 def test_the_choices_path_is_the_longest_that_repeats_them(case):
     parents, tokens, choices = case
-    tree = tree_of(parents)
+    tree = build_tree(parents)
 
     def stands(path):
         return all(tokens[b] == choices[a + 1] for a, b in pairwise((ROOT, *path)))
@@ -290,7 +290,7 @@ def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, 
     back = sorted(range(m), key=numbers.__getitem__)  # new number -> old one
     moved = tuple(ROOT if parents[i] == ROOT else numbers[parents[i]] for i in back)
     # Siblings are tested in their old order.
-    other = tree_of(moved, tuple(numbers))
+    other = build_tree(moved, tuple(numbers))
     generator = torch.Generator().manual_seed(m)
     p, q = torch.rand(2, m + 1, 3, generator=generator, dtype=torch.float64).softmax(-1)
 
@@ -308,7 +308,7 @@ def test_numbering_the_nodes_otherwise_changes_nothing(exact_law, case, random, 
             )
         return tuple(ids[node] for node in path), int(following)
 
-    one = exact_law(lambda chance: run(tree_of(parents), list(range(m)), chance))
+    one = exact_law(lambda chance: run(build_tree(parents), list(range(m)), chance))
     two = exact_law(lambda chance: run(other, back, chance))
     assert one == pytest.approx(two)
 

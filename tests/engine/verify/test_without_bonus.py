@@ -17,7 +17,7 @@ Q = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
 
 
 def test_a_chain_that_stands_is_committed_without_a_bonus():
-    outcome, root = decide.chosen(Draft(TOKENS), None, torch.tensor([1, 2]))
+    outcome, root = decide.decide_by_choice(Draft(TOKENS), None, torch.tensor([1, 2]))
     assert outcome.committed == (1, 2) and outcome.path == (0, 1) and outcome.tested == 2
     assert outcome.origin == ("accepted", "accepted") and root.tolist() == [2]
 
@@ -26,7 +26,7 @@ def test_a_chain_that_stands_is_committed_without_a_bonus():
     ("choices", "committed", "tested"), [([1, 0], (1, 0), 2), ([0, 2], (0,), 1)]
 )
 def test_the_last_row_decides_too(choices, committed, tested):
-    outcome, root = decide.chosen(Draft(TOKENS), None, torch.tensor(choices))
+    outcome, root = decide.decide_by_choice(Draft(TOKENS), None, torch.tensor(choices))
     assert outcome.committed == committed and outcome.tested == tested
     assert outcome.origin[-1] == "recovered" and root.tolist() == [committed[-1]]
 
@@ -37,7 +37,7 @@ def test_the_distribution_of_what_is_committed_is_the_targets(rule, exact_law):
 
     def run(random: Random) -> tuple[int, ...]:
         tokens = random.categorical(Q)
-        outcome, _ = decide.drawn(
+        outcome, _ = decide.decide_by_draw(
             Draft(tokens, draw_mode="independent", q=Q), None, P, random, rule
         )
         committed = list(outcome.committed)
@@ -61,7 +61,7 @@ def test_where_all_stand_no_chance_is_used_up_for_a_bonus():
             return super().categorical(p)
 
     random = Counting(0, "p", 0, 1, torch.device("cpu"))
-    outcome, _ = decide.drawn(
+    outcome, _ = decide.decide_by_draw(
         Draft(TOKENS, draw_mode="independent", q=P), None, P, random, "rejection"
     )
     assert outcome.committed == (1, 2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.audit.models.table import TableDecoder
-from specbench_cli.engine.types import Out
+from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.workers.drafter import Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.errors import EnvironmentFault
@@ -24,7 +24,7 @@ class SlowTable(TableDecoder):
         super().__init__(name, table)
         self._chance, self._most = random.Random(os.urandom(8)), most
 
-    def forward(self, *args: Any, **kwargs: Any) -> Out:
+    def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
         """See `TableDecoder`."""
         if self._most and self._chance.random() < 0.1:
             time.sleep(self._chance.random() * self._most)

@@ -12,7 +12,7 @@ from specbench_cli.audit.cases import Case
 from specbench_cli.audit.models.table import pair
 from specbench_cli.engine.models.meter import Meter
 from specbench_cli.engine.params import MethodParams
-from specbench_cli.engine.types import Forward, Sent
+from specbench_cli.engine.types import Forward, SentMessage
 from specbench_cli.engine.verify.random import SeededRandom
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workers.child import _flat, unflat
@@ -34,7 +34,7 @@ class Silent(Drafter):
 
 def desk_of(case: Case, **rest: object) -> tuple[Desk, object]:
     session = case.open(**rest)
-    desk = session.hire(Silent, MethodParams()).desk
+    desk = session.start_worker(Silent, MethodParams()).desk
     assert desk is not None
     return desk, session
 
@@ -75,7 +75,7 @@ def test_another_workers_times_are_moved_to_the_sessions_zero():
     meter.resolve()
     (forward,) = meter.forwards
     assert (forward.t0_ns, forward.t1_ns, forward.used) == (10, 30, False)
-    assert meter.messages == [Sent(0, 1, 5, 9, 24)]
+    assert meter.messages == [SentMessage(0, 1, 5, 9, 24)]
 
 
 def test_what_a_meter_gives_away_it_gives_away_once_in_times_of_all_processes():

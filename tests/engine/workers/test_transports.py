@@ -172,7 +172,7 @@ def test_a_plug_ins_drafter_works_in_another_process_too(process, tmp_path, monk
 
 
 def test_messages_come_across_as_they_are(process):
-    worker = case_of("greedy").open(process).hire(Echo, MethodParams())
+    worker = case_of("greedy").open(process).start_worker(Echo, MethodParams())
     rows = torch.rand(3, 5)
     for sent in (
         Message((1, -2, 1 << 40), rows),
@@ -189,7 +189,7 @@ def test_messages_come_across_as_they_are(process):
 def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where, request):
     workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
     session = case_of("greedy").open(workspace)
-    worker = session.hire(Echo, MethodParams())
+    worker = session.start_worker(Echo, MethodParams())
     for ints in ((1,), (2,), (0,)):  # the last one gets no answer anyway
         worker.send(Message(ints))
     worker.cancel()
@@ -202,11 +202,11 @@ def test_answers_to_cancelled_orders_are_dropped_and_their_forwards_unused(where
 
 
 def test_a_worker_left_at_work_is_done_before_the_next_request(process):
-    left = case_of("greedy").open(process).hire(Echo, MethodParams())
+    left = case_of("greedy").open(process).start_worker(Echo, MethodParams())
     left.send(Message((200,)))
     left.send(Message((-1,)))
     session = case_of("greedy").open(process)
-    worker = session.hire(Echo, MethodParams())
+    worker = session.start_worker(Echo, MethodParams())
     worker.send(Message((7, 7)))
     assert worker.receive().ints == (7, 7)
     assert len(session.harness.meter.forwards) == 1
@@ -216,7 +216,7 @@ def test_a_worker_left_at_work_is_done_before_the_next_request(process):
 
 
 def test_no_more_orders_are_open_than_there_is_room_for(process):
-    worker = case_of("greedy").open(process).hire(Echo, MethodParams())
+    worker = case_of("greedy").open(process).start_worker(Echo, MethodParams())
     for _ in range(SLOTS - 1):  # its start is one too
         worker.send(Message((20,)))
     with pytest.raises(MethodFault, match=f"more than {SLOTS} orders are open"):
@@ -232,8 +232,8 @@ def fails(worker: Worker) -> None:
 def test_an_error_of_the_drafter_is_told_and_the_worker_goes_on(where, request):
     workspace = workspace_of(Inline()) if where == "inline" else request.getfixturevalue(where)
     with pytest.raises((MethodFault, ZeroDivisionError), match="no -3"):
-        fails(case_of("greedy").open(workspace).hire(Echo, MethodParams()))
-    worker = case_of("greedy").open(workspace).hire(Echo, MethodParams())
+        fails(case_of("greedy").open(workspace).start_worker(Echo, MethodParams()))
+    worker = case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     worker.send(Message((1,)))
     assert worker.receive().ints == (1,)
 
@@ -284,7 +284,7 @@ def test_a_worker_that_dies_or_hangs_is_lost_within_seconds_and_another_takes_it
 
 def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
     workspace = workspace_of(Threads(timeout=0.05))
-    worker = case_of("greedy").open(workspace).hire(Echo, MethodParams())
+    worker = case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     worker.send(Message((300,)))
     with pytest.raises(WorkerLost, match=r"did not answer within 0\.05 s"):
         worker.receive()
@@ -297,7 +297,7 @@ def test_a_thread_that_hangs_is_lost_and_another_takes_its_place():
 def test_a_draft_that_does_not_load_is_a_fault_of_the_environment():
     workspace = replace(workspace_of(Processes()), recipes={"draft": no_table})
     with pytest.raises(EnvironmentFault, match="cannot load the draft: its folder is empty"):
-        case_of("greedy").open(workspace).hire(Echo, MethodParams())
+        case_of("greedy").open(workspace).start_worker(Echo, MethodParams())
     workspace.close()
 
 

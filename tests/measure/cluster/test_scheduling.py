@@ -17,10 +17,20 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, UsageError, WorkerLost
 from specbench_cli.measure import run as execute
 from specbench_cli.measure.cluster import scheduling
-from specbench_cli.measure.cluster.ray_workers import _missing, _Ours, connected, devices
+from specbench_cli.measure.cluster.ray_workers import (
+    _FilteredStdout,
+    _missing_module,
+    connect,
+    devices,
+)
 from specbench_cli.measure.cluster.scheduling import Scheduler
-from specbench_cli.measure.cluster.worker import Conclusion, Introduction, Loaded, Made
-from specbench_cli.measure.manifest import manifest, placed
+from specbench_cli.measure.cluster.worker import (
+    AssignmentResult,
+    LoadedModels,
+    WorkerInfo,
+    WorkerResult,
+)
+from specbench_cli.measure.manifest import machine_facts, manifest
 from specbench_cli.measure.run_checks import check_weights
 from specbench_cli.plan.plan import make_plan
 from specbench_cli.store.run_dir import Prompt, RunDir
@@ -72,13 +82,13 @@ class FakeWorkers:
         self.dismissed.append(name)
 
     def introduce(self, name):
-        own = Introduction(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
+        own = WorkerInfo(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
         return self.introduced.get(name, own)
 
     def load(self, name, costs):
         self.costs.append(costs)
         held = {"target_ns": 1.0, "relative": {}, "context": 8, "noisy": False}
-        return Loaded({"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or held)
+        return LoadedModels({"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or held)
 
     def measure(self, name, number, names, known):
         self.dealt.append((name, *names))
@@ -104,13 +114,13 @@ class FakeWorkers:
             for turn in range(1, len(q.turns) + 1)
             if (q.prompt_id, turn) not in known.prompts
         ]
-        return Made(records, prompts, [], {}, None, judged=False)
+        return AssignmentResult(records, prompts, [], {}, None, judged=False)
 
     def conclude(self, name):
-        return Conclusion({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
+        return WorkerResult({}, None, {"weight_bytes": 1, "state_bytes": 2, "again": {}})
 
     def near_ties(self, name, known):
-        assert len({key[:2] for key in known.done}) == self.plan.turns
+        assert len({key[:2] for key in known.done}) == self.plan.n_prompts
         return {"outputs": 1, "positions": 1, "ties": 0, "expected": 0, "chances": []}
 
     def close(self, name):
@@ -126,7 +136,7 @@ def plan():
 @pytest.fixture
 def deal(plan, tmp_path, monkeypatch, log):
     """Deal the plan to workers; returns workers, run and view."""
-    monkeypatch.setattr(scheduling, "words", lambda plan: WORDS)
+    monkeypatch.setattr(scheduling, "shared_facts", lambda plan: WORDS)
     path = tmp_path / "run"
     view = log()
 
@@ -154,7 +164,7 @@ def workers_of(run_dir):
 def test_every_question_is_measured_by_one_worker_with_all_its_rows(plan, deal):
     done = deal()
     assert done.fault is None
-    assert len(list(done.run_dir.records())) == plan.cells
+    assert len(list(done.run_dir.records())) == plan.n_outputs
     found = workers_of(done.run_dir)
     assert len(found) == 6 and all(len(own) == 1 for own in found.values())
     assert {name for name, *_ in done.workers.dealt} == {"1", "2"}
@@ -171,7 +181,7 @@ def test_what_a_lost_worker_was_dealt_goes_to_another_and_nothing_is_twice(plan,
     lost = iter([WorkerLost("node down")])
     done = deal(fate=lambda name, names: next(lost, None) if name == "2" else None)
     assert done.fault is None
-    assert len({record.key for record in done.run_dir.records()}) == plan.cells
+    assert len({record.key for record in done.run_dir.records()}) == plan.n_outputs
     (again,) = {
         names for own, *names in map(tuple, done.workers.dealt) if own == "2" for names in names
     }
@@ -182,7 +192,7 @@ def test_what_a_lost_worker_was_dealt_goes_to_another_and_nothing_is_twice(plan,
 
 
 def test_a_deal_whose_own_worker_process_was_lost_is_not_kept(deal):
-    made = Made([], [], [], {}, "pearl's drafter died", judged=False)
+    made = AssignmentResult([], [], [], {}, "pearl's drafter died", judged=False)
     lost = iter([made])
     done = deal(fate=lambda name, names: next(lost, None))
     assert done.fault is None and done.workers.dismissed == ["1"]
@@ -206,7 +216,7 @@ def test_without_workers_the_run_says_how_to_go_on_and_a_resumption_makes_what_i
     second = deal(resume=True)
     assert second.fault is None and len(second.workers.dealt) == 3
     keys = [record.key for record in second.run_dir.records()]
-    assert keys[: len(kept)] == kept and len(set(keys)) == len(keys) == plan.cells
+    assert keys[: len(kept)] == kept and len(set(keys)) == len(keys) == plan.n_outputs
     assert list(second.run_dir.manifest["workers"]) == ["1", "2", "3", "4"]
 
 
@@ -231,7 +241,7 @@ def test_a_deal_that_ends_three_workers_ends_the_run(deal):
     ],
 )
 def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, says):
-    other = Introduction(own, {"machine": "m1"}, {})
+    other = WorkerInfo(own, {"machine": "m1"}, {})
     done = deal(introduced={"2": other})
     assert isinstance(done.fault, EnvironmentFault)
     assert done.fault.message.startswith("worker 2 (node 2) has something else than the driver: ")
@@ -243,9 +253,9 @@ def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, 
 
 def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_sees(deal):
     gpus = {str(n): {"machine": "m1", "variable CUDA_VISIBLE_DEVICES": str(n)} for n in (1, 2)}
-    same = {name: Introduction(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
+    same = {name: WorkerInfo(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
     assert deal(introduced=same).fault is None
-    other = {"4": Introduction(WORDS, {"machine": "m2"}, {"id": "m2"})}
+    other = {"4": WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"})}
     fault = deal(resume=True, introduced=other).fault
     assert "is of another kind than worker 3 (node 3): machine (m1, there m2)" in fault.message
 
@@ -253,7 +263,7 @@ def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_s
 def test_a_run_goes_on_on_other_machines_only_where_that_is_forced(deal):
     deal(workers=1)
     elsewhere = {
-        name: Introduction(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
+        name: WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
     }
     refused = deal(resume=True, workers=1, introduced=elsewhere).fault
     assert isinstance(refused, UsageError) and "machine (m1, there m2)" in refused.message
@@ -281,7 +291,7 @@ def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, 
     monkeypatch.setattr(FakeWorkers, "near_ties", lambda *_: None)
 
     def drops(name, names):
-        return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+        return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
 
     done = deal(fate=drops)
     assert done.fault is None
@@ -293,7 +303,7 @@ def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, 
 def test_a_worker_that_dropped_all_methods_leaves_the_rest_to_the_others(plan, deal):
     def drops(name, names):
         if name == "1":
-            return Made([], [], [], {"pld": "ValueError: no"}, None, judged=False)
+            return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
         return None
 
     done = deal(fate=drops)
@@ -345,7 +355,7 @@ def test_a_cluster_without_such_a_device_is_told_with_what_it_has():
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EnvironmentFault, match="'ray' is not installed") as fault, connected():
+    with pytest.raises(EnvironmentFault, match="'ray' is not installed") as fault, connect():
         pass
     assert fault.value.hint == "pip install 'specbench-cli[ray]'"
 
@@ -363,7 +373,7 @@ def unreachable(monkeypatch):
 
 
 def test_a_cluster_that_cannot_be_found_is_one_error_with_what_to_type(unreachable):
-    with pytest.raises(EnvironmentFault) as fault, connected():
+    with pytest.raises(EnvironmentFault) as fault, connect():
         pass
     assert fault.value.message == (
         "no Ray cluster can be reached at this machine: Could not find any running Ray instance"
@@ -375,12 +385,12 @@ def test_an_address_where_nobody_listens_is_told_at_once(unreachable, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = "127.0.0.1:{1}".format(*closed.getsockname())
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(EnvironmentFault, match=f"at {address}: .*refused"), connected():
+    with pytest.raises(EnvironmentFault, match=f"at {address}: .*refused"), connect():
         pass
 
 
 def test_what_rays_threads_print_is_kept_from_stdout(capsys):
-    ours = _Ours(sys.stdout)
+    ours = _FilteredStdout(sys.stdout)
     print("a result", file=ours)
     noise = threading.Thread(target=lambda: print("raylet", file=ours), name="ray_listen")
     noise.start()
@@ -390,8 +400,8 @@ def test_what_rays_threads_print_is_kept_from_stdout(capsys):
 
 def test_of_rays_long_messages_the_missing_module_is_told():
     text = "The actor died.\n  trace\nModuleNotFoundError: No module named 'x'\n"
-    assert _missing(text) == "ModuleNotFoundError: No module named 'x'"
-    assert _missing("The node died.\n more") is None
+    assert _missing_module(text) == "ModuleNotFoundError: No module named 'x'"
+    assert _missing_module("The node died.\n more") is None
 
 
 @pytest.mark.parametrize(
@@ -421,6 +431,6 @@ def test_runs_that_take_turns_are_of_one_machine(plan, tmp_path, log):
 
 
 def test_what_is_said_of_the_machine_is_the_workers(plan):
-    assert not placed().keys() & manifest(plan, {})["program"].keys()
+    assert not machine_facts().keys() & manifest(plan, {})["program"].keys()
     local = replace(plan, config=plan.config.model_copy(update={"executor": "local"}))
-    assert placed().keys() <= manifest(local, {})["program"].keys()
+    assert machine_facts().keys() <= manifest(local, {})["program"].keys()

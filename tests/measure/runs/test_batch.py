@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.errors import UsageError
-from specbench_cli.measure.view import Progress
+from specbench_cli.measure.view import RunProgress
 from specbench_cli.plan import plan
 from specbench_cli.report.outputs import write_outputs
 from specbench_cli.report.reading import read_together
@@ -57,7 +57,7 @@ def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
 
 
 def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
-    monkeypatch.setattr(plan, "WAVES", 2)
+    monkeypatch.setattr(plan, "PROMPTS_PER_SLOT", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
@@ -90,7 +90,7 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     assert {process(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
     assert fast.offered == pytest.approx(2 * slow.offered)
-    parts = [each.part for each in outcome.log.said if isinstance(each, Progress)]
+    parts = [each.part for each in outcome.log.said if isinstance(each, RunProgress)]
     assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
     reading = write_outputs(RunDir.open(outcome.path))
     assert reading.summary.passes == 1

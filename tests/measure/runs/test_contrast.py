@@ -49,7 +49,7 @@ def test_vanilla_is_the_contrast_in_a_loop_of_transformers(specbench):
                     module(input_ids=torch.tensor([[*start, *found]])).logits[:, -1]
                     for start in (prompt, [prompt[0], *prompt[-keep:]])
                 ]
-            found.append(int(contrast.contrasted(*rows).argmax()))
+            found.append(int(contrast.apply(*rows).argmax()))
             assert found[-1] == token
         assert len(found) == 12 or record.finish == "eos"
 

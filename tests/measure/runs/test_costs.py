@@ -10,8 +10,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 from specbench_cli.measure import method_costs as module
 from specbench_cli.measure import probe
-from specbench_cli.measure.quiet import QuietMeter
-from specbench_cli.measure.rounds import Grid
+from specbench_cli.measure.probe_rounds import ProbeGrid
+from specbench_cli.measure.quiet import NoiseMeter
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.predict.prediction import predict
 from specbench_cli.predict.run_costs import own
@@ -31,10 +31,10 @@ def probes(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     made, asked = [], []
 
-    def quick(workspace, windows, positions, *, most, sampling):
+    def measure_step_costs(workspace, windows, positions, *, most, sampling):
         made.append(sorted(workspace.decoders))
         asked.append((most, sampling.rule))
-        line = {1: 1.0, 64: 1.0 + quick.rows}
+        line = {1: 1.0, 64: 1.0 + measure_step_costs.rows}
         return StepCosts(
             source="test",
             context=256,
@@ -43,9 +43,9 @@ def probes(monkeypatch, tmp_path):
             relative={"target": line, "draft": {1: 0.1}},
         )
 
-    quick.rows, quick.made, quick.asked = 1.0, made, asked
-    monkeypatch.setattr(module, "quick", quick)
-    return quick
+    measure_step_costs.rows, measure_step_costs.made, measure_step_costs.asked = 1.0, made, asked
+    monkeypatch.setattr(module, "measure_step_costs", measure_step_costs)
+    return measure_step_costs
 
 
 def nodes(outcome):
@@ -88,12 +88,12 @@ def test_steps_of_the_runs_batch_are_timed_where_a_method_goes_by_load(specbench
 def rounds(monkeypatch, tmp_path):
     """Rounds of a few points; returns what comes to pass, in order."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    grid = Grid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
+    grid = ProbeGrid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
-    monkeypatch.setattr(module, "TEXTS", 1)
-    told, go_on = [], module.Between.round
+    monkeypatch.setattr(module, "MAX_PROMPTS", 1)
+    told, go_on = [], module.InterleavedProbe.round
     monkeypatch.setattr(
-        module.Between, "round", lambda between: (told.append("round"), go_on(between))
+        module.InterleavedProbe, "round", lambda between: (told.append("round"), go_on(between))
     )
     return told
 
@@ -121,7 +121,7 @@ def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
     from specbench_cli.measure import run as execute
 
     def here(run_dir, number, what, flags, *, kept):
-        plan, again = execute.reopen(run_dir.path, specbench.log(), part=True)
+        plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
         execute.run(plan, again, specbench.log(), only_pass=number)
 
     monkeypatch.setattr(execute, "run_repeat", here)
@@ -135,8 +135,8 @@ def test_several_sequences_are_probed_together_where_a_run_has_batches(specbench
 
 
 def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monkeypatch):
-    monkeypatch.setattr(QuietMeter, "full", lambda self: True)
-    monkeypatch.setattr(QuietMeter, "close", lambda self: 0.5)
+    monkeypatch.setattr(NoiseMeter, "full", lambda self: True)
+    monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
     assert "probe: other programs took too much of this machine" in outcome.log.notes[-1]
     assert not list(outcome.path.glob("costs-*.json"))

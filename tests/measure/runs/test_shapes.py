@@ -89,9 +89,9 @@ def test_costs_of_shapes_are_probed_as_a_models(run, made, monkeypatch):
     from specbench_cli.measure import method_costs as probing
     from specbench_cli.measure import probe
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.measure.rounds import Grid
+    from specbench_cli.measure.probe_rounds import ProbeGrid
 
-    grid = Grid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
+    grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setitem(probing.DRAFTING, "sps-tree", ({"widths": (2, 1)},))
     code, _, err = run("predict", "--probe", *PAIR, "--rounds", "1", "--out", "costs.json")

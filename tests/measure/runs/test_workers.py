@@ -50,8 +50,8 @@ def striker(log):
             super().__init__()
             self.blow, self.struck_s, self.told_s = blow, None, None
 
-        def cell(self, record):
-            super().cell(record)
+        def show_record(self, record):
+            super().show_record(record)
             if record.label == "pearl" and self.struck_s is None:
                 (worker,) = workers()
                 worker.send_signal(self.blow)
@@ -99,7 +99,7 @@ def test_a_killed_worker_ends_its_row_the_others_go_on_and_the_rest_is_resumed(s
     assert 1 <= len(before) < MANY
 
     rest = log()
-    plan, run_dir = execute.reopen(run_dir.path, rest)
+    plan, run_dir = execute.resume_run(run_dir.path, rest)
     execute.run(plan, run_dir, rest, only_pass=1)
     assert {label for _, _, label, _ in rest.cells} == {"pearl"}
     assert not before & set(rest.cells)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from specbench_cli.judge.broken import broken, failed_certificate, near_ties, surprise
+from specbench_cli.judge.broken import broken, find_failed_audit, near_ties, surprise
 from specbench_cli.stats.martingale import TILTS
 from specbench_cli.store.schema import Likelihood, Verdict
 from specbench_cli.summary import text
@@ -161,19 +161,19 @@ def test_only_the_newest_certificate_of_the_same_file_counts(tmp_path):
         file.write_text(json.dumps({"method": "sps", "sha256": "aa", **facts}))
         os.utime(file, (10_000 - age_s, 10_000 - age_s))
 
-    assert failed_certificate("sps", "aa", tmp_path) is None
+    assert find_failed_audit("sps", "aa", tmp_path) is None
     write("old", 50, verdict="BROKEN")
-    assert "specbench audit sps" in failed_certificate("sps", "aa", tmp_path)
+    assert "specbench audit sps" in find_failed_audit("sps", "aa", tmp_path)
     write("other-file", 10, verdict="BROKEN", sha256="bb")
     write("other-method", 10, verdict="BROKEN", method="pld")
     write("new", 20, verdict="FAULTY")
     (tmp_path / "half.json").write_text('{"method": "s')
     (tmp_path / "list.json").write_text("[]")
-    assert failed_certificate("sps", "aa", tmp_path).startswith("its audit says FAULTY")
+    assert find_failed_audit("sps", "aa", tmp_path).startswith("its audit says FAULTY")
     write("newest", 15, verdict="NOT SHOWN")
-    assert failed_certificate("sps", "aa", tmp_path).startswith("its audit says NOT SHOWN")
+    assert find_failed_audit("sps", "aa", tmp_path).startswith("its audit says NOT SHOWN")
     write("newest", 5, verdict="PASSED")
-    assert failed_certificate("sps", "aa", tmp_path) is None
+    assert find_failed_audit("sps", "aa", tmp_path) is None
 
 
 def test_a_row_broken_by_near_ties_has_no_figure_anywhere(cells, manifest):

@@ -20,7 +20,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.state import KVState
-from specbench_cli.engine.types import Features, Hidden, Out, Tokens
+from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens
 
 WIDEST = 64
 """Most rows of a forward that is recorded: wider ones keep the device busy for as long as their
@@ -91,7 +91,7 @@ class Buffers:
         logits_at = model_input.logits_at
         assert not isinstance(x, Hidden)
         start = (state.lengths[0][0], state.position())
-        self.start.copy_(host.places(start, self.start.device))
+        self.start.copy_(host.cached_ids(start, self.start.device))
         self.x.ids.copy_(x.ids)
         if isinstance(self.x, Features) and isinstance(x, Features):
             self.x.rows.copy_(x.rows)
@@ -103,7 +103,7 @@ class Buffers:
             self.index.copy_(logits_at)
 
 
-Body = Callable[[], Out]
+Body = Callable[[], ModelOutput]
 """A forward over `Buffers`, and what it gives: on a device in the same tensors at each replay."""
 
 Capture = Callable[[Body], Body]
@@ -132,7 +132,7 @@ class CudaGraphs:
             graph.capture_end()
         here.wait_stream(self._stream)
 
-        def replay(_: Body = body) -> Out:  # which holds what the graph reads
+        def replay(_: Body = body) -> ModelOutput:  # which holds what the graph reads
             graph.replay()
             return out
 
@@ -153,7 +153,7 @@ class Recorder:
             WeakKeyDictionary()
         )
 
-    def run(self, shape: Shape, model_input: ModelInput, state: KVState) -> Out:
+    def run(self, shape: Shape, model_input: ModelInput, state: KVState) -> ModelOutput:
         """A forward of that shape, recorded where it is the first one on a state that sees as many
         times `SEEN` rows.
 
@@ -173,8 +173,8 @@ class Recorder:
             bodies[end] = self._capture(self._build(state, buffers, shape, end))
             self.made += 1
         out = bodies[end]()
-        return Out(
+        return ModelOutput(
             None if out.logits is None else out.logits.clone(),
             out.hidden.clone(),
-            {at: rows.clone() for at, rows in out.taps.items()},
+            {at: rows.clone() for at, rows in out.aux_hidden_states.items()},
         )

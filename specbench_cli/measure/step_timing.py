@@ -22,10 +22,10 @@ from specbench_cli.engine.types import Draft, Outcome
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
-SHORT = 16
+MIN_PROMPT = 16
 """Tokens of the shortest prompt whose steps are timed: reading it is no part of them."""
 
-UNLIKE = (1, 3)
+UNEVEN_LENGTHS = (1, 3)
 """Draft tokens of sequences in turn, where lengths differ."""
 
 
@@ -40,7 +40,7 @@ class StepSample(NamedTuple):
     even: bool = True
 
 
-class Stepper:
+class TimedChains:
     """Drafts chains of given lengths, a step after another, and notes when.
 
     Args:
@@ -60,11 +60,11 @@ class Stepper:
         if self._drafts:
             self._model = session.draft()
             self._state = session.new_state(self._model)
-            self._model.forward(session.since(0), self._state, logits_at=None)
+            self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
 
     def schedule(
-        self, members: Sequence[tuple[Stepper, Session]], size: int
-    ) -> Sequence[tuple[Stepper, Session]]:
+        self, members: Sequence[tuple[TimedChains, Session]], size: int
+    ) -> Sequence[tuple[TimedChains, Session]]:
         """All of them."""
         return members
 
@@ -72,7 +72,7 @@ class Stepper:
         """For a sequence alone."""
         return self.propose_batch([(self, session)])[0]
 
-    def propose_batch(self, members: Sequence[tuple[Stepper, Session]]) -> list[Draft]:
+    def propose_batch(self, members: Sequence[tuple[TimedChains, Session]]) -> list[Draft]:
         """Chains of the next lengths; behind the last ones plain steps."""
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
@@ -109,22 +109,23 @@ def time_steps(
     one that warms up.
 
     Args:
-        prompt: at least `SHORT` ids, of which the sequences' prompts are parts.
+        prompt: at least `MIN_PROMPT` ids, of which the sequences' prompts are parts.
         rng: of the order.
     """
     shared = [(length,) * n for length in lengths]
-    unlike = [tuple(UNLIKE[at % len(UNLIKE)] for at in range(n))] if n > 1 else []
+    unlike = [tuple(UNEVEN_LENGTHS[at % len(UNEVEN_LENGTHS)] for at in range(n))] if n > 1 else []
     order = [(0,) * n, *rng.sample([*shared, *unlike], len(shared) + len(unlike))]
     draft = workspace.decoders.get("draft")
     drafts = draft is not None and draft.vocab_size == workspace.decoders["target"].vocab_size
     stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in order))
     # Texts that differ, in their lengths too: attention takes equally long ones at once.
     requests = [
-        Request(f"probe {at}", 1, prompt[at % SHORT :][: SHORT + at], stop) for at in range(n)
+        Request(f"probe {at}", 1, prompt[at % MIN_PROMPT :][: MIN_PROMPT + at], stop)
+        for at in range(n)
     ]
     batch = Batch(workspace, requests, sampling, size=n)
     marks: list[tuple[int, int]] = []
-    steppers = [Stepper(drafts, order, marks) for _ in requests]
+    steppers = [TimedChains(drafts, order, marks) for _ in requests]
     for _ in draft_and_verify_batch(steppers, batch):
         if len(marks) > len(order):
             break

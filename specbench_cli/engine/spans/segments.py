@@ -11,7 +11,7 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.spans.ledger import Author, Ledger
+from specbench_cli.engine.spans.token_accounting import Author, TokenAccounting
 from specbench_cli.engine.types import Draft, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Pick
@@ -58,7 +58,7 @@ class Delimiter:
         return self._pieces[token] if token < len(self._pieces) else b""
 
 
-class Spans:
+class Segments:
     """The open span of a session's text, and the two models that may go on with it.
 
     Made before the session's prefill; the draft then reads the prompt. No token of the target's
@@ -77,16 +77,18 @@ class Spans:
 
     def __init__(self, session: Session, delimiter: str, cap: int) -> None:
         self._session, self._cap = session, cap
-        self.words = session.words
+        self.words = session.vocabulary
         self._delimiter = Delimiter(delimiter, self.words)
         self._eos = session.requests[0].stop.eos
         self._model = session.draft()
         self._state = session.new_state(self._model)
-        self._model.forward(session.since(0), self._state, logits_at=None)
-        self.ledger, self.begun, self.graded = Ledger(), 0, 0
-        self._untold = Counter[str]()
-        self.ledger.generated("target", 1)  # prefill's token, with which the first span begins
-        self.ledger.settled("target", 1, 0)
+        self._model.forward(session.pending_tokens(0), self._state, logits_at=None)
+        self.token_accounting, self.num_segments, self.num_judged = TokenAccounting(), 0, 0
+        self._unreported = Counter[str]()
+        self.token_accounting.record_generated(
+            "target", 1
+        )  # prefill's token, with which the first span begins
+        self.token_accounting.record_settled("target", 1, 0)
         self.begin()
 
     # ---- the open span --------------------------------------------------------------------------
@@ -94,49 +96,53 @@ class Spans:
     def begin(self) -> None:
         """Begin a span behind the text."""
         self._first, self._judged = len(self._session.tokens()), False
-        self.begun += 1
+        self.num_segments += 1
 
     @property
-    def written(self) -> Sequence[int]:
+    def open_ids(self) -> Sequence[int]:
         """Ids of the open span so far."""
         return self._session.tokens()[self._first :]
 
     @property
-    def over(self) -> bool:
+    def segment_ended(self) -> bool:
         """Whether the open span has come to its end, or the text has."""
-        return self._session.finish is not None or len(self.written) >= self._cap or self.delimited
+        return (
+            self._session.finish is not None
+            or len(self.open_ids) >= self._cap
+            or self.ends_with_delimiter
+        )
 
     @property
-    def delimited(self) -> bool:
+    def ends_with_delimiter(self) -> bool:
         """Whether the open span ends with its delimiter, and the text goes on behind it."""
-        return self._session.finish is None and self._delimiter.ends(self.written)
+        return self._session.finish is None and self._delimiter.ends(self.open_ids)
 
     @property
-    def replacing(self) -> bool:
+    def is_replacing(self) -> bool:
         """Whether the open span was judged, and the target writes what is left of it."""
-        return self._judged and not self.over
+        return self._judged and not self.segment_ended
 
     # ---- who writes -----------------------------------------------------------------------------
 
     def draft(self, most: int | None = None) -> Draft:
         """Have the draft go on with the open span, or begin the next one where that is over: to its
         end, or for so many tokens at most."""
-        if self.over:
+        if self.segment_ended:
             self.begin()
-        session, picks, ids = self._session, list[Pick](), list(self.written)
-        room = min(session.room(), self._cap - len(ids))
+        session, picks, ids = self._session, list[Pick](), list(self.open_ids)
+        room = min(session.max_draft_length(), self._cap - len(ids))
         room = room if most is None else min(room, most)
-        x = session.since(self._state.length())
+        x = session.pending_tokens(self._state.length())
         while len(picks) < room:
             picks.append(session.pick(self._model.forward(x, self._state), len(picks)))
             x = Tokens(picks[-1][0][None])
             ids.append(host.number(x.ids))
             if ids[-1] in self._eos or self._delimiter.ends(ids):
                 break
-        self.ledger.generated("draft", len(picks))
-        return session.drawn(picks)
+        self.token_accounting.record_generated("draft", len(picks))
+        return session.chain_of_picks(picks)
 
-    def ask(self, question: Sequence[int]) -> Tensor:
+    def score_question(self, question: Sequence[int]) -> Tensor:
         """Logits [V] of the target behind a question that it reads behind what it scored last; its
         rows are forgotten at once. `session.reserve` has room for them."""
         session, state = self._session, self._session.state
@@ -144,32 +150,34 @@ class Spans:
         x = Tokens(host.ids([question], session.device))
         row = session.target.forward(x, state).rows[-1]
         state.rollback(0, length)
-        self.ledger.scored(len(question))
+        self.token_accounting.record_scored(len(question))
         return row
 
-    def target(self, length: int, most: int | None = None) -> Iterator[Step]:
+    def write_with_target(self, length: int, most: int | None = None) -> Iterator[Step]:
         """Have the target write the rest of the open span, or at most so many tokens of it:
         losslessly, with drafts of `length` tokens, or none."""
-        end = len(self.written) + (self._cap if most is None else most)
-        while not self.over and len(self.written) < end:
-            draft = self.draft(min(length, end - len(self.written)))
-            yield self.settle(draft, self._session.score(draft))
+        end = len(self.open_ids) + (self._cap if most is None else most)
+        while not self.segment_ended and len(self.open_ids) < end:
+            draft = self.draft(min(length, end - len(self.open_ids)))
+            yield self.verify_and_commit(draft, self._session.score(draft))
 
-    def say(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
+    def insert_tokens(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
         """Write words of the method's own, as far as there is room, where `accept` lets them."""
-        draft = self._session.chain(ids[: self._session.room()])
-        self.ledger.generated("method", draft.nodes)
-        return self.settle(draft, self._session.score(draft), accept, author="method", **counts)
+        draft = self._session.chain(ids[: self._session.max_draft_length()])
+        self.token_accounting.record_generated("method", draft.nodes)
+        return self.verify_and_commit(
+            draft, self._session.score(draft), accept, author="method", **counts
+        )
 
     # ---- what becomes of it ---------------------------------------------------------------------
 
     def discard(self, draft: Draft, **counts: int) -> None:
         """Throw a draft away that nobody has read; `counts` are told with the next step."""
-        self._untold.update(counts)
+        self._unreported.update(counts)
         self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
-        self.ledger.settled("draft", 0, draft.nodes)
+        self.token_accounting.record_settled("draft", 0, draft.nodes)
 
-    def settle(
+    def verify_and_commit(
         self,
         draft: Draft,
         rows: Tensor,
@@ -191,16 +199,16 @@ class Spans:
         self._state.rollback(0, min(self._state.length(), len(session.tokens()) - 1))
         kept, own = len(committed.path), len(outcome.committed) - len(outcome.path)
         stand = len(committed.committed) - kept
-        self.ledger.generated("target", own)
-        self.ledger.settled(author, kept, draft.nodes - kept)
-        self.ledger.settled("target", stand, own - stand)
+        self.token_accounting.record_generated("target", own)
+        self.token_accounting.record_settled(author, kept, draft.nodes - kept)
+        self.token_accounting.record_settled("target", stand, own - stand)
         if accept is not None:
-            self.ledger.scored(draft.nodes)
-            self.graded, self._judged = self.graded + 1, True
-        for name, n in self._untold.items():
+            self.token_accounting.record_scored(draft.nodes)
+            self.num_judged, self._judged = self.num_judged + 1, True
+        for name, n in self._unreported.items():
             counts[name] = counts.get(name, 0) + n
-        self._untold.clear()
-        return session.step(draft, committed, **self.ledger.news(), **counts)
+        self._unreported.clear()
+        return session.step(draft, committed, **self.token_accounting.take_new_counts(), **counts)
 
 
 def mean_log_prob(rows: Tensor, draft: Draft) -> float:

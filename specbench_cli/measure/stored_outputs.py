@@ -12,7 +12,7 @@ from specbench_cli.tasks.schema import Question
 
 
 @dataclass
-class Answers:
+class StoredOutputs:
     """What a run holds already: which cells are done, vanilla's answers, the prompts as they
     were."""
 
@@ -21,12 +21,12 @@ class Answers:
     prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, run_dir: RunDir) -> Answers:
+    def read(cls, run_dir: RunDir) -> StoredOutputs:
         """Read a run's folder."""
-        found = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
+        outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
         for key, ids in run_dir.answered().items():
-            found.add(key, ids)
-        return found
+            outputs.add(key, ids)
+        return outputs
 
     def add(self, key: Key, output_ids: list[int] | None) -> None:
         """Take note of a record."""
@@ -40,25 +40,25 @@ class Answers:
         return any(
             key not in self.done
             for method_run in method_runs
-            for key in keys_of(question, method_run, number)
+            for key in output_keys(question, method_run, number)
         )
 
-    def of(self, names: Collection[str]) -> Answers:
+    def of(self, names: Collection[str]) -> StoredOutputs:
         """What is known of some questions."""
-        return Answers(
+        return StoredOutputs(
             {key for key in self.done if key[0] in names},
             {key: ids for key, ids in self.vanilla.items() if key[0] in names},
             {key: prompt for key, prompt in self.prompts.items() if key[0] in names},
         )
 
-    def learn(self, other: Answers) -> None:
+    def learn(self, other: StoredOutputs) -> None:
         """Take note of what somebody else knows."""
         self.done |= other.done
         self.vanilla |= other.vanilla
         self.prompts |= other.prompts
 
 
-def keys_of(question: Question, method_run: MethodRun, number: int) -> list[Key]:
+def output_keys(question: Question, method_run: MethodRun, number: int) -> list[Key]:
     """The cells of a row on a question, a turn each."""
     turns = range(1, len(question.turns) + 1)
     return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

@@ -1,6 +1,6 @@
-"""What runs are supplied with: models, tasks' data, and the hub that both can come from.
+"""Checks of assets: models, task data, and the hub that provides both.
 
-Nothing is downloaded, and no value holds a path.
+Nothing is downloaded, and no value contains a path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 
 from specbench_cli.errors import SpecbenchError
 from specbench_cli.files import cache_folder
-from specbench_cli.measure.health import Check
+from specbench_cli.measure.health import HealthCheck
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.tasks.dataset_config import DatasetSource, read_dataset_config
 from specbench_cli.tasks.load import SHIPPED, task_names
@@ -26,19 +26,19 @@ HUB_TIMEOUT_S = 3.0
 DEFAULT_TARGET, DEFAULT_TASK = "embedded", "mini"
 REAL_TARGET = "smollm2-135m"  # a real model that a package brings
 
-Where = Literal["local", "cached", "downloadable", "missing"]
-NEARNESS: tuple[Where, ...] = ("local", "cached", "downloadable", "missing")
+Availability = Literal["local", "cached", "downloadable", "missing"]
+BY_AVAILABILITY: tuple[Availability, ...] = ("local", "cached", "downloadable", "missing")
 
 
 class HubCall:
-    """Asks the hub for an answer in the background, from now on for at most `HUB_TIMEOUT_S`."""
+    """A request to the hub in the background, for at most `HUB_TIMEOUT_S` seconds."""
 
     def __init__(self) -> None:
         self._answer = "no answer"
-        self._asking = threading.Thread(target=self._ask, daemon=True)
-        self._asking.start()
+        self._thread = threading.Thread(target=self._send_request, daemon=True)
+        self._thread.start()
 
-    def _ask(self) -> None:
+    def _send_request(self) -> None:
         from huggingface_hub import constants
 
         try:
@@ -51,20 +51,20 @@ class HubCall:
             return
         self._answer = ""
 
-    def check(self) -> Check:
-        """What came back; waits no longer than the limit, a name server that hangs included."""
+    def check(self) -> HealthCheck:
+        """Return the result of the request. Wait for it at most `HUB_TIMEOUT_S` seconds."""
         if is_offline():
-            return _hub("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
-        self._asking.join(HUB_TIMEOUT_S)
-        return _hub(
+            return _hub_check("HF_HUB_OFFLINE forbids asking it", "unset HF_HUB_OFFLINE")
+        self._thread.join(HUB_TIMEOUT_S)
+        return _hub_check(
             self._answer,
             "connect this machine, or set HF_ENDPOINT to a mirror, or bring the files: copy the"
             " hub's cache (HF_HOME) and a folder for SPECBENCH_DATA from a machine that has them",
         )
 
 
-def _hub(trouble: str, mend: str) -> Check:
-    return Check(
+def _hub_check(trouble: str, mend: str) -> HealthCheck:
+    return HealthCheck(
         "hub",
         "limited" if trouble else "ok",
         f"not reachable: {trouble}" if trouble else "reachable",
@@ -73,14 +73,14 @@ def _hub(trouble: str, mend: str) -> Check:
     )
 
 
-def models() -> Iterator[Check]:
-    """The shipped pair, a real model, and how many other short names are on this machine."""
+def models() -> Iterator[HealthCheck]:
+    """Check the shipped pair, a real model, and how many other short names are on this machine."""
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
             found, trouble, mend = resolve(name).label, "", ""
         except SpecbenchError as fault:
             found, trouble, mend = fault.message, "missing", fault.hint or ""
-        yield Check(
+        yield HealthCheck(
             f"model {name}",
             "missing" if trouble else "ok",
             found if trouble else f"{found}, shipped",
@@ -89,7 +89,7 @@ def models() -> Iterator[Check]:
             needed=True,
         )
     real = describe(REAL_TARGET)
-    yield Check(
+    yield HealthCheck(
         f"model {REAL_TARGET}",
         "ok" if real["available"] in ("cached", "installed") else "limited",
         real["available"],
@@ -99,7 +99,7 @@ def models() -> Iterator[Check]:
     facts = [describe(name) for name in model_names()]
     cached = [fact["name"] for fact in facts if fact["available"] == "cached"]
     absent = [fact["name"] for fact in facts if fact["available"] == "not downloaded"]
-    yield Check(
+    yield HealthCheck(
         "other models",
         "limited" if absent else "ok",
         f"cached: {', '.join(cached) or 'none'}; not downloaded: {len(absent)}",
@@ -108,11 +108,11 @@ def models() -> Iterator[Check]:
     )
 
 
-def tasks(hub_answers: bool) -> Iterator[Check]:
-    """Each shipped task: where its data is or would come from."""
+def tasks(hub_answers: bool) -> Iterator[HealthCheck]:
+    """Check where the data of each shipped task is or could be downloaded from."""
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():
-        yield Check(
+        yield HealthCheck(
             "SPECBENCH_DATA",
             "limited",
             "names no folder",
@@ -121,29 +121,29 @@ def tasks(hub_answers: bool) -> Iterator[Check]:
         )
     for name in task_names():
         card = read_dataset_config(SHIPPED / f"{name}.yaml")
-        where = max((_where(source) for source in card.sources), key=NEARNESS.index)
+        where = max((_find_source(source) for source in card.sources), key=BY_AVAILABILITY.index)
         here = where in ("local", "cached")
         usable = here or (where == "downloadable" and hub_answers)
-        yield Check(
+        yield HealthCheck(
             f"task {name}",
             "ok" if usable else "missing" if name == DEFAULT_TASK else "limited",
             where if usable or where == "missing" else f"{where}, but not from here now",
             f"specbench run --task {name}",
-            card.obtain or f"where there is a network: {_fetch(name, card.sources)}",
+            card.obtain or f"where there is a network: {_fetch_command(name, card.sources)}",
             needed=name == DEFAULT_TASK,
         )
 
 
-def _fetch(name: str, sources: Sequence[DatasetSource]) -> str:
-    """What to type to have a task's data."""
+def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
+    """Return the command that fetches the data of a task."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
         return f"curl -L -o {file} {url}; then set SPECBENCH_DATA to its folder"
     return f"specbench run --task {name} --limit 1, which fills the cache (SPECBENCH_CACHE)"
 
 
-def _where(source: DatasetSource) -> Where:
-    """Where a file of a shipped task is."""
+def _find_source(source: DatasetSource) -> Availability:
+    """Return where a file of a shipped task is available."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):
         if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):

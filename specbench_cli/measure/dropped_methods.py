@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specbench_cli.errors import WorkerLost, on_one_line
-from specbench_cli.measure.cell import Cell
-from specbench_cli.measure.repeat_process import resumption
+from specbench_cli.measure.measurement import Measurement
+from specbench_cli.measure.repeat_process import resume_command
 from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import RunDir
@@ -15,7 +15,7 @@ FAILURES = 3
 """Number of consecutive failures after which a method is dropped."""
 
 
-class Dropped:
+class DroppedMethods:
     """Failure counts of methods. Drops methods that fail repeatedly.
 
     Args:
@@ -33,7 +33,7 @@ class Dropped:
         self._run_dir, self._view, self._on_drop = run_dir, view, on_drop
         self.left_out: dict[str, WorkerLost] = {}
         self.dropped: dict[str, str] = {}
-        self.cold: set[str] = set()
+        self.failed_warm_up: set[str] = set()
         self._failures: dict[str, int] = {}
 
     def __contains__(self, label: str) -> bool:
@@ -54,22 +54,26 @@ class Dropped:
             self._on_drop(method_run.label)
             self._view.note(
                 f"{method_run.label} is left out of the rest of pass {number}: {why.message};"
-                f" {resumption(self._run_dir.path)} makes what is missing"
+                f" {resume_command(self._run_dir.path)} makes what is missing"
             )
 
-    def count_failures(self, method_run: MethodRun, cells: Sequence[Cell]) -> None:
+    def count_failures(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
         """Drop a method that fails repeatedly, or on its first prompt after a failed warm-up."""
-        errors = [cell.measured.error for cell in cells if cell.measured is not None]
+        errors = [
+            measurement.output.error
+            for measurement in measurements
+            if measurement.output is not None
+        ]
         failed = bool(errors) and all(errors)
         self._failures[method_run.label] = (
             self._failures.get(method_run.label, 0) + 1 if failed else 0
         )
-        cold = method_run.label in self.cold
-        self.cold.discard(method_run.label)
-        if self._failures[method_run.label] >= (1 if cold else FAILURES):
+        failed_warm_up = method_run.label in self.failed_warm_up
+        self.failed_warm_up.discard(method_run.label)
+        if self._failures[method_run.label] >= (1 if failed_warm_up else FAILURES):
             self.dropped[method_run.label] = why = on_one_line(str(errors[0]))
             self._on_drop(method_run.label)
             dropped = self._run_dir.manifest.get("dropped") or {}
             self._run_dir.update(dropped={**dropped, method_run.label: why})
-            when = "on its first prompt too" if cold else f"{FAILURES} times in a row"
+            when = "on its first prompt too" if failed_warm_up else f"{FAILURES} times in a row"
             self._view.note(f"{method_run.label} failed {when} and is dropped: {why}")

@@ -13,9 +13,9 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.errors import PromptError
-from specbench_cli.judge.verdict import Judge, NotFinite, Reading, is_judged
+from specbench_cli.judge.verdict import NonFiniteLogits, OutputJudge, OutputLikelihood, is_judged
 from specbench_cli.measure.bench import Bench
-from specbench_cli.measure.cell import Cell
+from specbench_cli.measure.measurement import Measurement
 from specbench_cli.plan.plan import Plan
 from specbench_cli.scoring import score
 from specbench_cli.stats.neartie import chance_of_any
@@ -33,22 +33,22 @@ DECIMALS = 3  # of the log-probabilities that are kept: they are looked at
 
 
 @dataclass
-class Group:
+class PromptMeasurements:
     """The cells of one prompt, which are judged, scored and written together."""
 
     question: Question
-    cells: list[Cell]
+    measurements: list[Measurement]
     reference: list[int] | None
     scores: dict[tuple[int, ...], float | None] = field(default_factory=dict)
-    readings: dict[tuple[int, ...], Reading] = field(default_factory=dict)
+    likelihoods: dict[tuple[int, ...], OutputLikelihood] = field(default_factory=dict)
 
     @property
-    def settled(self) -> bool:
+    def finished(self) -> bool:
         """Whether every cell's window has been settled."""
-        return all(cell.settled for cell in self.cells)
+        return all(measurement.finished for measurement in self.measurements)
 
 
-class Judging:
+class RecordBuilder:
     """Makes records of measured cells.
 
     Args:
@@ -60,7 +60,7 @@ class Judging:
 
     def __init__(
         self,
-        judge: Judge,
+        judge: OutputJudge,
         plan: Plan,
         sampling: Sampling,
         tokenizer: Any,
@@ -72,107 +72,127 @@ class Judging:
         self._tokenizer = tokenizer
         self._sampled = sampled
 
-    def record(self, cell: Cell, group: Group) -> Record:
+    def build(self, measurement: Measurement, prompt_measurements: PromptMeasurements) -> Record:
         """The record of a cell, which was measured; a failed one has neither verdict nor score.
 
         A cell fails too where the target's logits are not finite, and where what it tells
         contradicts itself.
         """
-        if cell.result.error is None:
+        if measurement.result.error is None:
             try:
-                return self._judged(cell, group)
-            except NotFinite as fault:
-                where = f"step {_step_of(cell.result.steps.committed, fault.at)}, {fault}"
-                cell.result.error = f"{cell.method_run.label}, {cell.prompt.prompt_id}, {where}"
+                return self._build_judged(measurement, prompt_measurements)
+            except NonFiniteLogits as fault:
+                where = (
+                    f"step {_step_of(measurement.result.steps.committed, fault.position)}, {fault}"
+                )
+                measurement.result.error = (
+                    f"{measurement.method_run.label}, {measurement.prompt.prompt_id}, {where}"
+                )
             except ArithmeticError as fault:
-                cell.result.error = f"{cell.method_run.label}, {cell.prompt.prompt_id}: {fault}"
-        return cell.record(None)
+                measurement.result.error = (
+                    f"{measurement.method_run.label}, {measurement.prompt.prompt_id}: {fault}"
+                )
+        return measurement.build_record(None)
 
-    def _judged(self, cell: Cell, group: Group) -> Record:
-        reading = self._reading(cell, group)
+    def _build_judged(
+        self, measurement: Measurement, prompt_measurements: PromptMeasurements
+    ) -> Record:
+        output_likelihood = self._read_output(measurement, prompt_measurements)
         # Of outputs that no token verdict is possible of: evidence in place of proof.
         drawn = self._sampling.draws and self._config.verify != REPLAY
-        record = cell.record(
-            self._verdict(cell, group),
-            self._score(cell, group),
-            log_likelihood=fsum(reading.log_probs) if drawn else None,
-            likelihood=reading.likelihood if drawn else None,
-            log_probs=[round(each, DECIMALS) + 0.0 for each in reading.log_probs],
-            valid=self._valid(cell),
+        record = measurement.build_record(
+            self._verdict(measurement, prompt_measurements),
+            self._score(measurement, prompt_measurements),
+            log_likelihood=fsum(output_likelihood.log_probs) if drawn else None,
+            likelihood=output_likelihood.likelihood if drawn else None,
+            log_probs=[round(each, DECIMALS) + 0.0 for each in output_likelihood.log_probs],
+            valid=self._valid(measurement),
         )
         try:
             validate(record)
         except ValueError as contradiction:
-            cell.result.error = f"what it tells contradicts itself: {contradiction}"
-            return cell.record(None)
+            measurement.result.error = f"what it tells contradicts itself: {contradiction}"
+            return measurement.build_record(None)
         return record
 
-    def _verdict(self, cell: Cell, group: Group) -> Verdict:
-        if cell.method_run.label == BASELINE:
-            return self._of_reference(cell, group)
-        rule, output = self._sampling.rule, cell.result.output
-        guarantee = cell.method_run.guarantees[rule]
-        if cell.replays or guarantee not in LOSSLESS:
+    def _verdict(
+        self, measurement: Measurement, prompt_measurements: PromptMeasurements
+    ) -> Verdict:
+        if measurement.method_run.label == BASELINE:
+            return self._judge_reference(measurement, prompt_measurements)
+        rule, output = self._sampling.rule, measurement.result.output_ids
+        guarantee = measurement.method_run.guarantees[rule]
+        if measurement.is_replay or guarantee not in LOSSLESS:
             return Verdict("unchecked")
         if self._sampling.draws:
-            return self._judge.drawn(cell.request, output)
-        if group.reference is None:  # vanilla failed, which makes the run bad
+            return self._judge.judge_sampled(measurement.request, output)
+        if prompt_measurements.reference is None:  # vanilla failed, which makes the run bad
             return Verdict("unchecked")
-        if cell.method_run.method.peer:
-            return self._judge.verdict(cell.request, group.reference, output)
-        steps, drafts = cell.result.steps, cell.result.drafts
-        return self._judge.verdict(cell.request, group.reference, output, steps, drafts)
+        if measurement.method_run.method.peer:
+            return self._judge.compare(measurement.request, prompt_measurements.reference, output)
+        steps, drafts = measurement.result.steps, measurement.result.drafts
+        return self._judge.compare(
+            measurement.request, prompt_measurements.reference, output, steps, drafts
+        )
 
-    def _of_reference(self, cell: Cell, group: Group) -> Verdict:
+    def _judge_reference(
+        self, measurement: Measurement, prompt_measurements: PromptMeasurements
+    ) -> Verdict:
         """Vanilla's own verdict: on a sample of prompts, on all where that was asked for, and
         wherever somebody who promises its tokens came to others."""
-        rule, output = self._sampling.rule, cell.result.output
+        rule, output = self._sampling.rule, measurement.result.output_ids
         if self._sampling.draws:
-            found = self._judge.drawn(cell.request, output)
+            found = self._judge.judge_sampled(measurement.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
-        asked = self._config.judge == "all" or cell.prompt.prompt_id in self._sampled
+        asked = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
         asked &= self._config.acceptance is None  # the module says nothing that is imposed
-        parted = any(
-            is_judged(other.method_run.guarantees[rule], rule) and other.measured.output != output
-            for other in group.cells
-            if other.measured is not None and other.measured.error is None
+        differs = any(
+            is_judged(other.method_run.guarantees[rule], rule) and other.output.output_ids != output
+            for other in prompt_measurements.measurements
+            if other.output is not None and other.output.error is None
         )
-        if not asked and not parted:
+        if not asked and not differs:
             return Verdict("reference")
-        return self._judge.reference(cell.request, output)
+        return self._judge.judge_reference(measurement.request, output)
 
-    def _score(self, cell: Cell, group: Group) -> float | None:
+    def _score(
+        self, measurement: Measurement, prompt_measurements: PromptMeasurements
+    ) -> float | None:
         """How right the answer is. Equal answers are scored once: running code takes its time."""
-        if group.question.scorer is None:
+        if prompt_measurements.question.scorer is None:
             return None
-        ids = tuple(cell.result.output)
-        if ids not in group.scores:
+        ids = tuple(measurement.result.output_ids)
+        if ids not in prompt_measurements.scores:
             try:
                 text = decode_text(self._tokenizer, ids)
             except PromptError:  # an answer that cannot be decoded to text has no score
-                group.scores[ids] = None
+                prompt_measurements.scores[ids] = None
                 return None
-            group.scores[ids] = score(
-                group.question,
-                cell.prompt.turn,
+            prompt_measurements.scores[ids] = score(
+                prompt_measurements.question,
+                measurement.prompt.turn,
                 text,
                 run_code=self._config.run_code,
                 uncontained=self._config.uncontained,
             )
-        return group.scores[ids]
+        return prompt_measurements.scores[ids]
 
-    def _valid(self, cell: Cell) -> bool | None:
+    def _valid(self, measurement: Measurement) -> bool | None:
         """Whether a complete output belongs to the run's grammar, by its text alone."""
-        if self._grammar is None or cell.result.finish != "eos":
+        if self._grammar is None or measurement.result.finish != "eos":
             return None
-        return self._grammar.holds(decode_text(self._tokenizer, cell.result.output))
+        return self._grammar.holds(decode_text(self._tokenizer, measurement.result.output_ids))
 
-    def _reading(self, cell: Cell, group: Group) -> Reading:
+    def _read_output(
+        self, measurement: Measurement, prompt_measurements: PromptMeasurements
+    ) -> OutputLikelihood:
         """The output as the target reads it: one forward for equal outputs."""
-        ids = tuple(cell.result.output)
-        if ids not in group.readings:
-            group.readings[ids] = self._judge.read(cell.request, ids)
-        return group.readings[ids]
+        ids = tuple(measurement.result.output_ids)
+        if ids not in prompt_measurements.likelihoods:
+            prompt_measurements.likelihoods[ids] = self._judge.compute_likelihood(
+                measurement.request, ids
+            )
+        return prompt_measurements.likelihoods[ids]
 
 
 def _step_of(committed: Sequence[int], token: int) -> int:
@@ -181,7 +201,7 @@ def _step_of(committed: Sequence[int], token: int) -> int:
     return sum(end <= token for end in ends)
 
 
-def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
+def tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """What the tolerance is measured on: the run's questions, then the others of its tasks.
 
     The same whenever and by whichever pass it is asked for.
@@ -192,7 +212,7 @@ def texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
             yield bench.prompt(question)
 
 
-def pictured(questions: Sequence[Question]) -> frozenset[str]:
+def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
     """Questions on which every row keeps its drafts, in pass 1: the first of each family, in the
     plan's order. A constant, so that whoever reads records knows where to look; a sample, because
     drafts are larger than all the rest of a record."""
@@ -208,7 +228,7 @@ def has_near_tie(records: Iterable[Record]) -> bool:
 
 
 def near_ties(
-    judge: Judge,
+    judge: OutputJudge,
     prompts: Mapping[tuple[str, int], Prompt],
     vanilla: Outputs,
     request: Callable[[str, int, Sequence[int], StopRule], Request],
@@ -235,7 +255,7 @@ def near_ties(
     for key, ids in first.items():
         # Chances depend on neither stop strings nor budget.
         asked = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
-        at = judge.chances(asked, ids)
+        at = judge.flip_chances(asked, ids)
         ties += sum(chance > 0 for chance in at)
         if any(at):
             chances.append([*key, chance_of_any(at)])

@@ -1,4 +1,4 @@
-"""A cell: one method decodes one prompt once, and what is kept of that."""
+"""A measurement: one prompt, decoded once by one method, and its record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Step
-from specbench_cli.engine.verify.hooks import steps_of
+from specbench_cli.engine.verify.hooks import check_steps
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.watch import ReportedStep, Watch, find_misreported_step
 from specbench_cli.engine.workspace import Workspace
@@ -25,11 +25,11 @@ from specbench_cli.errors import (
     on_one_line,
     truncate,
 )
-from specbench_cli.measure.energy import Energy
+from specbench_cli.measure.energy import EnergyMeter
 from specbench_cli.measure.memory import peak_bytes, reset_peak
-from specbench_cli.measure.method_code import limited, one_line, staffed
-from specbench_cli.measure.phases import divided
-from specbench_cli.measure.shown import shown
+from specbench_cli.measure.method_code import describe_failure, enforce_time_limit, run_workers
+from specbench_cli.measure.phases import split_time
+from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Batch as Batched
@@ -44,16 +44,16 @@ from specbench_cli.store.schema import (
     Verdict,
 )
 
-NO_ENERGY = Energy((), "nobody asked")
+NO_METER = EnergyMeter((), "nobody asked")
 
 PAUSE_S = 0.01  # lets the machine come to rest between two cells
 
 
 @dataclass
-class Measured:
-    """What a decoding left behind; `error` is set if it failed."""
+class DecodedOutput:
+    """Output of one decoding, with its counters and times. `error` is set if it failed."""
 
-    output: list[int]
+    output_ids: list[int]
     origin: list[str]
     finish: str
     steps: Steps
@@ -68,38 +68,38 @@ class Measured:
     joules: float | None = None
 
     @classmethod
-    def failed(cls, error: str) -> Measured:
-        """Nothing but why there is nothing."""
+    def failed(cls, error: str) -> DecodedOutput:
+        """Return an output that contains only an error."""
         nothing = Trace.pack([])
         return cls([], [], "error", Steps(), nothing, Ns(), None, [], {}, None, error)
 
 
 @dataclass(slots=True)
-class Delay:
-    """What learning from one request delays the row's next one by.
+class LearningDelay:
+    """Time in ns by which learning from one request delays the method's next one.
 
-    void: whether it was measured while others took too much of the machine.
+    noisy: True if it was measured while other processes used too much CPU.
     """
 
     ns: int = 0
-    void: bool = False
+    noisy: bool = False
 
 
-class Cell:
-    """One output to be made, timed, judged and written.
+class Measurement:
+    """One output to decode, time, judge and store.
 
     Attributes:
-        pass_: of the run, from 1.
-        measured: the last measurement.
-        other_cpu, void: the window's verdict, once it is settled.
-        delay: of the row's next cell.
-        lost: why the cell has no output, and gets no record: a worker was lost.
+        pass_: Number of the repeat, from 1.
+        output: The last decoded output.
+        other_cpu, noisy: CPU share of other processes, and whether it was too high.
+        delay: Learning delay of the method's next measurement.
+        lost: Error if a worker was lost. Then there is no output and no record.
 
     If `recording` is set, the tokens are replayed from it (`engine.sequence.RecordedOutput`). If
     `reference`, vanilla's output, is set, the method may read it (`Method.upper_bound`). If
-    `pictured` is True, the drafts are kept. Each measurement starts with the same `memory` and
-    fails after `limit_s` seconds. `load` describes how the requests of its pass arrive. `energy`
-    is the meter that counts joules.
+    `keeps_drafts` is True, the drafts are stored. Each measurement starts with the same `memory`
+    and fails after `limit_s` seconds. `load` describes how the requests of its repeat arrive.
+    `energy` is the meter that counts joules.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Cell:
         recording: Sequence[int] | None = None,
         reference: Sequence[int] | None = None,
         *,
-        pictured: bool = False,
-        delayed_by: Delay | None = None,
+        keeps_drafts: bool = False,
+        previous_delay: LearningDelay | None = None,
         limit_s: float | None = None,
         load: str | None = None,
-        energy: Energy = NO_ENERGY,
+        energy: EnergyMeter = NO_METER,
     ) -> None:
         self.method_run = method_run
         self.prompt = prompt
@@ -129,24 +129,25 @@ class Cell:
         self._memory = memory
         self.recording = recording
         self.reference = reference
-        self.pictured = pictured
+        self.keeps_drafts = keeps_drafts
         self.limit_s = limit_s
         self._load = load
         self.energy = energy
         self._memory_before: MemorySnapshot | None = None
-        self._delayed_by = Delay() if delayed_by is None else delayed_by
-        self.delay = Delay()
-        self.measured: Measured | None = None
+        self._previous_delay = LearningDelay() if previous_delay is None else previous_delay
+        self.delay = LearningDelay()
+        self.output: DecodedOutput | None = None
         self.lost: WorkerLost | None = None
-        self.settled = False
+        self.finished = False
         self.other_cpu: float | None = None
-        self.void = False
+        self.noisy = False
 
     def measure(self) -> None:
-        """Decode the prompt with the clock running; a later call replaces the earlier result.
+        """Decode the prompt and time it. A later call replaces the earlier result.
 
-        Nothing is measured once a worker was lost. Where forwards were recorded meanwhile, which
-        takes time once and never again, it is decoded once more."""
+        Nothing is measured after a worker was lost. If CUDA graphs were recorded meanwhile, which
+        happens only once, the prompt is decoded again.
+        """
         recorded = self._workspace.recorded
         self._measure()
         if self._workspace.recorded > recorded:
@@ -155,8 +156,8 @@ class Cell:
     def _measure(self) -> None:
         if self.lost is not None:
             return
-        device = self.rest()
-        watch = self.watch()
+        device = self.prepare()
+        watch = self.create_watch()
         learns, version = self.method_run.method.learns, self._memory.version
         transport, parallel = self._workspace.transport, self.method_run.method.workers > 1
         reset_peak(device, transport.pid if parallel else None)
@@ -171,16 +172,16 @@ class Cell:
             reference=self.reference,
         )
         harness, text = session.harness, session.harness.text
-        steps, extra = self.counters(), dict[str, float]()
+        steps, extra = self.new_counters(), dict[str, float]()
         told: list[ReportedStep] = []
         error = None
         gc.disable()
         try:
-            with staffed(session, transport, parallel), limited(self.limit_s):
+            with run_workers(session, transport, parallel), enforce_time_limit(self.limit_s):
                 self.energy.begin()
                 watch.begin(session)
                 made = self.method_run.method.generate(session)
-                for step in steps_of(self.method_run.method, "generate", made):
+                for step in check_steps(self.method_run.method, "generate", made):
                     count_step(steps, extra, step)
                     told.append(ReportedStep.of(step))
                 watch.end()
@@ -189,93 +190,98 @@ class Cell:
             return
         except BaseException as failure:  # a method's fault fails its cell, not the run
             watch.end()
-            error = one_line(failure)
+            error = describe_failure(failure)
         finally:
             gc.enable()
         joules = self.energy.end()
         harness.meter.resolve()
-        error = error or watch.find_fault(harness.meter) or self.fault_of(session, told)
+        error = error or watch.find_fault(harness.meter) or self.find_fault(session, told)
         # A peer tells its steps once it has all of them: its end is when they came.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
-        self.measured = Measured(
-            output=list(session.output()),
+        self.output = DecodedOutput(
+            output_ids=list(session.output()),
             origin=list(text.origin),
             finish=session.finish or "error",
             steps=steps,
             trace=Trace.pack(harness.meter.forwards, harness.meter.messages),
-            ns=divided(
+            ns=split_time(
                 harness.meter.forwards,
                 ended_ns - watch.began_ns,
                 text.first_ns - watch.began_ns,
-                self._delayed_by.ns if learns else None,
+                self._previous_delay.ns if learns else None,
             ),
             peak=peak_bytes(device, transport.pid if parallel else None),
-            drafts=[drafted(each) for each in told],
+            drafts=[build_draft_record(each) for each in told],
             extra=extra,
             version=version if learns else None,
             error=error,
             joules=joules,
         )
         if isinstance(session, PeerSession):
-            ns = self.measured.ns
-            seen = (ns.prefill, ns.decode) if session.sees_first else ()
-            self.measured.ns, self.measured.extra = Ns(ns.total, *seen), extra | session.counted
+            ns = self.output.ns
+            seen = (ns.prefill, ns.decode) if session.knows_first_token_time else ()
+            self.output.ns, self.output.extra = Ns(ns.total, *seen), extra | session.counts
         if learns and error is None:
-            self._learn(session, self.measured)
+            self._learn(session, self.output)
 
-    def _learn(self, session: Session, measured: Measured) -> None:
-        """Have the method learn from what it decoded; its fault fails this cell."""
+    def _learn(self, session: Session, output: DecodedOutput) -> None:
+        """Let the method learn from its output. If learning fails, the measurement fails."""
         gc.disable()
         try:
             self.delay.ns = learn(self.method_run.method, session)
         except BaseException as failure:
-            measured.error = one_line(failure)
+            output.error = describe_failure(failure)
         finally:
             gc.enable()
-        measured.peak = peak_bytes(session.device)
+        output.peak = peak_bytes(session.device)
 
-    def batch(self, requests: Sequence[Request], size: int, rest: Mapping[str, Any]) -> Batch:
-        """Requests to be decoded as this cell's would be alone, `size` of them in a step."""
+    def create_batch(
+        self, requests: Sequence[Request], size: int, options: Mapping[str, Any]
+    ) -> Batch:
+        """Return a batch of requests, decoded like the request of this measurement, `size` per
+        step."""
         return Batch(
             self._workspace,
             requests,
             self._sampling,
             size=size,
-            slots=self.method_run.method.held(size),
+            slots=self.method_run.method.max_sequences(size),
             pass_=self.pass_,
             memory=self._memory,
-            **rest,
+            **options,
         )
 
-    def counters(self) -> Steps:
-        """Those of no step; of relaxed levels where an accept rule is on."""
+    def new_counters(self) -> Steps:
+        """Return empty counters, including relaxed levels if an accept rule is on."""
         rule = self.method_run.method.accept
-        return Steps(relaxed=None if rule is None or rule.off else [])
+        return Steps(relaxed=None if rule is None or rule.is_exact else [])
 
-    def same(self, other: Measured) -> bool:
-        """Whether another decoding of the prompt came to the same: output and counters. What
-        workers' forwards were is left out: how many were cancelled is a matter of time."""
+    def matches(self, other: DecodedOutput) -> bool:
+        """Return True if another decoding of the prompt has the same output and counters.
+
+        Forwards of workers are not compared, because cancellations depend on timing.
+        """
         m = self.result
         counted = [
             each.trace.counted()[:2] if self.method_run.method.workers == 1 else None
             for each in (m, other)
         ]
-        return counted[0] == counted[1] and (m.output, m.origin, m.steps, m.drafts) == (
-            other.output,
+        return counted[0] == counted[1] and (m.output_ids, m.origin, m.steps, m.drafts) == (
+            other.output_ids,
             other.origin,
             other.steps,
             other.drafts,
         )
 
-    def fault_of(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
-        """What is wrong with an output that came without an error, or with what is told of the
-        steps that it came in; None if nothing is."""
+    def find_fault(self, session: Session, told: Sequence[ReportedStep]) -> str | None:
+        """Return the fault of an output without an error, or of its reported steps; None if there
+        is none."""
         if session.finish is None:
             return (
                 f"stopped after {len(session.output())} tokens, with neither EOS nor stop string"
                 f" nor the budget of {self.request.stop.max_new_tokens}"
             )
-        if self.replays and session.output() != self.recording:
+        if self.is_replay and session.output() != self.recording:
             return "left the recorded tokens: it does not decide by `session.verify`"
         method = self.method_run.method
         return (
@@ -284,13 +290,15 @@ class Cell:
             else find_misreported_step(session.harness.step_records, told, bonus=method.bonus)
         )
 
-    def watch(self) -> Watch:
-        """What sees a decoding of this cell from outside of the method."""
+    def create_watch(self) -> Watch:
+        """Return a watch, which observes the decoding independently of the method."""
         return Watch(self._workspace, self._memory)
 
-    def rest(self) -> torch.device:
-        """Have memory as it was before the first measurement, and let the machine come to rest;
-        returns the target's device."""
+    def prepare(self) -> torch.device:
+        """Restore the memory before the first measurement and let the machine become idle.
+
+        Return the target's device.
+        """
         if self._memory_before is None:
             self._memory_before = self._memory.save()
         else:
@@ -301,28 +309,28 @@ class Cell:
         return self._workspace.decoders["target"].device
 
     @property
-    def result(self) -> Measured:
+    def result(self) -> DecodedOutput:
         """Return the last measurement; there must be one."""
-        assert self.measured is not None
-        return self.measured
+        assert self.output is not None
+        return self.output
 
     @property
-    def delayed_ns(self) -> int:
-        """What learning from the request before delayed it by."""
-        return self._delayed_by.ns
+    def previous_delay_ns(self) -> int:
+        """Time in ns by which learning from the previous request delayed this one."""
+        return self._previous_delay.ns
 
     @property
-    def replays(self) -> bool:
-        """Whether recorded tokens decide in place of the target."""
+    def is_replay(self) -> bool:
+        """Return True if recorded tokens replace the target's decisions."""
         return self.recording is not None
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """See `quiet.Measurable`."""
-        self.settled, self.other_cpu, self.void = True, other_cpu, void
-        self.delay.void = void and self.delay.ns > 0
+        self.finished, self.other_cpu, self.noisy = True, other_cpu, noisy
+        self.delay.noisy = noisy and self.delay.ns > 0
         self._memory_before = None
 
-    def record(
+    def build_record(
         self,
         verdict: Verdict | None,
         score: float | None = None,
@@ -331,14 +339,14 @@ class Cell:
         log_probs: list[float] | None = None,
         valid: bool | None = None,
     ) -> Record:
-        """The cell as it is written; `verdict` is None for a failed one."""
+        """Build the record of the measurement. `verdict` is None if it failed."""
         m, method, peer = self.result, self.method_run.method, self.method_run.method.peer
-        failed, void = m.error is not None, self.void or self._delayed_by.void
+        failed, void = m.error is not None, self.noisy or self._previous_delay.noisy
         ns = Ns() if failed or void else m.ns
         depth = self._workspace.decoders["target"].n_layers
         targets, drafts, equivalents = m.trace.counted(depth)
         unseen = failed or peer
-        untold = failed or (peer and not m.steps.levels and len(m.output) > 1)
+        untold = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
         return Record(
             prompt_id=self.prompt.prompt_id,
             cluster=self.prompt.cluster,
@@ -350,20 +358,20 @@ class Cell:
             label=self.method_run.label,
             peer=peer,
             params=Params(
-                shown(self.method_run.passed),
-                shown(method.params.model_dump()),
+                redact_setting(self.method_run.passed),
+                redact_setting(method.params.model_dump()),
                 self.method_run.source,
             ),
-            sampling="replay" if self.replays else self._sampling.rule,
+            sampling="replay" if self.is_replay else self._sampling.rule,
             guarantee=self.method_run.guarantees[self._sampling.rule],
             pass_=self.pass_,
             seed=self._sampling.seed,
-            output_ids=None if failed else m.output,
+            output_ids=None if failed else m.output_ids,
             origin=None if untold else m.origin,
-            n_tokens=None if failed else len(m.output),
+            n_tokens=None if failed else len(m.output_ids),
             finish="error" if failed else m.finish,
             steps=None if untold else m.steps,
-            drafts=m.drafts if self.pictured and not untold else None,
+            drafts=m.drafts if self.keeps_drafts and not untold else None,
             extra=None if failed else {truncate(k): v for k, v in m.extra.items()} or None,
             target_forwards=None if unseen else targets,
             draft_forwards=None if unseen else drafts,
@@ -405,8 +413,8 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def drafted(told: ReportedStep) -> Drafted:
-    """Return the draft of a step, as a record keeps it."""
+def build_draft_record(told: ReportedStep) -> Drafted:
+    """Return the draft of a step in the form of a record."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:
         return Drafted([], None, path)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from specbench_cli.engine.models.decoder import ModelInput, State
 from specbench_cli.engine.models.meter import Metered
-from specbench_cli.engine.types import Forward, Hidden, Out, Tokens
+from specbench_cli.engine.types import Forward, Hidden, ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
 
 
-class Halted:
+class PausedForward:
     """One forward over one sequence that halts behind layers, and goes on or ends there.
 
     Number for number what a whole forward gives, if all layers run. Rows that earlier forwards left
@@ -38,15 +38,15 @@ class Halted:
         target: Metered,
         state: State,
         taps: Sequence[int] = (),
-        over: Callable[[Out | None], None] = lambda _: None,
+        over: Callable[[ModelOutput | None], None] = lambda _: None,
     ) -> None:
         self._target, self._state, self._taps = target, state, taps
-        self.layer, self._over = 0, over
-        self._early: Tensor | None = None
+        self.layer, self._on_end = 0, over
+        self._early_logits: Tensor | None = None
         self._last: int = target.n_layers
         self._input: ModelInput
-        self._out: Out | None = None
-        self._looked: Forward | None = None
+        self._out: ModelOutput | None = None
+        self._exit_forward: Forward | None = None
 
     def begin(
         self,
@@ -67,20 +67,20 @@ class Halted:
         self._input = ModelInput(x, self._state, positions, mask, logits_at="all")
         self._check(layer)
         have = self._state.length
-        even = next((at for at in range(1, layer) if have(0, at) != have()), layer)
-        taps = [at for at in self._taps if at < even]
-        first, early = self._input._replace(taps=taps), early and even == layer
-        if even == self._last:
+        common_end = next((at for at in range(1, layer) if have(0, at) != have()), layer)
+        taps = [at for at in self._taps if at < common_end]
+        first, early = self._input._replace(taps=taps), early and common_end == layer
+        if common_end == self._last:
             early = False  # the logits are those of the whole forward
         else:
-            first = first._replace(layers=(0, even), logits_at="all" if early else None)
+            first = first._replace(layers=(0, common_end), logits_at="all" if early else None)
         self._out = self._target.execute(first, early=early)
-        self.layer = even
-        self._early = None if self._out.logits is None else self._out.logits[0]
-        if even < layer:
-            self.to(layer)
+        self.layer = common_end
+        self._early_logits = None if self._out.logits is None else self._out.logits[0]
+        if common_end < layer:
+            self.run_to(layer)
 
-    def to(self, layer: int) -> None:
+    def run_to(self, layer: int) -> None:
         """Go on through the layers up to the `layer`th; through those that hold as many rows each
         at once."""
         self._check(layer)
@@ -89,65 +89,69 @@ class Halted:
             span = list(same)
             rest = self._target.execute(
                 self._input._replace(
-                    x=Hidden(self._ran.hidden),
+                    x=Hidden(self._last_output.hidden),
                     positions=self._positions_at(span[0]),
                     layers=(span[0], span[-1] + 1),
                     taps=[at for at in self._taps if at in span],
                     logits_at="all" if span[-1] + 1 == self._last else None,
                 )
             )
-            self._out = Out(rest.logits, rest.hidden, {**self._ran.taps, **rest.taps})
+            self._out = ModelOutput(
+                rest.logits,
+                rest.hidden,
+                {**self._last_output.aux_hidden_states, **rest.aux_hidden_states},
+            )
         self.layer = layer
 
-    def end(self) -> Out:
+    def end(self) -> ModelOutput:
         """Run the layers that are left: what a whole forward gives, with logits at all rows."""
         if self.layer < self._last:
-            self.to(self._last)
-        self._end(out := self._ran)
+            self.run_to(self._last)
+        self._end(out := self._last_output)
         return out
 
     @property
-    def early(self) -> Tensor:
+    def early_logits(self) -> Tensor:
         """Logits [n, V] behind the first layers, where `begin` was to have them."""
-        assert self._early is not None, "ask for them in `begin`"
-        return self._early
+        assert self._early_logits is not None, "ask for them in `begin`"
+        return self._early_logits
 
-    def says(self, ids: Tensor) -> Tensor:
+    def early_logits_of(self, ids: Tensor) -> Tensor:
         """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
         some, which is metered then."""
-        rows = self._target.norm(self._ran.hidden[0])
+        rows = self._target.norm(self._last_output.hidden[0])
         some: Tensor | None = self._target.said(rows, ids)
-        return self.look()[:, ids] if some is None else some
+        return self.exit_logits()[:, ids] if some is None else some
 
-    def look(self) -> Tensor:
+    def exit_logits(self) -> Tensor:
         """Early logits [n, V], as if the layers that have run were all."""
-        rows, self._looked = self._target.exits_of(self._ran.hidden[0])
+        rows, self._exit_forward = self._target.exits_of(self._last_output.hidden[0])
         return rows
 
-    def leave(self, *, copy: bool) -> None:
+    def exit_early(self, *, copy: bool) -> None:
         """End here: what a look said is what the forward says, and the layers above do not run.
 
         Args:
             copy: whether these take keys and values of the rows as they are; else they never have
                 any of these places.
         """
-        rows, above = self._ran.hidden, range(self.layer, self._last)
-        if self._looked is None:
+        rows, above = self._last_output.hidden, range(self.layer, self._last)
+        if self._exit_forward is None:
             raise MethodFault("a forward was left that said nothing", "`look` at what it says")
         # The output matrix was the end of a verification, not an aside.
-        self._looked.role, self._looked.layers = "verify", (self._last, self._last)
+        self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
             self._target.remember(rows, self._state, above, self._positions)
         else:
             self._state.leave_out(0, above, rows.shape[1])
         self._end(None)
 
-    def _end(self, out: Out | None) -> None:
+    def _end(self, out: ModelOutput | None) -> None:
         self._out = None
-        self._over(out)
+        self._on_end(out)
 
     @property
-    def _ran(self) -> Out:
+    def _last_output(self) -> ModelOutput:
         if self._out is None:
             raise MethodFault(
                 f"a forward of {self._target.name} that has ended, or was left, does not go on"
@@ -159,12 +163,12 @@ class Halted:
         """[1, n]."""
         if self._input.positions is not None:
             return self._input.positions
-        end, n = self._state.position(), self._ran.hidden.shape[1]
-        return torch.arange(end - n, end, device=self._ran.hidden.device)[None]
+        end, n = self._state.position(), self._last_output.hidden.shape[1]
+        return torch.arange(end - n, end, device=self._last_output.hidden.device)[None]
 
     def _positions_at(self, layer: int) -> Tensor | None:
         """Return the positions [1, n] of the rows at a layer. None means the next ones."""
-        n = self._ran.hidden.shape[1]
+        n = self._last_output.hidden.shape[1]
         if self._state.length(0, layer) + n == self._state.length():
             return self._input.positions
         return self._positions

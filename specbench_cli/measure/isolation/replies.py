@@ -13,14 +13,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specbench_cli.measure.cell import Measured
+    from specbench_cli.measure.measurement import DecodedOutput
 
 
 @dataclass(frozen=True)
-class MeasureAnswer:
+class MeasurementReply:
     """What became of a cell; lost: what is said of a worker of its own that was lost."""
 
-    measured: Measured | None
+    output: DecodedOutput | None
     delay_ns: int
     lost: str | None
 
@@ -45,14 +45,14 @@ def load(content: bytes) -> Any:
 def _classes() -> dict[str, type[Any]]:
     """Return the classes of which an answer may hold instances, by name."""
     # Imported when a measurement is read or written: these modules take torch.
-    from specbench_cli.measure.cell import Measured
+    from specbench_cli.measure.measurement import DecodedOutput
     from specbench_cli.store import schema
 
     of_records = (
         *(schema.Batch, schema.Drafted, schema.ForwardKind, schema.Likelihood, schema.Ns),
         *(schema.Params, schema.Record, schema.Steps, schema.Trace, schema.Verdict),
     )
-    return {each.__name__: each for each in (MeasureAnswer, Measured, *of_records)}
+    return {each.__name__: each for each in (MeasurementReply, DecodedOutput, *of_records)}
 
 
 class _Writer(pickle.Pickler):

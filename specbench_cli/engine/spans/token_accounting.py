@@ -9,7 +9,7 @@ Author = Literal["draft", "target", "method"]
 """Who wrote a token: a model, or the method itself, whose words no model generated."""
 
 
-class Ledger:
+class TokenAccounting:
     """Tokens of each author: generated, of these kept in the text or discarded; and scored ones.
 
     kept + discarded = generated, for each, at the end of every step: a method that drops what it
@@ -19,18 +19,18 @@ class Ledger:
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
-        self._told = Counter[str]()
+        self._reported = Counter[str]()
 
-    def generated(self, author: Author, n: int) -> None:
+    def record_generated(self, author: Author, n: int) -> None:
         """A model wrote n tokens."""
         self._counts[f"{author}_generated"] += n
 
-    def settled(self, author: Author, kept: int, discarded: int) -> None:
+    def record_settled(self, author: Author, kept: int, discarded: int) -> None:
         """Of what a model wrote so many tokens stand in the text, and so many do not."""
         self._counts[f"{author}_kept"] += kept
         self._counts[f"{author}_discarded"] += discarded
 
-    def scored(self, n: int) -> None:
+    def record_scored(self, n: int) -> None:
         """The target read n tokens to judge them."""
         self._counts["scored"] += n
 
@@ -41,16 +41,16 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether nothing that was generated is missing."""
-        return not any(open_tokens(self._counts).values())
+        return not any(unsettled_tokens(self._counts).values())
 
-    def news(self) -> dict[str, int]:
+    def take_new_counts(self) -> dict[str, int]:
         """What was counted since it was last told, for the step that is yielded next."""
-        found = {name: n - self._told[name] for name, n in self._counts.items()}
-        self._told = Counter(self._counts)
+        found = {name: n - self._reported[name] for name, n in self._counts.items()}
+        self._reported = Counter(self._counts)
         return {name: n for name, n in found.items() if n}
 
 
-def open_tokens(counts: Counter[str]) -> dict[Author, int]:
+def unsettled_tokens(counts: Counter[str]) -> dict[Author, int]:
     """By model, tokens of a ledger's counts that were generated, and neither kept nor discarded."""
     return {
         author: counts[f"{author}_generated"]

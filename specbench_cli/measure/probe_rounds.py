@@ -31,25 +31,25 @@ from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
 from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
-from specbench_cli.engine.types import Features, Input, Out, Step, Tokens
+from specbench_cli.engine.types import Features, Input, ModelOutput, Step, Tokens
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.verify.tree import ROOT, rows_of
+from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 from specbench_cli.engine.workspace import Workspace
-from specbench_cli.measure.whole_steps import StepSample, time_steps
+from specbench_cli.measure.step_timing import StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
 """Of the sessions that time the host."""
 
 
-Decoding = Callable[[Session], Iterable[Step]]
+SessionDecoding = Callable[[Session], Iterable[Step]]
 """What decodes a session: a method's `generate`."""
 
-Together = Callable[[Batch], Iterable[Step]]
+BatchDecoding = Callable[[Batch], Iterable[Step]]
 """What decodes a batch: a method's `generate_batch`."""
 
 
 @dataclass(frozen=True)
-class Grid:
+class ProbeGrid:
     """The points of a probe.
 
     Attributes:
@@ -71,7 +71,7 @@ class Grid:
     lone: tuple[int, ...] = (1, 4, 12)
     catch_up: tuple[int, ...] = (1, 2, 3)
     levels: tuple[int, ...] = (4, 8, 16)
-    drafted: int = 4
+    draft_forwards: int = 4
     batches: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
     lengths: tuple[int, ...] = (0, 1, 2, 4, 6)
@@ -84,7 +84,7 @@ class Grid:
     @property
     def spare(self) -> int:
         """Rows that a visit needs beyond its context."""
-        drafted = max(self.catch_up) + (self.drafted - 1) * max(self.levels, default=1)
+        drafted = max(self.catch_up) + (self.draft_forwards - 1) * max(self.levels, default=1)
         return self.stride + max(*self.chains, *self.trees, drafted)
 
 
@@ -98,7 +98,7 @@ class HostSample(NamedTuple):
     ns: float
 
 
-class Shared(NamedTuple):
+class SharedForward(NamedTuple):
     """A forward that several sequences share: of which model, how many, their rows in all, ns, and
     the rows before them in the mean."""
 
@@ -118,7 +118,7 @@ class BatchSample(NamedTuple):
     ns: float
 
 
-class Visited(NamedTuple):
+class ForwardPoint(NamedTuple):
     """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill. lone:
     another forward of the model came right before it."""
 
@@ -130,18 +130,18 @@ class Visited(NamedTuple):
 
 
 @dataclass
-class Samples:
+class ProbeSamples:
     """Times in ns."""
 
-    forwards: dict[Visited, list[int]] = field(default_factory=lambda: defaultdict(list))
+    forwards: dict[ForwardPoint, list[int]] = field(default_factory=lambda: defaultdict(list))
     hosts: dict[str, list[HostSample]] = field(default_factory=lambda: defaultdict(list))
-    shared: list[Shared] = field(default_factory=list)
+    shared: list[SharedForward] = field(default_factory=list)
     batches: dict[tuple[str, int], list[BatchSample]] = field(
         default_factory=lambda: defaultdict(list)
     )
     steps: list[StepSample] = field(default_factory=list)
 
-    def add(self, other: Samples) -> None:
+    def add(self, other: ProbeSamples) -> None:
         """Take in another round's."""
         for key, times in other.forwards.items():
             self.forwards[key] += times
@@ -153,7 +153,7 @@ class Samples:
         self.steps += other.steps
 
 
-class Drafter:
+class DraftProbe:
     """A draft model or head, fed what a step would feed it.
 
     Args:
@@ -161,7 +161,7 @@ class Drafter:
     """
 
     def __init__(
-        self, model: Metered, state: State, ids: Tensor, features: Tensor | None, grid: Grid
+        self, model: Metered, state: State, ids: Tensor, features: Tensor | None, grid: ProbeGrid
     ) -> None:
         self._model, self._state, self._ids, self._features = model, state, ids, features
         self._grid = grid
@@ -176,7 +176,7 @@ class Drafter:
     def chain(self, length: int, rng: random.Random) -> None:
         """Draft a chain after `length` rows of text."""
         out = self._begin(length, rng)
-        for _ in range(0 if self._parallel else self._grid.drafted - 1):
+        for _ in range(0 if self._parallel else self._grid.draft_forwards - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
             tokens = token.repeat(1, self._together)
             out = self._model.forward(self._after(out, tokens), self._state)
@@ -188,7 +188,7 @@ class Drafter:
             return
         width = rng.choice(self._grid.levels) * self._together
         mask = torch.eye(width, dtype=torch.bool, device=self._ids.device)
-        for _ in range(self._grid.drafted - 1):
+        for _ in range(self._grid.draft_forwards - 1):
             positions = torch.full((1, width), self._state.length(), device=self._ids.device)
             out = self._model.forward(
                 self._after(out, self._ids[:, :width]),
@@ -198,13 +198,15 @@ class Drafter:
                 logits_at="all",
             )
 
-    def _begin(self, length: int, rng: random.Random) -> Out:
+    def _begin(self, length: int, rng: random.Random) -> ModelOutput:
         unseen = rng.choice(self._grid.catch_up)
         self._state.rollback(0, length + 1 - unseen)
         if not self._parallel:
             return self._model.forward(self._text(unseen), self._state)
         assert self._features is not None
-        ids = self._ids[:, : unseen + self._grid.drafted]  # those beyond the features are masks
+        ids = self._ids[
+            :, : unseen + self._grid.draft_forwards
+        ]  # those beyond the features are masks
         x = Features(ids, self._features[:, :unseen])
         return self._model.forward(x, self._state, logits_at="all")
 
@@ -212,14 +214,14 @@ class Drafter:
         ids = self._ids[:, :n]
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
-    def _after(self, out: Out, ids: Tensor) -> Input:
+    def _after(self, out: ModelOutput, ids: Tensor) -> Input:
         """Drafted tokens [1, n]; a head reads them beside its own last row."""
         if self._features is None:
             return Tokens(ids)
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
 
 
-class Reader:
+class StatelessHeadProbe:
     """A head without a state, which reads a row where a step would have it: once, before all else.
 
     Its forwards cost the same after any text; they are counted at each context, and a prefill, for
@@ -230,7 +232,7 @@ class Reader:
     """
 
     def __init__(
-        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: Grid
+        self, head: FeatureHead, meter: Meter, features: Tensor, ids: Tensor, grid: ProbeGrid
     ) -> None:
         self._head, self._features, self._grid = MeteredHead(head, meter), features, grid
         self._ids = ids
@@ -259,7 +261,7 @@ class Reader:
             rows = head(rows, self._ids[:n], level).rows
 
 
-class Round:
+class ProbeRound:
     """All points once.
 
     Args:
@@ -278,12 +280,12 @@ class Round:
     def __init__(
         self,
         workspace: Workspace,
-        grid: Grid,
-        decodings: Mapping[str, Decoding],
+        grid: ProbeGrid,
+        decodings: Mapping[str, SessionDecoding],
         ids: Tensor,
         prompts: Sequence[Sequence[int]],
         seed: int,
-        together: Mapping[str, Together] | None = None,
+        together: Mapping[str, BatchDecoding] | None = None,
         sampling: Sampling | None = None,
     ) -> None:
         self._sampling = sampling or Sampling()
@@ -297,25 +299,25 @@ class Round:
         self._prompt = tuple(ids[0, :PROMPT].tolist())
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._seed = seed
-        self.samples = Samples()
+        self.samples = ProbeSamples()
         self.other_cpu: float | None = None
-        self.void = False
+        self.noisy = False
 
     def measure(self) -> None:
         """Time everything once; a later call replaces the earlier times."""
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._decodings)
-        self.samples = Samples()
+        self.samples = ProbeSamples()
         gc.collect()
         gc.disable()
         try:
             for context in rng.sample(contexts, len(contexts)):
-                self._visit(context, rng)
+                self._time_forwards(context, rng)
             for name in rng.sample(names, len(names)):
-                self.samples.hosts[name].append(self._session(self._decodings[name]))
+                self.samples.hosts[name].append(self._time_session(self._decodings[name]))
             batches = [(name, n) for name in self._together for n in self._grid.batches]
             for name, n in rng.sample(batches, len(batches)):
-                self.samples.batches[name, n].append(self._batch(self._together[name], n))
+                self.samples.batches[name, n].append(self._time_batch(self._together[name], n))
             for n in rng.sample(self._grid.steps, len(self._grid.steps)):
                 self.samples.steps += time_steps(
                     self._workspace, n, self._grid.lengths, self._prompt, self._sampling, rng
@@ -323,15 +325,17 @@ class Round:
         finally:
             gc.enable()
 
-    def settle(self, other_cpu: float | None, void: bool) -> None:
+    def finish(self, other_cpu: float | None, noisy: bool) -> None:
         """Take the window's verdict."""
-        self.other_cpu, self.void = other_cpu, void
+        self.other_cpu, self.noisy = other_cpu, noisy
 
-    def _visit(self, context: int, rng: random.Random) -> None:
+    def _time_forwards(self, context: int, rng: random.Random) -> None:
         """The forwards after `context` rows, on average."""
         grid, meter = self._grid, Meter(self._device)
         drafters = [
-            self._drafter(model, meter) for name, model in self._models.items() if name != "target"
+            self._create_draft_probe(model, meter)
+            for name, model in self._models.items()
+            if name != "target"
         ]
         for drafter in drafters:
             drafter.prefill(context)
@@ -344,12 +348,12 @@ class Round:
         trees = set()  # which of all forwards are the target's over trees
         for place, (n, tree) in enumerate(rng.sample(points, len(points))):
             length = state.length()
-            for drafter in _turn(drafters, place, len(points)):
+            for drafter in _select_probes(drafters, place, len(points)):
                 (drafter.tree if tree else drafter.chain)(length, rng)
             x = Tokens(self._ids[:, :n])
             if tree:
                 trees.add(len(meter.forwards))
-                mask, depths = rows_of(_binary(n - 1), self._device)
+                mask, depths = build_tree_mask(_binary_tree(n - 1), self._device)
                 positions = (depths + length)[None]
                 out = target.forward(x, state, positions=positions, mask=mask, logits_at="all")
             else:
@@ -368,21 +372,25 @@ class Round:
         meter.resolve()
         for at, f in enumerate(meter.forwards):
             before = 0 if f.role == "prefill" else context
-            point = Visited(f.model, before, f.n_tokens, at in trees, at >= lone)
+            point = ForwardPoint(f.model, before, f.n_tokens, at in trees, at >= lone)
             self.samples.forwards[point].append(f.t1_ns - f.t0_ns)
 
-    def _drafter(self, model: Decoder | FeatureHead, meter: Meter) -> Drafter | Reader:
+    def _create_draft_probe(
+        self, model: Decoder | FeatureHead, meter: Meter
+    ) -> DraftProbe | StatelessHeadProbe:
         features = None
         if isinstance(model, Head | FeatureHead):
             width = len(model.taps) * self._target.hidden_size
             shape = (1, self._ids.shape[1], width)
             features = torch.zeros(shape, dtype=self._target.dtype, device=self._device)
             if isinstance(model, FeatureHead):
-                return Reader(model, meter, features[0], self._ids[0], self._grid)
+                return StatelessHeadProbe(model, meter, features[0], self._ids[0], self._grid)
         metered = Metered(model, meter, role="draft")
-        return Drafter(metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid)
+        return DraftProbe(
+            metered, self._workspace.state(model, 0, 0), self._ids, features, self._grid
+        )
 
-    def _session(self, decoding: Decoding) -> HostSample:
+    def _time_session(self, decoding: SessionDecoding) -> HostSample:
         prompt = self._prompts[self._seed % len(self._prompts)]
         request = Request("probe", 1, prompt, StopRule(frozenset(), NEW_TOKENS))
         session = Session(self._workspace, request, Sampling())
@@ -402,7 +410,7 @@ class Round:
             ns=host / len(steps),
         )
 
-    def _batch(self, decoding: Together, n: int) -> BatchSample:
+    def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
         """Decode n sequences together; keep their forwards' times."""
         stop = StopRule(frozenset(), NEW_TOKENS)
         # Of unlike lengths, as those of users are: attention takes equally long ones at once.
@@ -412,12 +420,15 @@ class Round:
         batch = Batch(self._workspace, requests, Sampling(), size=n)
         steps = list(decoding(batch))
         batch.meter.resolve()
-        said = [session.harness.text for session in batch.sessions]
-        first, last = max(text.first_ns for text in said), max(text.last_ns for text in said)
+        generated = [session.harness.text for session in batch.sessions]
+        first, last = (
+            max(text.first_ns for text in generated),
+            max(text.last_ns for text in generated),
+        )
         zero = batch.meter.clock.zero_ns
         context = sum(map(len, texts)) / n + NEW_TOKENS / 2
         forwards = [
-            Shared(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns, context)
+            SharedForward(f.model, len(f.rows or (0,)), f.n_tokens, f.t1_ns - f.t0_ns, context)
             for f in batch.meter.forwards
             if f.role != "prefill" and f.t0_ns >= first - zero
         ]
@@ -431,13 +442,13 @@ class Round:
         )
 
 
-def _turn(
-    drafters: Sequence[Drafter | Reader], place: int, places: int
-) -> Sequence[Drafter | Reader]:
+def _select_probes(
+    drafters: Sequence[DraftProbe | StatelessHeadProbe], place: int, places: int
+) -> Sequence[DraftProbe | StatelessHeadProbe]:
     """Whose turn it is at a place: one after another, several at once where places are fewer."""
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
-def _binary(nodes: int) -> tuple[int, ...]:
+def _binary_tree(nodes: int) -> tuple[int, ...]:
     """The parents of a tree in which every node, the root too, has two children."""
     return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

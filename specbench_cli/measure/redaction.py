@@ -12,17 +12,17 @@ from specbench_cli.errors import truncate
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
 
-def without_folders(text: str) -> str:
+def redact_paths(text: str) -> str:
     """A sentence with the last name in place of each path from the root or the home."""
     return _PATH.sub("", text)
 
 
-def shown(value: Any) -> Any:
+def redact_setting(value: Any) -> Any:
     """A setting, however nested, with names in place of paths."""
     if isinstance(value, Mapping):
-        return {key: shown(part) for key, part in value.items()}
+        return {key: redact_setting(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(part) for part in value]
+        return [redact_setting(part) for part in value]
     if isinstance(value, str):  # several may be listed in one
         parts = truncate(value).split(",")
         return ",".join(Path(part).name if _is_path(part) else part for part in parts)
