@@ -71,7 +71,7 @@ class Osd(DraftModelMethod):
     def draft_model(self, session: Session) -> Metered:
         """Return the trainable copy of the draft model for the topic of the prompt."""
         topics = session.memory.setdefault(ROUTER, Topics())
-        model: Metered = session.trainable("draft", topics.of(session.tokens()))
+        model: Metered = session.trainable("draft", topics.classify(session.tokens()))
         return model
 
     def start(self, session: Session) -> None:

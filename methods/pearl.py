@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specbench_cli.api import (
     AUTO,
-    Desk,
     Drafter,
+    DraftSession,
     Field,
     Message,
     Method,
@@ -51,23 +51,23 @@ class PearlDrafter(Drafter):
     C. Draw a window of tokens from it, one forward each.
     """
 
-    def __init__(self, desk: Desk, params: MethodParams) -> None:
+    def __init__(self, desk: DraftSession, params: MethodParams) -> None:
         super().__init__(desk, params)
         self.state = desk.new_state(desk.model)
 
     def start(self) -> None:
         """Prefill."""
-        self.desk.model.forward(self.desk.since(0), self.state, logits_at=None)
+        self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
         """One order."""
-        desk, state = self.desk, self.state
+        desk, state = self.session, self.state
         length, window, *told = message.ints
         # A.
         desk.text[length:] = told
         state.rollback(0, length)
         # B and C.
-        x, picks = desk.since(state.length()), []
+        x, picks = desk.pending_tokens(state.length()), []
         for at in range(desk.position, desk.position + window):
             out = desk.model.forward(x, state)
             picks.append(desk.chooser.pick(out.rows[-1:], at))

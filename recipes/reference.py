@@ -187,13 +187,13 @@ def metrics_page() -> str:
 RECORD_PARTS = (
     schema.Params,
     schema.Steps,
-    schema.Drafted,
+    schema.DraftedTokens,
     schema.Trace,
     schema.ForwardKind,
     schema.Ns,
     schema.Verdict,
     schema.Likelihood,
-    schema.Batch,
+    schema.BatchMembership,
 )
 """Classes of the objects in a record."""
 ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)

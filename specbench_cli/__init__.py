@@ -11,18 +11,26 @@ importing the package loads neither torch nor pandas.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Compared", "Run", "SpecbenchError", "compare", "load", "methods", "run"]
+__all__ = ["ComparisonResult", "Run", "SpecbenchError", "compare", "load", "methods", "run"]
 
 if TYPE_CHECKING:
     from specbench_cli.errors import SpecbenchError
-    from specbench_cli.python import Compared, Run, compare, load, methods, run
+    from specbench_cli.python import ComparisonResult, Run, compare, load, methods, run
 else:
 
     def __getattr__(name: str) -> Any:
+        if name == "Compared":
+            warnings.warn(
+                "specbench_cli.Compared is now specbench_cli.ComparisonResult",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            name = "ComparisonResult"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from specbench_cli import errors, python

@@ -1,39 +1,39 @@
-"""Interface for authors of methods and heads. Changes of it follow semantic versioning.
+"""Public API for methods and heads. It follows semantic versioning.
 
-    from specbench_cli.api import Draft, Method, MethodParams, Session
+>>> from specbench_cli.api import Draft, Method, MethodParams, Session
 
-Other names belong to the engine and may change at any time. The groups of imports go from what
-every method needs to what few methods need.
+Everything else belongs to the engine and may change. The groups below are ordered from what every
+method needs to what few methods need.
 """
 
 from __future__ import annotations
 
 import pathlib
 
-# A method, and its parameters: a `Field` each; `NumberOrAuto` is a whole number or `AUTO`, what
-# pays best at what forwards cost here (`Method.uses_costs`); `Widths` are a tree's, level by level.
+# A method and its parameters, each a `Field`. `NumberOrAuto` is a whole number or `AUTO`, the best
+# value for the measured forward costs (`Method.uses_costs`). `Widths` are a tree's, level by level.
 from pydantic import Field
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
-# All that it may touch while it decodes. A peer, which decodes by means of its own, gets another.
+# The session of a request, and that of a peer, which decodes with a loop of its own.
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling, hash_key
 
-# What goes into a forward and comes out of it, and the model that runs it, seen through a meter.
+# Input and output of a forward, and the metered model that runs it.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, ModelOutput, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
-# What is proposed, how its tokens were chosen, what became of it.
+# Drafts, draw modes, and the results of verification.
 from specbench_cli.engine.types import Draft, Guarantee, DrawMode, Origin, Outcome, Rule, Step
 from specbench_cli.engine.verify.choosing import Pick
 
-# What stands beside what the lossless rule takes: a rule, and the parameters that choose one.
+# Lossy accept rules, and the parameters that select one.
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 
@@ -50,7 +50,7 @@ from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
 from specbench_cli.engine.drafting.length_rules import create_length_rule
 from specbench_cli.engine.drafting.lengths import FixedLength, Length
 
-# A row that learns: which of its drafts a prompt is for, by its tokens.
+# For methods that learn: a topic classifier for prompts.
 from specbench_cli.engine.learning import Topics
 
 # Trees. All nodes of a level are fed in one forward (`Levels`). Their shape is a template's, filled
@@ -79,10 +79,10 @@ from specbench_cli.engine.drafting.growth import (
 )
 from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max_nodes
 
-# A draft without a model: all places of any string in texts that do not change.
+# Drafting without a model: all occurrences of a string in fixed texts.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
 
-# A draft model with a tokenizer of its own: the text as it reads it.
+# For a draft model with another tokenizer: the text in its tokens.
 from specbench_cli.engine.drafting.transcript import Transcript
 
 # For stages that verify each other's trees: the shape of one, or of several as one, who stands
@@ -92,31 +92,37 @@ from specbench_cli.engine import host
 from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
 
-# Drafting beside the target: a drafter at its desk, in a worker of its own that takes messages.
-from specbench_cli.engine.workers.drafter import Desk, Drafter
+# Parallel drafting: a drafter in a worker of its own, which receives messages.
+from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
 # Windows that such a drafter prepares for several outcomes at once, and the two sides of them.
-from specbench_cli.engine.workers.rollouts import Guess, Preparer, Rollouts, Windows, guesses
+from specbench_cli.engine.workers.rollouts import (
+    Guess,
+    Preparer,
+    Rollouts,
+    DraftWindows,
+    guess_outcomes,
+)
 
-# Trained modules: what a method asks for (`Trained`), what a class of them must do (`Artifact`),
-# draft heads (`Head`), and their checkpoints.
-from specbench_cli.engine.models.artifact import Artifact, Trained
+# Trained modules: what a method asks for (`ArtifactSpec`), what a class of them must do
+# (`Artifact`), draft heads (`Head`), and their checkpoints.
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
     LookAhead,
-    Said,
+    LevelOutput,
     SequentialHead,
 )
 from specbench_cli.engine.models.checkpoint import (
     Weights,
     pickle_fault,
     read_config,
-    said_ids,
-    told_ids,
+    read_output_ids,
+    output_id_tensors,
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 
@@ -124,7 +130,12 @@ from specbench_cli.engine.models.state import KVState, LayerShape
 # whole decoder.
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
-from specbench_cli.engine.models.layers import Layer, LayerReader, layer_bytes, spread
+from specbench_cli.engine.models.layers import (
+    LayerWeights,
+    LayerReader,
+    layer_bytes,
+    scatter_logits,
+)
 from specbench_cli.engine.models.plan import Scratch
 
 # Whose fault it is: of the machine, of a method, of what the user typed.
@@ -139,14 +150,16 @@ __all__ = [
     "AcceptParams",
     "AcceptRule",
     "Artifact",
+    "ArtifactSpec",
     "Batch",
     "CandidateNodes",
     "Claim",
     "Decoder",
-    "Desk",
     "Draft",
     "DraftContext",
     "DraftModelMethod",
+    "DraftSession",
+    "DraftWindows",
     "Drafter",
     "DrawMode",
     "EnvironmentFault",
@@ -166,12 +179,13 @@ __all__ = [
     "Hidden",
     "Input",
     "KVState",
-    "Layer",
     "LayerReader",
     "LayerShape",
+    "LayerWeights",
     "Length",
     "LengthParams",
     "LengthRule",
+    "LevelOutput",
     "Levels",
     "LogitsAt",
     "LookAhead",
@@ -195,7 +209,6 @@ __all__ = [
     "Rollouts",
     "RotaryEmbedding",
     "Rule",
-    "Said",
     "Sampling",
     "Scratch",
     "SegmentParams",
@@ -210,13 +223,11 @@ __all__ = [
     "SuffixArray",
     "Tokens",
     "Topics",
-    "Trained",
     "Transcript",
     "TreeTemplate",
     "UsageError",
     "Weights",
     "Widths",
-    "Windows",
     "WordList",
     "Worker",
     "best_tree",
@@ -232,7 +243,7 @@ __all__ = [
     "fill_from",
     "fits",
     "grow",
-    "guesses",
+    "guess_outcomes",
     "hash_key",
     "host",
     "layer_bytes",
@@ -240,15 +251,15 @@ __all__ = [
     "max_nodes",
     "mean_log_prob",
     "merge_trees",
+    "output_id_tensors",
     "pickle_fault",
     "ranking",
     "read_config",
-    "said_ids",
+    "read_output_ids",
+    "scatter_logits",
     "select",
     "sha256_of",
     "siblings",
-    "spread",
-    "told_ids",
     "tree_of_choices",
     "tree_of_widths",
 ]
@@ -264,10 +275,10 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
 
 
 def load_weights(folder: pathlib.Path, config: object) -> Weights:
-    """Return the tensors of a model of a family that `fits`.
+    """Return the tensors of a model whose family `fits`.
 
     Raises:
-        EnvironmentFault: the tensors are not the ones that the config requires.
+        EnvironmentFault: the tensors do not match the config.
     """
     from specbench_cli.engine.models import load
 
@@ -279,3 +290,42 @@ def config_of(decoder: Decoder) -> dict[str, object]:
     from specbench_cli.engine.models import load
 
     return dict(load.config_of(decoder))
+
+
+FORMER_NAMES = {
+    "Candidates": "CandidateNodes",
+    "Chosen": "SelectedNodes",
+    "Desk": "DraftSession",
+    "Fixed": "FixedLength",
+    "Grown": "GrownTree",
+    "Layer": "LayerWeights",
+    "Out": "ModelOutput",
+    "Places": "DraftContext",
+    "Said": "LevelOutput",
+    "SpanParams": "SegmentParams",
+    "SpanRule": "SegmentRule",
+    "Spans": "Segments",
+    "Template": "TreeTemplate",
+    "Trained": "ArtifactSpec",
+    "Windows": "DraftWindows",
+    "drawn_at_once": "draw_chain",
+    "guesses": "guess_outcomes",
+    "key_of": "hash_key",
+    "merge": "merge_trees",
+    "most": "max_nodes",
+    "rows_of": "build_tree_mask",
+    "rule_of": "create_length_rule",
+    "said_ids": "read_output_ids",
+    "size_of": "create_size_rule",
+    "spread": "scatter_logits",
+    "told_ids": "output_id_tensors",
+    "tree_of": "build_tree",
+}
+"""Former name of a member of this module -> its name."""
+
+
+def __getattr__(name: str) -> object:
+    """Return a member by its former name."""
+    from specbench_cli.former_names import get_renamed
+
+    return get_renamed(__name__, FORMER_NAMES, name)

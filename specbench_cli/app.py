@@ -50,11 +50,11 @@ from specbench_cli.errors import (
     UsageError,
     full_disk,
     message_of,
-    not_written,
+    to_write_error,
     truncate,
 )
 
-OURS = (*registry.NEIGHBOURS, "specbench_cli")
+OURS = (*registry.SIBLING_PACKAGES, "specbench_cli")
 
 TRACEBACK = "--traceback"
 
@@ -147,8 +147,8 @@ def main(
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's programs outlive a terminal
             signal.signal(number, _stop)
     if own:
-        sys.unraisablehook = _once_more
-        _clean_messages_of_python()
+        sys.unraisablehook = _resend_signal
+        _escape_python_messages()
     code = _run(list(sys.argv[1:] if args is None else args), commands, program)
     if signal.getsignal(signal.SIGINT) is _interrupt:  # all is said: what is left may be cut off
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
@@ -170,16 +170,16 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
         _check_folders(args)
         if commands is None:
             _check_moved(args)
-        registry.guard_neighbours()
-        command = get_command(_asked(args, commands))
-        plain_help(command)
+        registry.check_shadowing()
+        command = get_command(_select_commands(args, commands))
+        normalize_help(command)
         if COMPLETION in os.environ:  # a shell asks what may stand here
             return int(command.main(args, prog_name="specbench", standalone_mode=False) or 0)
         with command.make_context(program, args) as context:
             return int(command.invoke(context) or ExitCode.OK)
     except typer.Exit as wanted:
         return wanted.exit_code
-    except _Stopped as stopped:
+    except _StopSignal as stopped:
         output.error(stopped.word)
         return stopped.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -193,25 +193,25 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
         output.error(shorten_words(fault.message), fault.hint)
         return fault.exit_code
     except Exception as fault:
-        return _unexpected(fault)
+        return _print_unexpected_error(fault)
 
 
-def _unexpected(fault: Exception) -> int:
+def _print_unexpected_error(fault: Exception) -> int:
     """Print an error that no command raised on purpose, and return its exit code."""
     if _interrupted:  # in the middle of an import, which turned it into another exception
         output.error("interrupted")
         return ExitCode.INTERRUPTED
     if hasattr(fault, "format_message"):
-        return _misused(fault)
+        return _print_parser_error(fault)
     if isinstance(fault, OSError) and (fault.errno, fault.filename) == (errno.EIO, None):
         output.drop_stdout()  # the terminal was closed
         return ExitCode.HUNG_UP
     _show_traceback()
-    if (lacking := _lacking(fault)) is not None:
+    if (lacking := _as_environment_fault(fault)) is not None:
         output.error(lacking.message, lacking.hint)
         return lacking.exit_code
     says = ": ".join(filter(None, (type(fault).__name__, message_of(fault))))
-    output.error(f"a bug in specbench: {says}", _log())
+    output.error(f"a bug in specbench: {says}", _write_traceback())
     return ExitCode.BUG
 
 
@@ -243,13 +243,13 @@ def _flush_stdout(code: int) -> int:
         sys.stdout.flush()
     except OSError as fault:
         output.drop_stdout()
-        if code == ExitCode.OK and (lacking := not_written(fault)) is not None:
+        if code == ExitCode.OK and (lacking := to_write_error(fault)) is not None:
             output.error(lacking.message, lacking.hint)
             return lacking.exit_code
     return code
 
 
-def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
+def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
     """The command that the first arguments name, alone: to build all of them is a fifth of the
     time that a light one takes. For the help of all: their names and words, without the options.
     Else, for a near name or a shell's completions: all.
@@ -263,7 +263,7 @@ def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
         _with_options(c) for c in whole.registered_commands if c.name in name
     ]
     one.registered_groups = [
-        _with_commands(each, _asked(args[1:], each.typer_instance))
+        _with_commands(each, _select_commands(args[1:], each.typer_instance))
         for each in whole.registered_groups
         if each.name in name
     ]
@@ -271,7 +271,7 @@ def _asked(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
         return one
     if COMPLETION in os.environ or (args and args[0] not in HELP):
         return with_all_options(whole)
-    one.registered_commands = [_bare(each) for each in whole.registered_commands]
+    one.registered_commands = [_without_options(each) for each in whole.registered_commands]
     one.registered_groups = []
     for group in whole.registered_groups:
         alone = copy.copy(group.typer_instance or app)
@@ -306,7 +306,7 @@ def _with_commands(group: TyperInfo, commands: typer.Typer) -> TyperInfo:
     return other
 
 
-def _bare(command: CommandInfo) -> CommandInfo:
+def _without_options(command: CommandInfo) -> CommandInfo:
     """A command that has its words alone."""
 
     def words() -> None: ...
@@ -326,7 +326,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def plain_help(command: Any) -> None:
+def normalize_help(command: Any) -> None:
     """Prepare the help of a command and of its subcommands.
 
     Typer prints the types of values, defaults in parentheses, and the examples last. This shows
@@ -355,7 +355,7 @@ def plain_help(command: Any) -> None:
         )
     command.help = "\n\n".join(about)
     for each in getattr(command, "commands", {}).values():
-        plain_help(each)
+        normalize_help(each)
 
 
 def _simplify_usage(argument: Any) -> None:
@@ -370,26 +370,26 @@ def _one_line(paragraph: str) -> str:
     return " ".join(paragraph.split())
 
 
-class _Stopped(KeyboardInterrupt):
+class _StopSignal(KeyboardInterrupt):
     """A signal came that everybody below treats as Ctrl-C."""
 
     exit_code: ExitCode
     word: str
 
 
-class _Terminated(_Stopped):
+class _Terminated(_StopSignal):
     exit_code, word = ExitCode.TERMINATED, "terminated"
 
 
-class _HungUp(_Stopped):
+class _HangupSignal(_StopSignal):
     """The terminal was closed."""
 
     exit_code, word = ExitCode.HUNG_UP, "hung up"
 
 
-_STOPS: dict[int, type[_Stopped]] = {signal.SIGTERM: _Terminated}
+_STOPS: dict[int, type[_StopSignal]] = {signal.SIGTERM: _Terminated}
 if hasattr(signal, "SIGHUP"):
-    _STOPS[signal.SIGHUP] = _HungUp
+    _STOPS[signal.SIGHUP] = _HangupSignal
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -401,19 +401,19 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 _AGAIN_S = 0.01
 
 
-def _once_more(told: sys.UnraisableHookArgs) -> None:
+def _resend_signal(args: sys.UnraisableHookArgs) -> None:
     """A signal that came while an object was being finalised ended that alone: it is sent again."""
-    if not isinstance(told.exc_value, KeyboardInterrupt):
-        lines = traceback.format_exception(told.exc_type, told.exc_value, told.exc_traceback)
-        _note_trace(f"{told.err_msg or 'Exception ignored in'}: {told.object!r}\n{''.join(lines)}")
+    if not isinstance(args.exc_value, KeyboardInterrupt):
+        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        _note_trace(f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n{''.join(lines)}")
         return
-    number = next((n for n, kind in _STOPS.items() if kind is told.exc_type), signal.SIGINT)
+    number = next((n for n, kind in _STOPS.items() if kind is args.exc_type), signal.SIGINT)
     if number in _STOPS:
         signal.signal(number, _stop)
     threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
-def _clean_messages_of_python() -> None:
+def _escape_python_messages() -> None:
     """Escape hidden characters in Python's warnings, logs and thread exceptions.
 
     Libraries quote untrusted text in them, e.g. the model_type of a checkpoint.
@@ -424,11 +424,11 @@ def _clean_messages_of_python() -> None:
             super().__init__(*args, **kwargs)
             if self.exc_info and self.exc_info[0] is not None:  # handlers print `exc_text` instead
                 lines = traceback.format_exception(*self.exc_info)
-                self.exc_text = output.safe_in_a_log(truncate("".join(lines), LONGEST_TRACE))
+                self.exc_text = output.escape_for_log(truncate("".join(lines), LONGEST_TRACE))
 
         @override
         def getMessage(self) -> str:
-            return output.safe_in_a_log(truncate(super().getMessage()))
+            return output.escape_for_log(truncate(super().getMessage()))
 
     def show(
         message: Warning | str,
@@ -451,7 +451,7 @@ def _clean_messages_of_python() -> None:
     threading.excepthook = of_thread
 
 
-def _misused(fault: Exception) -> ExitCode:
+def _print_parser_error(fault: Exception) -> ExitCode:
     """Say an error of the command line's parser in our words.
 
     Typer keeps these errors' classes to itself, and moved them once: only attributes are used.
@@ -473,7 +473,7 @@ _OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, 
 """Errors for a folder in place of a file, a file in place of a folder, a link loop, a socket."""
 
 
-def _lacking(fault: Exception) -> SpecbenchError | None:
+def _as_environment_fault(fault: Exception) -> SpecbenchError | None:
     """What this machine lacks, or no machine has, where that and no bug of ours is behind an
     exception."""
     if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
@@ -487,7 +487,7 @@ def _lacking(fault: Exception) -> SpecbenchError | None:
         return UsageError(f"{fault.filename}: {fault.strerror}", "name another file or folder")
     failed = fault if isinstance(fault, OSError) else full_disk(fault)
     if failed is not None:
-        return not_written(failed)
+        return to_write_error(failed)
     package = str(getattr(fault, "name", None) or "").partition(".")[0]
     if isinstance(fault, ModuleNotFoundError) and package not in OURS:
         return EnvironmentFault(
@@ -510,7 +510,7 @@ def _trace() -> str:
     return truncate(traceback.format_exc().rstrip(), LONGEST_TRACE)
 
 
-def _log() -> str:
+def _write_traceback() -> str:
     """Where the traceback of the exception at hand is: in a file, if one can be written."""
     try:
         with tempfile.NamedTemporaryFile(

@@ -57,7 +57,7 @@ HEAD_FACTS = frozenset({"kind", "inside", "hint"})
 """Attributes of a trained module by which its files are found."""
 
 
-class Undeclared:
+class Placeholder:
     """Placeholder for names that no declaration needs, such as those of torch."""
 
 
@@ -69,13 +69,13 @@ def declared(module: str, name: str) -> Any:
     """
     node, names = _statements(module)[name], _statements(module).keys()
     if isinstance(node, ast.ImportFrom | ast.Import):
-        return _imported(node, name)
+        return _import_name(node, name)
     if isinstance(node, ast.ClassDef):
-        bases = [declared(module, base.id) for base in _known(node.bases, names)]
-        node = _reduced(node, _known(node.bases, names), bases)
+        bases = [declared(module, base.id) for base in _select_names(node.bases, names)]
+        node = _reduce_class(node, _select_names(node.bases, names), bases)
     else:
         node = _without_annotations(node)
-    used = {each.id for each in _known(ast.walk(node), names)} - _bound(node)
+    used = {each.id for each in _select_names(ast.walk(node), names)} - _bound_names(node)
     namespace = {each: declared(module, each) for each in sorted(used)}
     namespace |= {"__name__": module, "Artifact": Artifact}
     tree = ast.fix_missing_locations(ast.Module([node], []))
@@ -89,10 +89,10 @@ def _statements(module: str) -> dict[str, ast.stmt]:
     spec = importlib.util.find_spec(module)
     assert spec is not None
     tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
-    return {name: node for node in tree.body for name in _bound(node)}
+    return {name: node for node in tree.body for name in _bound_names(node)}
 
 
-def _bound(node: ast.stmt) -> set[str]:
+def _bound_names(node: ast.stmt) -> set[str]:
     """Return the names that a statement binds."""
     match node:
         case ast.Import() | ast.ImportFrom():
@@ -107,25 +107,25 @@ def _bound(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _known(nodes: Iterable[ast.AST], names: Container[str]) -> list[ast.Name]:
+def _select_names(nodes: Iterable[ast.AST], names: Container[str]) -> list[ast.Name]:
     """Return the nodes that are one of the names."""
     return [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
 
 
-def _imported(node: ast.ImportFrom | ast.Import, name: str) -> Any:
+def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
     """Return an imported name, or `Undeclared` if its module may import torch."""
     if isinstance(node, ast.Import):
-        return importlib.import_module(name) if name in WITHOUT_TORCH else Undeclared
+        return importlib.import_module(name) if name in WITHOUT_TORCH else Placeholder
     module = str(node.module)
     (own,) = (alias.name for alias in node.names if name == (alias.asname or alias.name))
     if module == API or module.startswith("methods."):
         return declared(module, own)
     if {module, module.partition(".")[0]} & WITHOUT_TORCH:
         return getattr(importlib.import_module(module), own)
-    return Undeclared
+    return Placeholder
 
 
-def _reduced(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
+def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
     """Return a class statement without what declares nothing.
 
     Parameters and accept rules are kept as they are. A method keeps its attributes and hooks. Any
@@ -139,7 +139,7 @@ def _reduced(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> as
         body = [_without_annotations(each) for each in node.body]
         return ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
     is_method = any(issubclass(base, Method) for base in bases)
-    body = [kept for each in node.body if (kept := _kept(each, is_method)) is not None]
+    body = [kept for each in node.body if (kept := _reduce_statement(each, is_method)) is not None]
     if not is_method:
         found = zip(names, bases, strict=True)
         names = [name for name, base in found if issubclass(base, Artifact)]
@@ -147,7 +147,7 @@ def _reduced(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> as
     return ast.ClassDef(node.name, [*names], [], body or [ast.Pass()], [])
 
 
-def _kept(node: ast.stmt, is_method: bool) -> ast.stmt | None:
+def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
     """Return what the declaration of a method or a trained module keeps of a statement."""
     if isinstance(node, ast.FunctionDef) and is_method and node.name in HOOKS:
         return _without_annotations(node)
@@ -155,7 +155,7 @@ def _kept(node: ast.stmt, is_method: bool) -> ast.stmt | None:
         return ast.FunctionDef(node.name, node.args, [ast.Pass()], [])
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         node = ast.Assign([node.target], node.value)
-    wanted = isinstance(node, ast.Assign) and (is_method or _bound(node) <= HEAD_FACTS)
+    wanted = isinstance(node, ast.Assign) and (is_method or _bound_names(node) <= HEAD_FACTS)
     return node if wanted else None
 
 

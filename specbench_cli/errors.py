@@ -176,7 +176,7 @@ REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 """Those, and a file that may not be touched."""
 
 
-def not_written(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
+def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
     """What is said of an error of the system; None where it is no file that cannot be written.
 
     Args:

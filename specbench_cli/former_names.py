@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 DRAW_MODES = {
     "point": "deterministic",
@@ -36,3 +37,69 @@ def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
         "draw_mode" if name == "law" else name: DRAW_MODES[value] if name == "law" else value
         for name, value in params.items()
     }
+
+
+T = TypeVar("T")
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that `old` is a former name of `new`."""
+    warnings.warn(f"`{old}` is now `{new}`", DeprecationWarning, stacklevel)
+
+
+class FormerMember:
+    """Class member under its former name.
+
+    Attributes:
+        current: Its current name.
+    """
+
+    def __init__(self, owner: str, old: str, new: str) -> None:
+        self._former, self.current = f"{owner}.{old}", new
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        warn_renamed(self._former, self.current)
+        return getattr(owner if instance is None else instance, self.current)
+
+
+def renamed_members(**new_names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that keeps the former names of members.
+
+    A subclass that overrides a member by its former name overrides the current one.
+
+    Args:
+        new_names: The current name by former name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        owner: Any = cls
+        for old, new in new_names.items():
+            setattr(owner, old, FormerMember(owner.__name__, old, new))
+
+        def init_subclass(subclass: Any, /, **options: Any) -> None:
+            for old, new in new_names.items():
+                if old in vars(subclass):
+                    warn_renamed(f"{owner.__name__}.{old}", new)
+                    setattr(subclass, new, vars(subclass)[old])
+                    delattr(subclass, old)
+            super(owner, subclass).__init_subclass__(**options)
+
+        owner.__init_subclass__ = classmethod(init_subclass)
+        return cls
+
+    return decorate
+
+
+def get_renamed(module: str, new_names: Mapping[str, str], name: str) -> Any:
+    """Return a module's member by its former name, for the module's `__getattr__`.
+
+    Args:
+        new_names: The current name by former name.
+
+    Raises:
+        AttributeError: `name` is not a former name.
+    """
+    if name not in new_names:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warn_renamed(f"{module}.{name}", new_names[name])
+    return getattr(sys.modules[module], new_names[name])

@@ -67,10 +67,10 @@ class _Console(Console):
             if segment.control:
                 yield segment
             else:
-                yield Segment(safe_in_a_log(segment.text), segment.style)
+                yield Segment(escape_for_log(segment.text), segment.style)
 
 
-class _Talk:
+class _BestEffortStream:
     """stderr, whose reader may go: a terminal that is closed, a pipe, a log on a full disk. What
     nobody can read then is lost, and the work goes on."""
 
@@ -165,7 +165,7 @@ def console(*, stderr: bool) -> Console:
     """A console on today's stdout or stderr, with markup, emoji and highlighting off. Talk to a
     terminal is broken between words."""
     return _Console(
-        file=cast(IO[str], _Talk(sys.stderr)) if stderr else None,
+        file=cast(IO[str], _BestEffortStream(sys.stderr)) if stderr else None,
         markup=False,
         emoji=False,
         highlight=False,
@@ -178,7 +178,7 @@ def styled(value: object, style: str = "") -> Text:
     return Text(plain(value), style)
 
 
-def harmless(value: object) -> object:
+def escape_formula(value: object) -> object:
     """Return a value as a spreadsheet cell that is not evaluated as a formula.
 
     Text that begins like a formula gets an apostrophe in front. Some spreadsheets split a cell at a
@@ -203,7 +203,7 @@ def _units(text: str) -> str:
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
-def safe_in_a_log(text: str) -> str:
+def escape_for_log(text: str) -> str:
     """Return escaped text; under GitHub Actions, also escape workflow commands."""
     shown = plain(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
@@ -214,7 +214,7 @@ def safe_in_a_log(text: str) -> str:
 def data(content: RenderableType) -> None:
     """Print a result: a text, or anything that rich can draw."""
     if isinstance(content, str):
-        sys.stdout.write(f"{safe_in_a_log(content)}\n")
+        sys.stdout.write(f"{escape_for_log(content)}\n")
     else:
         console(stderr=False).print(content)
 
@@ -264,13 +264,13 @@ def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
     """Print records as tab-separated lines, wherever stdout goes; of `columns` see `table`."""
     names, cells = _cells(records, columns)
     lines = ("\t".join(map(_field, line)) for line in [names, *cells])
-    sys.stdout.writelines(f"{safe_in_a_log(line)}\n" for line in lines)
+    sys.stdout.writelines(f"{escape_for_log(line)}\n" for line in lines)
 
 
 def _field(cell: str) -> str:
     """Return a cell as a field of a tab-separated line that is safe in a spreadsheet."""
     text = " ".join(cell.split())
-    return text if _FIGURES.fullmatch(text) else str(harmless(text))
+    return text if _FIGURES.fullmatch(text) else str(escape_formula(text))
 
 
 def _cells(

@@ -71,15 +71,15 @@ def run(
         SpecbenchError: what else the command line would have ended with.
     """
     from specbench_cli.commands._progress import RunProgress, make_progress
-    from specbench_cli.commands._running import NOISE, read_settings, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, read_settings, show_resume_command
     from specbench_cli.config import permission
     from specbench_cli.config.sources import from_call
 
     folder, file = (
-        None if value is None else Path(_named(f"run(): {word}", value))
+        None if value is None else Path(_to_name(f"run(): {word}", value))
         for word, value in (("out", out), ("config", config))
     )
-    registry.guard_neighbours()
+    registry.check_shadowing()
     named = {"target": target, "methods": methods, "tasks": tasks}
     given = {key: _plain(value) for key, value in named.items() if value is not None}
     asked, sources = read_settings(
@@ -90,7 +90,7 @@ def run(
     from specbench_cli.measure import run as execute
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     if is_matrix(asked):
         raise UsageError(
@@ -105,10 +105,10 @@ def run(
         # In a notebook without ipywidgets, on import of transformers; no bar of its is ever drawn.
         warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = execute.start(asked, sources, folder, view)
-        with told_how_to_go_on(run_dir.path, view, part=False):
+        with show_resume_command(run_dir.path, view, part=False):
             result = execute.run(plan, run_dir, view, fresh=True)
             found = Run(outputs.write_outputs(RunDir.open(result.run_dir)))
-    remember(run_dir.path)
+    register_run(run_dir.path)
     if result.noisy:
         warnings.warn("; ".join(NOISE), stacklevel=2)
     return found
@@ -124,9 +124,9 @@ def load(run: Named = "last") -> Run:
         UsageError: there is no run, or its files are damaged.
     """
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    return Run(read(RunDir.open(folder(_named("load(): run", run)))))
+    return Run(read(RunDir.open(find_run(_to_name("load(): run", run)))))
 
 
 def compare(
@@ -135,7 +135,7 @@ def compare(
     *,
     tolerance: float | str | None = None,
     fail_on: str | None = None,
-) -> Compared:
+) -> ComparisonResult:
     """Compare two runs, method by method, as `specbench compare` does.
 
     Args:
@@ -155,7 +155,7 @@ def compare(
     from specbench_cli.config.commands import CompareOptions
 
     base, new = (
-        str(each.path) if isinstance(each, Run) else _named(f"compare(): {word}", each)
+        str(each.path) if isinstance(each, Run) else _to_name(f"compare(): {word}", each)
         for word, each in (("base", base), ("new", new))
     )
     usual = CompareOptions()
@@ -165,7 +165,7 @@ def compare(
         tolerance=parse_tolerance(str(usual.tolerance if tolerance is None else tolerance)),
         fail_on=parse_fail_on(usual.fail_on if fail_on is None else fail_on),
     )
-    return Compared(found)
+    return ComparisonResult(found)
 
 
 def methods() -> pandas.DataFrame:
@@ -214,9 +214,9 @@ class Run:
         The columns of `records.parquet`: times `ns_*` in nanoseconds, a list an entry for steps and
         forwards, parameters and counts of a method's own as JSON text.
         """
-        from specbench_cli.store.export import frame
+        from specbench_cli.store.export import to_frame
 
-        return frame(self._reading.run.records())
+        return to_frame(self._reading.run.records())
 
     @cached_property
     def summary(self) -> pandas.DataFrame:
@@ -276,7 +276,7 @@ class Run:
         )
 
 
-class Compared:
+class ComparisonResult:
     """What changed from one run to another. Made by `compare`."""
 
     def __init__(self, comparison: Comparison) -> None:
@@ -342,7 +342,7 @@ def _threads_kept() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _named(what: str, value: Named) -> str:
+def _to_name(what: str, value: Named) -> str:
     """A name, or a path's text. Raises UsageError: it is neither."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)

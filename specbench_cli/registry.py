@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GROUP = "specbench.methods"
 """Entry-point group of other distributions' methods."""
 
-NEIGHBOURS = ("methods", "datasets_cfg")
+SIBLING_PACKAGES = ("methods", "datasets_cfg")
 """Our other top-level packages, whose names somebody else's package may bear too."""
 
 LOSSLESS = "lossless"
@@ -54,7 +54,7 @@ FAMILIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MethodEntry:
     """Facts about a method that are known without importing it.
 
     Attributes:
@@ -103,23 +103,23 @@ class Papers:
     claims: tuple[Claim, ...] = ()
 
 
-_plugged_in: dict[str, Entry] = {}
+_plugin_methods: dict[str, MethodEntry] = {}
 
 
 @cache
-def ours() -> dict[str, Entry]:
+def ours() -> dict[str, MethodEntry]:
     """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
     Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
     entry. They are read from the source text, because importing the classes would import torch.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, MethodEntry] = {}
     for module, file in _sources():
         found |= parse_entries(file.read_text(encoding="utf-8"), module)
     return dict(sorted(found.items(), key=lambda item: _place(*item)))
 
 
-def _place(name: str, entry: Entry) -> tuple[int, str]:
+def _place(name: str, entry: MethodEntry) -> tuple[int, str]:
     """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
     return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
 
@@ -137,7 +137,7 @@ def _sources() -> Iterator[tuple[str, Traversable]]:
             yield f"methods.{name}", each
 
 
-def parse_entries(text: str, module: str) -> dict[str, Entry]:
+def parse_entries(text: str, module: str) -> dict[str, MethodEntry]:
     """Return the entries of the method classes in a module's source text, without importing it.
 
     A class inherits the declarations of its base classes in the same module.
@@ -158,7 +158,7 @@ def parse_entries(text: str, module: str) -> dict[str, Entry]:
         bases = [attributes.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
         known = attributes[node.name] = {k: v for base in bases for k, v in base.items()} | own
         if "name" in own and known.get("family") and not node.name.startswith("_"):
-            found[own["name"]] = Entry(
+            found[own["name"]] = MethodEntry(
                 f"{module}:{node.name}",
                 (ast.get_docstring(node) or "").partition("\n")[0],
                 aliases=own.get("aliases", ()),
@@ -198,18 +198,18 @@ def _literals(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"{place} must be a literal: the registry reads it") from fault
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, MethodEntry]:
     """All methods by canonical name; ours first. A name of ours cannot be taken by another."""
-    return {**ours(), **_installed(), **_plugged_in}
+    return {**ours(), **_installed(), **_plugin_methods}
 
 
-def without_plugins() -> Mapping[str, Entry]:
+def without_plugins() -> Mapping[str, MethodEntry]:
     """Return the methods that need no plug-in file: built-in ones and those of distributions."""
     return {**ours(), **_installed()}
 
 
 @cache
-def _installed() -> dict[str, Entry]:
+def _installed() -> dict[str, MethodEntry]:
     """Other distributions' methods; looked up once, as that reads every distribution's metadata."""
     import importlib.metadata
 
@@ -218,14 +218,16 @@ def _installed() -> dict[str, Entry]:
         if point.name in ours():
             continue
         package = point.dist.name if point.dist else "an unknown distribution"
-        found[point.name] = Entry(point.value, f"from {package}", guarantee="", origin=package)
+        found[point.name] = MethodEntry(
+            point.value, f"from {package}", guarantee="", origin=package
+        )
     return found
 
 
-def guard_neighbours() -> None:
+def check_shadowing() -> None:
     """Raise UsageError where another package hides one of ours."""
     home = Path(__file__).resolve().parents[1]
-    for name in NEIGHBOURS:
+    for name in SIBLING_PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None:
             raise UsageError(
@@ -241,7 +243,7 @@ def guard_neighbours() -> None:
 
 def foreign() -> bool:
     """Whether code of a plug-in was imported here."""
-    return bool(_plugged_in)
+    return bool(_plugin_methods)
 
 
 def resolve(name: str) -> str:
@@ -392,13 +394,13 @@ def load_plugin(path: str) -> list[str]:
                 f"{path}: the name {name!r} is taken by {holder.origin}",
                 f'give {method.__name__} another `name = "..."`',
             )
-        _plugged_in[name] = _describe(method, origin)
+        _plugin_methods[name] = _describe(method, origin)
     return list(found)
 
 
-def _describe(method: type[Method], origin: str) -> Entry:
+def _describe(method: type[Method], origin: str) -> MethodEntry:
     """Return the entry of a class that is already imported."""
-    return Entry(
+    return MethodEntry(
         f"{method.__module__}:{method.__qualname__}",
         (method.__doc__ or "").strip().partition("\n")[0],
         needs=tuple(sorted(method.needs)),

@@ -1,4 +1,4 @@
-"""Tests of a plug-in under pytest: the audit's checks, a test each.
+"""Pytest support for plug-ins: each check of the audit as a test.
 
     import pytest
     from specbench_cli.testing import CHECKS, check
@@ -7,7 +7,7 @@
     def test_it_is_exact(name):
         check("my_method.py", name)
 
-docs/how-to/methods.md says what each check proves.
+docs/methods.md explains what each check proves.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ CHECKS = (
     "model",
     "embedded",
 )
-"""What `check` takes; several look at more than their name says, as the table of the page does."""
+"""Names for `check`. The table in docs/methods.md says what each of them covers."""
 
 
 def check(
     method: str | os.PathLike[str] | type[Method], name: str, *, whole: bool = False
 ) -> list[Finding]:
-    """Run one of the audit's checks on a method, and fail as a test does.
+    """Run one of the audit's checks on a method. Fail like a test if it finds a fault.
 
     Args:
-        method: a plug-in file that defines one method; the name of a registered one; or a class.
-        name: one of `CHECKS`.
-        whole: whether as many cases are looked at as `specbench audit` does, which takes a minute
-            for all checks; else few, which takes seconds.
+        method: A plug-in file that defines one method, the name of a registered method, or a class.
+        name: One of `CHECKS`.
+        whole: True to check as many cases as `specbench audit`, which takes a minute for all
+            checks. False checks a few cases in seconds.
 
     Returns:
-        What was found, with its figures.
+        The findings, with their figures.
 
     Raises:
-        AssertionError: something does not hold; says what, where, and what to look at.
+        AssertionError: a property does not hold. The message says what, where, and where to look.
         UsageError: there is no such check, file or method, or the file defines several methods.
     """
     from specbench_cli.audit.runner import CHECKS as KNOWN
@@ -82,7 +82,7 @@ def check(
 
 
 def _load_method(method: str | os.PathLike[str]) -> str:
-    """The name of a registered method, or of a file's own."""
+    """Return the name of a registered method, or of the method that a file defines."""
     path = Path(method)
     if path.suffix != ".py":
         return registry.resolve(os.fspath(method))
@@ -97,7 +97,7 @@ def _load_method(method: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def few_cases() -> Iterator[None]:
-    """Have audits look at few cases while this is entered."""
+    """Limit audits to a few cases within this context."""
     from specbench_cli.audit.cases import wide_case
 
     checks: dict[str, dict[str, Any]] = {

@@ -5,9 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from specbench_cli import registry
-from specbench_cli.api import Draft
+from specbench_cli import api, registry
+from specbench_cli.api import Draft, host
+from specbench_cli.engine.drafting.transcript import Transcript
+from specbench_cli.engine.drafting.vocabulary import Vocabulary
+from specbench_cli.engine.look_ahead import LookAheadRows
+from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.errors import UsageError
+from specbench_cli.former_names import FormerMember
 from specbench_cli.store.schema import Params
 
 IDS = torch.tensor([1, 2])
@@ -37,3 +42,66 @@ def test_records_are_read_by_current_names():
     params = Params({"law": "wor"}, {"width": 2, "law": "wor"})
     assert params.passed == {"draw_mode": "without_replacement"}
     assert params.effective == {"width": 2, "draw_mode": "without_replacement"}
+
+
+@pytest.mark.parametrize("former", sorted(api.FORMER_NAMES))
+def test_members_of_the_api_keep_their_former_names(former):
+    current = api.FORMER_NAMES[former]
+    with pytest.warns(
+        DeprecationWarning, match=rf"`specbench_cli.api.{former}` is now `{current}`"
+    ):
+        assert getattr(api, former) is getattr(api, current)
+    assert former not in api.__all__
+
+
+def test_functions_of_host_keep_their_former_names():
+    with pytest.warns(DeprecationWarning, match="`to_numbers`"):
+        assert host.each is host.to_numbers
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = host.other
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(api.AcceptRule, api.Batch, api.Method, api.ModelOutput, api.Partial, api.PeerSession),
+        *(api.SegmentParams, api.SegmentRule, api.Segments, api.Session, api.Topics),
+        *(LookAheadRows, PausedForward, Transcript, Vocabulary),
+        *(api.Decoder, api.DraftSession, api.Drafter, api.Growth, api.Length, api.Metered),
+        *(api.SuffixArray, api.TreeTemplate, api.Worker),
+    ],
+)
+def test_members_of_classes_keep_their_former_names(cls):
+    former = {
+        name: member
+        for base in cls.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, FormerMember)
+    }
+    assert former and not former.keys() & {member.current for member in former.values()}
+    for name, member in former.items():
+        if hasattr(cls, member.current):  # others are set by `__init__`
+            with pytest.warns(DeprecationWarning, match=f"`{member.current}`"):
+                assert getattr(cls, name) == getattr(cls, member.current)
+
+
+def test_an_instance_has_its_members_by_their_former_names():
+    out = api.ModelOutput(None, torch.zeros(1, 1, 1), {3: IDS})
+    with pytest.warns(DeprecationWarning, match="`ModelOutput.taps` is now `aux_hidden_states`"):
+        assert out.taps == {3: IDS}
+
+
+def test_a_plug_in_overrides_members_by_their_former_names():
+    members = {"name": "rule", "enough": lambda self, grade: grade > 1}
+    with pytest.warns(DeprecationWarning, match="`SegmentRule.enough` is now `accepts`"):
+        Rule = type("Rule", (api.SegmentRule,), members)
+    assert Rule().judge(2).accepted and not Rule().judge(1).accepted
+    with pytest.warns(DeprecationWarning, match="`AcceptRule.off` is now `is_exact`"):
+        Exact = type("Exact", (api.AcceptRule,), {"name": "exact", "off": True})
+    assert Exact().is_exact
+    with pytest.warns(DeprecationWarning, match="`Method.needed` is now `requirements`"):
+        Drafting = type("Drafting", (api.Method,), {"needed": frozenset({"draft"})})
+    assert Drafting().requirements == {"draft"}
+    with pytest.warns(DeprecationWarning, match="`Length.goes_on` is now `continues_after`"):
+        Two = type("Two", (api.Length,), {"goes_on": lambda self, out, pick: self.drafted < 2})
+    assert Two().should_continue(None, None)

@@ -85,7 +85,7 @@ def test_commands_of_a_page_have_only_known_options(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with the files that commands of the pages name."""
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ def test_every_name_of_ours_is_one_that_a_plug_in_could_have():
 
 
 def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeypatch):
-    entry = registry.Entry("os:path", "", origin="theirs")
+    entry = registry.MethodEntry("os:path", "", origin="theirs")
     monkeypatch.setattr(registry, "_installed", lambda: {"../x": entry})
     with pytest.raises(UsageError, match=r"theirs: '\.\./x' cannot be a method's name"):
         registry.load("../x")

@@ -174,7 +174,7 @@ def test_the_site_leads_to_every_page_and_to_the_gallery():
 
 
 def test_plugin_of_readme_registers(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     code = block_after("plugin")
     (tmp_path / "repeat_last.py").write_text(code)
     assert registry.load_plugin(str(tmp_path / "repeat_last.py")) == ["repeat-last"]

@@ -19,7 +19,7 @@ from specbench_cli.commands import _progress
 from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -118,7 +118,7 @@ def test_df_has_a_row_a_record_and_is_the_parquet_file(run):
 
 def test_summary_has_a_row_a_method_with_intervals_and_families_one_a_family(run):
     assert set(run.summary.index) == {"vanilla", "sps", "pld"}
-    assert set(run.summary.columns) == {*Row.__dataclass_fields__} - {"label"}
+    assert set(run.summary.columns) == {*MethodSummary.__dataclass_fields__} - {"label"}
     for name in ("speedup", "speedup_low", "speedup_high", "mat"):
         assert run.summary[name].dtype == float
     assert run.summary.loc["sps", "mat"] == pytest.approx(
@@ -260,7 +260,7 @@ def test_a_run_leaves_torch_s_threads_as_they_were(monkeypatch):
 
 def test_a_plug_in_that_was_changed_is_read_again(tmp_path, monkeypatch):
     """A notebook's process lives on while a file is edited."""
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     text = (
         "from specbench_cli.api import Draft, Field, Method, MethodParams, Session\n\n\n"
         "class Params(MethodParams):\n    times: int = Field(3, ge=1, description='copies')\n\n\n"
@@ -282,3 +282,8 @@ def test_several_targets_are_several_calls():
 def test_the_page_names_every_setting():
     named = {*RunConfig.model_fields} | {"out", "config", "progress"}
     assert [name for name in sorted(named) if f"`{name}`" not in PAGE] == []
+
+
+def test_the_former_name_of_a_comparison_warns():
+    with pytest.warns(DeprecationWarning, match="ComparisonResult"):
+        assert sb.Compared is sb.ComparisonResult

@@ -35,7 +35,7 @@ class RepeatLast(Method):
 
 @pytest.fixture(autouse=True)
 def _forget_plugins(monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
 
 
 @pytest.fixture

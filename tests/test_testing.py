@@ -49,7 +49,7 @@ def test_what_is_wrong_fails_with_what_where_and_what_to_look_at():
 
 
 def test_the_test_of_the_page_is_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     monkeypatch.chdir(tmp_path)
     (plugin,) = re.findall(r"<!-- plugin -->\n```python\n(.*?)```", README, re.DOTALL)
     Path("repeat_last.py").write_text(plugin)
@@ -66,7 +66,7 @@ def test_a_name_and_a_class_are_checked_as_well_as_a_file():
 
 
 def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     with pytest.raises(UsageError, match="there is no check 'distributions'"):
         check("pld", "distributions")
     with pytest.raises(UsageError, match="there is no method 'pldd'; did you mean 'pld'"):

@@ -40,7 +40,7 @@ import torch
 
 from specbench_cli import app
 from specbench_cli.engine.workers import process
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.measure import bench, quiet, repeat_process, warm_up
 from specbench_cli.report import outputs
 from specbench_cli.store.run_dir import RunDir
@@ -94,7 +94,7 @@ def fork_repeat(arguments: Sequence[str], descriptors: Sequence[int] = ()) -> in
     arguments = [*arguments[arguments.index("run") :]]
     arguments[arguments.index("--parent") + 1] = str(os.getpid())
     parent = os.getpid()
-    child = fork(lambda: (end_with(parent), app.main(arguments)))
+    child = fork(lambda: (exit_with_parent(parent), app.main(arguments)))
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except BaseException:

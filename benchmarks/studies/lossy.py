@@ -39,8 +39,8 @@ from specbench_cli.stats.difference import MeanDifference
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.evidence import score_over
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.evidence import score_difference
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 TASKS = {"steps": "chains"}
@@ -146,7 +146,9 @@ def _print_table(rules: str, run: RunDir, summary: Summary) -> list[RateMatchedC
     lines, matched = [], list[RateMatchedComparison]()
     for row in sorted(summary.rows, key=_sort_key):
         match = _find_rate_match(row, random, rates, records)
-        difference = None if match is None else score_over(records[match.label], records[row.label])
+        difference = (
+            None if match is None else score_difference(records[match.label], records[row.label])
+        )
         if difference is not None and match is not None:
             rate_difference = (rates[row.label] or 0) - (rates[match.label] or 0)
             matched.append(RateMatchedComparison(row.label, difference, rate_difference))
@@ -158,7 +160,7 @@ def _print_table(rules: str, run: RunDir, summary: Summary) -> list[RateMatchedC
     return matched
 
 
-def _sort_key(row: Row) -> tuple[bool, str, bool]:
+def _sort_key(row: MethodSummary) -> tuple[bool, str, bool]:
     """Return a sort key: lossless methods first, and each random control after its method."""
     control_of = row.params.get("like")
     return (
@@ -221,12 +223,12 @@ def _write_config(rules: str, file: Path) -> Path:
     return file
 
 
-def _is_random_control(row: Row) -> bool:
+def _is_random_control(row: MethodSummary) -> bool:
     """Return True if the method accepts at random."""
     return row.control or "gate=random" in row.label
 
 
-def _pass_rate(row: Row, records: Sequence[Record]) -> float | None:
+def _pass_rate(row: MethodSummary, records: Sequence[Record]) -> float | None:
     """Return the acceptance rate of a rule, or the exit rate of a method with early exits."""
     exits = [(record.extra or {}).get("exits") for record in records]
     if None in exits or not records:
@@ -260,11 +262,11 @@ def _extra_cells(rules: str, records: Sequence[Record]) -> list[object]:
 
 
 def _find_rate_match(
-    row: Row,
-    random: Sequence[Row],
+    row: MethodSummary,
+    random: Sequence[MethodSummary],
     rates: Mapping[str, float | None],
     records: Mapping[str, list[Record]],
-) -> Row | None:
+) -> MethodSummary | None:
     """Return the random control with the nearest acceptance rate, or None if there is none.
 
     It belongs to the same method for rules over steps, and fills the KV cache in the same way for
@@ -279,7 +281,10 @@ def _find_rate_match(
 
 
 def _table_cells(
-    row: Row, rates: Mapping[str, float | None], difference: MeanDifference | None, at: float | None
+    row: MethodSummary,
+    rates: Mapping[str, float | None],
+    difference: MeanDifference | None,
+    at: float | None,
 ) -> list[object]:
     """Return the table cells of a method."""
     ends = (

@@ -34,7 +34,7 @@ import torch
 from specbench_cli.engine.models.cuda.graphs import CudaGraphs
 from specbench_cli.engine.models.fused import FusedDecoder
 from specbench_cli.engine.models.layers import layer_bytes
-from specbench_cli.engine.models.linear import Form, Linear, Pages, form_for, linear
+from specbench_cli.engine.models.linear import Form, Linear, WeightArena, choose_form, linear
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.models.state import KVState
@@ -68,7 +68,9 @@ def read_bandwidth(device: torch.device, clock: Callable[[], float], repeats: in
     """Return the read bandwidth of a sum in bytes/s: over 1 GiB in large pages, or 4 GiB on a
     GPU."""
     gpu = device.type == "cuda"
-    numbers = torch.ones(1 << 30, device=device) if gpu else Pages().settle(torch.ones(1 << 28))
+    numbers = (
+        torch.ones(1 << 30, device=device) if gpu else WeightArena().store(torch.ones(1 << 28))
+    )
     return numbers.nbytes / shortest_time(numbers.sum, clock, repeats)
 
 
@@ -164,9 +166,9 @@ def print_forms(decoder: FusedDecoder, clock: Callable[[], float], repeats: int)
     }
     rows = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
     for name, (n_in, n_out, count) in shapes.items():
-        pages = Pages()
-        weights = [pages.settle(torch.randn(n_in, n_out).to(decoder.dtype)) for _ in range(count)]
-        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {form_for(weights[0])}")
+        pages = WeightArena()
+        weights = [pages.store(torch.randn(n_in, n_out).to(decoder.dtype)) for _ in range(count)]
+        print(f"\n{name} {n_in} x {n_out}, {count} of them; the rule: {choose_form(weights[0])}")
         print(f"{'rows':>10}", *(f"{n:>7}" for n in rows))
         for form in get_args(Form):
             if form in ("packed16", "widened") and decoder.dtype == torch.float32:

@@ -26,7 +26,7 @@ import torch
 from transformers import AutoTokenizer
 
 from specbench_cli import registry
-from specbench_cli.api import Method, Session, Trained
+from specbench_cli.api import ArtifactSpec, Method, Session
 from specbench_cli.engine.models.checkpoint import config_facts
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.request import Request
@@ -117,7 +117,7 @@ def load_models(target: str, random_heads: bool) -> tuple[Workspace, Any, frozen
     }
     random_kinds: set[str] = set()
 
-    def make(artifact: Trained) -> Any:
+    def make(artifact: ArtifactSpec) -> Any:
         kind = artifact.kind
         if random_heads or kind.kind not in checkpoint.shipped_heads:
             random_kinds.add(kind.kind)

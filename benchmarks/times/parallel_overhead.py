@@ -33,9 +33,9 @@ from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Forward, Step
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.place import halves
-from specbench_cli.engine.workers.process import Processes
-from specbench_cli.engine.workers.thread import Threads
+from specbench_cli.engine.workers.core_placement import split_cores
+from specbench_cli.engine.workers.process import ProcessTransport
+from specbench_cli.engine.workers.thread import ThreadTransport
 from specbench_cli.engine.workers.transport import Transport
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.models.resolve import resolve
@@ -116,9 +116,9 @@ def measure(args: argparse.Namespace) -> StepTimeline:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
     eos = frozenset(config_facts(checkpoint.path).eos)
     transport: Transport = (
-        Threads()
+        ThreadTransport()
         if args.transport == "thread"
-        else Processes(*(halves() if device.type == "cpu" else ()))
+        else ProcessTransport(*(split_cores() if device.type == "cpu" else ()))
     )
     workspace = Workspace(decoders, 0, decoder_factories={"draft": recipe}, transport=transport)
     sampling = Sampling(args.rule, 0.0 if args.rule == "greedy" else 0.8)
@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace) -> StepTimeline:
     workspace.reserve(max(map(len, texts)) + args.max_new_tokens)
     timeline = StepTimeline()
     try:
-        with transport.placed(), torch.inference_mode():
+        with transport.pin_target(), torch.inference_mode():
             for number, ids in enumerate(texts[:WARM_UPS] + texts):
                 request = Request(f"mini/{number}", 1, ids, StopRule(eos, args.max_new_tokens))
                 session = Session(workspace, request, sampling)

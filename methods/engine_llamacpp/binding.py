@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from methods._engines import CompletionReply, get_model_folder
-from specbench_cli.api import MethodFault, PeerSession, said_ids
+from specbench_cli.api import MethodFault, PeerSession, read_output_ids
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """By transformers' kind of model, llama.cpp's."""
@@ -152,7 +152,7 @@ def _write(module: Any, path: Path) -> None:
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = module.state_dict()
-    says = said_ids(tensors, config.vocab_size, "a module")
+    says = read_output_ids(tensors, config.vocab_size, "a module")
     for name in ("d2t", "t2d"):  # which told it
         tensors.pop(name, None)
     if says is not None:

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 
 from methods._heads.files import copy_tensors
 from methods.medusa.head import output_matrix
-from specbench_cli.api import Decoder, EnvironmentFault, Said, SequentialHead, Weights
+from specbench_cli.api import Decoder, EnvironmentFault, LevelOutput, SequentialHead, Weights
 
 PUBLISHED = re.compile(r"hydra_(mlp|lm_head)\.(\d+)\.((\d+)\.)?.*")
 """Tensors of the authors' checkpoints: head, and block in it."""
@@ -64,13 +64,13 @@ class HydraHeads(SequentialHead):
             for output in self.outputs.children():
                 output.load_state_dict(first)
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """See `SequentialHead.forward`; what it leaves is all that it read."""
         embedded = self.target.embed(ids)
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         moved = self.heads[level](read)
         say = self.outputs[level] if self.outputs else self.target.unembed
-        return Said(say(moved), read)
+        return LevelOutput(say(moved), read)
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:

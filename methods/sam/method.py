@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from methods.eagle.head import EagleHead
 from methods.sam.automaton import SuffixAutomaton as Automaton
 from specbench_cli.api import (
+    ArtifactSpec,
     Draft,
     Field,
     Levels,
@@ -20,7 +21,6 @@ from specbench_cli.api import (
     Pick,
     Session,
     Tokens,
-    Trained,
     host,
 )
 
@@ -87,9 +87,9 @@ class Sam(Method):
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 
-    def artifacts(self) -> tuple[Trained, ...]:
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """The head, if it drafts."""
-        head = Trained(EagleHead, self.params.head)
+        head = ArtifactSpec(EagleHead, self.params.head)
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:

@@ -69,7 +69,7 @@ def compare(asked: CompareHeadsOptions) -> None:
         registry.load_plugin(file)
     own = HeadOptions.model_validate(asked.model_dump(exclude={"kinds", "plugins"}))
     records = []
-    for kind in [heads.kind_named(name) for name in dict.fromkeys(asked.kinds)]:
+    for kind in [heads.resolve_kind(name) for name in dict.fromkeys(asked.kinds)]:
         with shared.bars() as report:
             trainer = heads.trainer_for(own, report, report.count)
             schedule = trainer.schedule(kind)

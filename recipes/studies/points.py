@@ -12,8 +12,8 @@ from typing import Any
 from specbench_cli import files
 from specbench_cli.errors import UsageError
 from specbench_cli.report.reading import read
-from specbench_cli.store.run_dir import RunDir, folder
-from specbench_cli.summary.compatibility import facts
+from specbench_cli.store.run_dir import RunDir, find_run
+from specbench_cli.summary.compatibility import collect_facts
 
 SIZES = {
     "tokens": "tokens that a draft was trained on",
@@ -55,7 +55,7 @@ def points_of(words: Sequence[str]) -> list[Point]:
         UsageError: one holds neither, or a record that cannot be read.
     """
     found: list[Point] = []
-    for path in {path.resolve(): path for path in map(folder, words)}.values():
+    for path in {path.resolve(): path for path in map(find_run, words)}.values():
         own = list(_rows(path) if RunDir.holds_run(path) else _drafts(path))
         if not own:
             raise UsageError(
@@ -96,7 +96,7 @@ def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float
 def _rows(path: Path) -> Iterator[Point]:
     """The rows of a run that draft."""
     run = RunDir.open(path)
-    reading, alike = read(run), facts(run)
+    reading, alike = read(run), collect_facts(run)
     alike.pop("batch", None)
     for row in reading.summary.rows:
         values = {name: getattr(row, name) for name in FIGURES}

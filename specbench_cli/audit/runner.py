@@ -29,7 +29,7 @@ from specbench_cli.audit.finding import DECLARATIONS, Finding, Problem
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.config import plugin_file
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.workers.lifeline import deaf_to_interrupts, leave_at_interrupts
+from specbench_cli.engine.workers.process_lifetime import block_interrupts, exit_on_interrupt
 from specbench_cli.errors import MethodFault, message_of, on_one_line
 from specbench_cli.interpreter import usable_cpus
 
@@ -81,11 +81,11 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
         return
     # New interpreters: a fork would inherit torch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
-    with deaf_to_interrupts(context):  # creating the pool starts a process too
+    with block_interrupts(context):  # creating the pool starts a process too
         pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.held(),))
     waiting: list[Future[Certificate]]
     try:
-        with deaf_to_interrupts(context):
+        with block_interrupts(context):
             waiting = [pool.submit(audit, name, plugins) for name in names]
         for done in as_completed(waiting):
             yield done.result()
@@ -99,7 +99,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
 def _init_worker(held: Mapping[Path, bytes]) -> None:
     """Initialise a process of the pool with the plug-in files of the parent process."""
     plugin_file.hold_all(held)
-    leave_at_interrupts()
+    exit_on_interrupt()
 
 
 def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]:

@@ -63,7 +63,7 @@ def card(name: str) -> dict[str, Any]:
         "state_scope": method.state_scope,
         "timing_free": build.timing_free,
         "workers": method.workers,
-        "audit": audited(canonical, method),
+        "audit": audit_facts(canonical, method),
         "parameters": parameters,
         "claims": claims,
         "about": inspect.getdoc(method) or "",
@@ -71,7 +71,7 @@ def card(name: str) -> dict[str, Any]:
     }
 
 
-def audited(name: str, method: type[Method], folder: Path | None = None) -> str:
+def audit_facts(name: str, method: type[Method], folder: Path | None = None) -> str:
     """What the newest certificate says of a method, if it is of this very file."""
     from specbench_cli.judge.broken import certificates
 

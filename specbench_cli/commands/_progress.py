@@ -46,7 +46,7 @@ class Timing(NamedTuple):
     tokens: int
 
 
-class Speedups:
+class LiveSpeedups:
     """Speedups of the cells so far; provisional, without intervals.
 
     Times are paired on prompt, turn and pass, and compared per token, as the report does it. A row
@@ -106,7 +106,7 @@ class RunProgress:
         self._dry_run = dry_run
         self._part = part
         self._cells = self._done = 0
-        self._pairs = Speedups()
+        self._pairs = LiveSpeedups()
         self._bases: dict[str, str] = {}
         self._stage = self._window = ""
         self._told_of_noise = False
@@ -132,7 +132,10 @@ class RunProgress:
     def started(self, cells: int, done: int, run_dir: Path) -> None:
         """The run's folder stands; `done` of its `cells` were there already."""
         self.run_dir, self._cells, self._done = run_dir, cells, done
-        self._pairs, self.speedups = Speedups(self._bases), {}  # those of a tuning are no result
+        self._pairs, self.speedups = (
+            LiveSpeedups(self._bases),
+            {},
+        )  # those of a tuning are no result
 
     def stage(self, text: str) -> None:
         """Something begins that is not a prompt."""

@@ -15,7 +15,7 @@ import typer
 
 from specbench_cli import output, registry
 from specbench_cli.config import permission
-from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, not_written
+from specbench_cli.errors import EnvironmentFault, ExitCode, SpecbenchError, to_write_error
 from specbench_cli.measure import repeat_process
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _vet(plugin: str) -> None:
     vet(plugin)
 
 
-def measured(
+def measure_missing(
     plan: Plan | None,
     run_dir: RunDir,
     view: RunView,
@@ -80,7 +80,7 @@ def measured(
 ) -> RunResult:
     """Do what a run lacks (`execute.run`), which is found again as `place`."""
     from specbench_cli.measure import run as execute
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     try:
         return execute.run(
@@ -98,10 +98,10 @@ def measured(
         raise
     finally:
         if RunDir.holds_run(run_dir.path):  # else it failed before anything was measured
-            remember(place)
+            register_run(place)
 
 
-def written(folder: Path, view: RunView) -> Reading:
+def write_report(folder: Path, view: RunView) -> Reading:
     """Write the files that belong to a finished run."""
     from specbench_cli.report import outputs
     from specbench_cli.store.run_dir import RunDir
@@ -110,7 +110,7 @@ def written(folder: Path, view: RunView) -> Reading:
     return outputs.write_outputs(RunDir.open(folder))
 
 
-def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
+def create_matrix(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
     """The folder of a matrix that is begun; each of its runs can be planned."""
     from specbench_cli.measure.planning import dry
     from specbench_cli.plan.matrix import pairs
@@ -122,13 +122,13 @@ def begin(asked: RunConfig, sources: Mapping[str, str], out: Path | None) -> Pat
         dry(each)  # what one of them lacks is said before another is measured
     path = out or new_path("matrix", asked.model_dump(mode="json"))
     order = {name: each.model_dump_json() for name, each in runs.items()}
-    matrix.create(path, matrix.Order(order, sources))
+    matrix.create(path, matrix.MatrixOrder(order, sources))
     for each in runs.values():
         permission.permit(permission.requests(each, matrix.order_file(path)))
     return path
 
 
-def carry_out(
+def measure_matrix(
     whole: Path, view: RunView, force: bool, in_turn: Path | None
 ) -> tuple[list[RunResult], Reading]:
     """Do what a matrix's runs lack, one run after another, and read them as one."""
@@ -139,7 +139,7 @@ def carry_out(
     from specbench_cli.store import matrix
     from specbench_cli.store.run_dir import RunDir
 
-    order = matrix.ordered(whole)
+    order = matrix.read_order(whole)
     results: list[RunResult] = []
     try:
         for path in matrix.members(whole):
@@ -152,21 +152,21 @@ def carry_out(
                 plan, run_dir = execute.start(config, order.sources, path, view)
             else:
                 plan, run_dir = execute.resume_run(path, view, force=force)
-            made = measured(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
+            made = measure_missing(plan, run_dir, view, whole, force, in_turn, fresh=fresh)
             results.append(made)
             if plan is not None:
-                written(path, view)
+                write_report(path, view)
     except SpecbenchError:
         matrix.discard(whole)
         raise
-    matrix.done(whole)
+    matrix.finish(whole)
     reading = read_matrix(whole)
     outputs.write_into_run(reading, whole, ("csv", "md"))
     return results, reading
 
 
 @contextmanager
-def told_how_to_go_on(
+def show_resume_command(
     path: Path, view: RunView, part: bool, command: str | None = None
 ) -> Iterator[None]:
     """Say with which command a run goes on that is stopped by a person, a disk or a reader; of a
@@ -188,7 +188,7 @@ def told_how_to_go_on(
         resumed = command or _resumption(path)
         raise EnvironmentFault("stdout was closed by its reader", resumed) from fault
     except OSError as fault:
-        raise not_written(fault, command or _resumption(path)) or fault from fault
+        raise to_write_error(fault, command or _resumption(path)) or fault from fault
 
 
 def _resumption(path: Path) -> str | None:

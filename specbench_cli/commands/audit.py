@@ -44,7 +44,7 @@ def audit(asked: AuditOptions) -> ExitCode:
     from specbench_cli.judge.broken import CERTIFICATES
 
     folder = asked.out or CERTIFICATES
-    done = _reusable(names, folder) if asked.resume else []
+    done = _load_unchanged(names, folder) if asked.resume else []
     kept = {certificate.method for certificate in done}
     due = [name for name in names if name not in kept]
     for name in due:
@@ -53,7 +53,7 @@ def audit(asked: AuditOptions) -> ExitCode:
         output.note(f"{len(done)} of {len(names)} certificates in {folder} are kept")
     for certificate in done if asked.as_json else ():
         output.json_line(certificate.to_dict())
-    done += _audited(due, folder, asked, total=len(names))
+    done += _run_audits(due, folder, asked, total=len(names))
     if not asked.as_json:
         from specbench_cli.report.terminal.certificates import print_certificates
 
@@ -61,7 +61,7 @@ def audit(asked: AuditOptions) -> ExitCode:
     return ExitCode.OK if all(c.passed for c in done) else ExitCode.BAD_ANSWER
 
 
-def _audited(due: list[str], folder: Path, asked: AuditOptions, total: int) -> list[Certificate]:
+def _run_audits(due: list[str], folder: Path, asked: AuditOptions, total: int) -> list[Certificate]:
     """Audit methods, and write and print each certificate as soon as it is made.
 
     Args:
@@ -112,7 +112,7 @@ def _names(methods: list[str], every: bool, plugins: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _reusable(names: list[str], folder: Path) -> list[Certificate]:
+def _load_unchanged(names: list[str], folder: Path) -> list[Certificate]:
     """Return the certificates in a folder whose method and code are unchanged."""
     from specbench_cli.audit.certificate import load_reusable_certificate
 

@@ -56,10 +56,10 @@ def compare(asked: CompareOptions) -> ExitCode:
         )
     if asked.save is not None:
         printed = ("form", "as_json", "to", "out", "overwrite")
-        _alone(asked, "--save", "tolerance", "fail_on", *printed)
+        _check_exclusive(asked, "--save", "tolerance", "fail_on", *printed)
         return _save(asked.save, asked.sides)
     if asked.over_time:
-        _alone(asked, "--over-time", "tolerance", "fail_on", "to")
+        _check_exclusive(asked, "--over-time", "tolerance", "fail_on", "to")
         return _over_time(asked)
     return _compare(asked)
 
@@ -80,7 +80,7 @@ def _compare(asked: CompareOptions) -> ExitCode:
         found = put_together(base, new, tolerance=let_pass, fail_on=closing)
         failed = failed or bool(found.failed_rows)
         place = asked.out / name if name and asked.out is not None else asked.out
-        _told(found, asked.printed, formats, place, asked.overwrite)
+        _print_or_write(found, asked.printed, formats, place, asked.overwrite)
     return ExitCode.BAD_ANSWER if failed else ExitCode.OK
 
 
@@ -107,7 +107,7 @@ def _checked_formats(asked: CompareOptions) -> list[str]:
     return found
 
 
-def _told(
+def _print_or_write(
     found: Comparison, form: output.Format, formats: list[str], out: Path | None, overwrite: bool
 ) -> None:
     """Print a comparison, or write it."""
@@ -133,9 +133,9 @@ def _pairs(base: str, new: str) -> dict[str, tuple[str, str]]:
     """What is compared with what: the two, or of two runs of several targets each target's, by
     name. Raises UsageError where only one is such."""
     from specbench_cli.store.matrix import is_matrix, members
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
-    sides = [folder(each) for each in (base, new)]
+    sides = [find_run(each) for each in (base, new)]
     held = [{run.name: str(run) for run in members(path)} for path in sides if is_matrix(path)]
     if not held:
         return {"": (base, new)}
@@ -189,11 +189,11 @@ def _save(name: str, runs: list[str]) -> ExitCode:
     """Make runs this machine's baseline."""
     from specbench_cli.comparison.baselines.baseline import save
     from specbench_cli.comparison.reading import find_run_folders
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
     if not runs:
         raise UsageError("--save needs a run", f"specbench compare --save {name} last")
-    every = [one for run in runs for one in find_run_folders(run) or [folder(run)]]
+    every = [one for run in runs for one in find_run_folders(run) or [find_run(run)]]
     file = save(name, every, warn=output.note)
     output.data(str(file))
     output.note(f"next: specbench compare {name} RUN")
@@ -228,7 +228,7 @@ def _over_time(asked: CompareOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def _alone(asked: CompareOptions, option: str, *others: str) -> None:
+def _check_exclusive(asked: CompareOptions, option: str, *others: str) -> None:
     """Raise UsageError if one of the other options was given together with `option`."""
     for given in asked.given(*others):
         other = "--format" if given == "--json" else given

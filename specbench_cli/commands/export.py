@@ -43,9 +43,9 @@ def export(asked: ExportOptions) -> ExitCode:
         )
     from specbench_cli.report.samples import export as write
     from specbench_cli.report.trackers import track
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    run_dir = RunDir.open(folder(asked.run))
+    run_dir = RunDir.open(find_run(asked.run))
     place = asked.out or run_dir.path / "export"
     try:
         if formats:

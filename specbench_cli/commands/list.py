@@ -129,15 +129,15 @@ def _shape(name: str) -> dict[str, Any]:
 
 
 def _hardware_names() -> list[str]:
-    from specbench_cli.predict.accelerators import accelerators
+    from specbench_cli.predict.accelerators import load_accelerators
 
-    return list(accelerators())
+    return list(load_accelerators())
 
 
 def _hardware(name: str) -> dict[str, Any]:
-    from specbench_cli.predict.accelerators import accelerators
+    from specbench_cli.predict.accelerators import load_accelerators
 
-    known = accelerators()
+    known = load_accelerators()
     if name not in known:
         guess = did_you_mean(name, known)
         raise UsageError(f"unknown hardware {shown(repr(name))}{guess}", f"known: {listed(known)}")
@@ -152,9 +152,9 @@ def _run_names() -> list[str]:
 
 def _runs() -> dict[str, Path]:
     """The folders of runs: by their name where they are usually kept, else by their path."""
-    from specbench_cli.store.run_dir import RUNS, runs
+    from specbench_cli.store.run_dir import RUNS, list_runs
 
-    return {path.name if path.parent == RUNS else str(path): path for path in runs()}
+    return {path.name if path.parent == RUNS else str(path): path for path in list_runs()}
 
 
 def _run(name: str) -> dict[str, Any]:

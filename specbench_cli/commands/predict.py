@@ -58,15 +58,15 @@ def predict(asked: PredictOptions) -> ExitCode:
         )
     if asked.probe:
         return _probe(asked)
-    _refuse(asked, "RUN", "methods", "set", "plugins")
+    _check_combination(asked, "RUN", "methods", "set", "plugins")
     from specbench_cli.commands.predicting import roofline as modelled
 
-    roofline = modelled.asked_for(asked)
+    roofline = modelled.roofline_from_options(asked)
     models = [name for name in MODELS if roofline is None or name != "dtype"]
-    _refuse(asked, "RUN", *models)
-    _refuse(asked, "RUN", "rounds", "out", "overwrite", "trust")
+    _check_combination(asked, "RUN", *models)
+    _check_combination(asked, "RUN", "rounds", "out", "overwrite", "trust")
     if asked.compare is not None:
-        _refuse(asked, "--compare", *REPLAY, *ROOFLINE)
+        _check_combination(asked, "--compare", *REPLAY, *ROOFLINE)
         return _compare(*asked.compare, asked.as_json)
     return _replay(asked, str(asked.run), roofline)
 
@@ -81,7 +81,7 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 
 def _probe(asked: PredictOptions) -> ExitCode:
     """Measure the costs of this machine."""
-    _refuse(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
+    _check_combination(asked, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if asked.batch == 1:
         raise UsageError(
             "--batch 1 of --probe is what is measured in any case; several sequences together"
@@ -100,27 +100,27 @@ def _replay(asked: PredictOptions, run: str, roofline: Roofline | None) -> ExitC
     from specbench_cli.commands.predicting import scripted
 
     if roofline is not None:
-        _refuse(asked, "--hardware", "costs", "against")
+        _check_combination(asked, "--hardware", "costs", "against")
     if asked.row is not None and not asked.sweep:
         raise UsageError(
             "--row says whose acceptance --sweep goes by",
             f"specbench predict {run} --sweep sps.length=1:10:1 --row 'sps length=5'",
         )
     if asked.load is not None:
-        _refuse(asked, "--load", "against", "sweep")
+        _check_combination(asked, "--load", "against", "sweep")
         return scripted.under_load(run, asked.load, asked, roofline)
     if asked.sweep:
-        _refuse(asked, "--sweep", "against", "batch", "hardware")
-        return scripted.resettled(run, asked)
+        _check_combination(asked, "--sweep", "against", "batch", "hardware")
+        return scripted.predict_settings(run, asked)
     if roofline is not None:
-        from specbench_cli.store.run_dir import RunDir, folder
+        from specbench_cli.store.run_dir import RunDir, find_run
 
-        return modelled.predict(RunDir.open(folder(run)), roofline, asked.as_json)
-    _refuse(asked, "RUN without --load or --hardware", "batch")
+        return modelled.predict(RunDir.open(find_run(run)), roofline, asked.as_json)
+    _check_combination(asked, "RUN without --load or --hardware", "batch")
     return _predict(run, asked.costs, asked.against, asked.as_json)
 
 
-def _refuse(asked: PredictOptions, beside: str, *names: str) -> None:
+def _check_combination(asked: PredictOptions, beside: str, *names: str) -> None:
     """Raise UsageError if an option was given that cannot be combined with `beside`."""
     if wrong := asked.given(*names):
         raise UsageError(f"{', '.join(wrong)} cannot go with {beside}", "specbench predict --help")
@@ -130,17 +130,17 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
     """Replay a run."""
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
-    from specbench_cli.predict.run_costs import fitting, foreign_to, own
+    from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
     from specbench_cli.report.terminal.prediction import print_prediction
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in files] or own(run)
+    run = RunDir.open(find_run(name))
+    probes = [check_models(Costs.load(file), run) for file in files] or load_costs(run)
     costs, also = probes[0], probes[1:]
-    against = fitting(Costs.load(other), run) if other else None
+    against = check_models(Costs.load(other), run) if other else None
     prediction = replay(run.records(), run.manifest, costs, against, also)
     if json:
-        foreign = foreign_to(costs, run)
+        foreign = find_difference(costs, run)
         output.json_line(
             {
                 "event": "done",
@@ -159,7 +159,7 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
 
 def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[str]:
     """Return the lines above a prediction: the run and the source of the costs."""
-    from specbench_cli.predict.run_costs import foreign_to
+    from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary.facts import Facts
 
     costs, also = probes[0], probes[1:]
@@ -172,7 +172,7 @@ def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[s
     head += [f"drift: {_drift(costs, each)}" for each in also]
     if any(each.quietness.noisy for each in probes):
         head.append("noisy costs: probed while other programs were running (--allow-noise)")
-    if foreign := foreign_to(costs, run):
+    if foreign := find_difference(costs, run):
         head.append(f"modelled for {foreign}: errors are not the model's alone")
     if against:
         head.append(f"elsewhere, modelled: {against.label}, probed {against.created_utc}")

@@ -30,9 +30,9 @@ def publish(asked: PublishOptions) -> ExitCode:
     from specbench_cli.report.gallery.gallery import publish as add
     from specbench_cli.report.gallery.refusal import refuse
     from specbench_cli.report.reading import read
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    found = [read(RunDir.open(folder(run))) for run in asked.runs]
+    found = [read(RunDir.open(find_run(run))) for run in asked.runs]
     for run in found:
         refuse(run)
     for run in found:

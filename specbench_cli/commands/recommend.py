@@ -107,29 +107,29 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             "specbench recommend --resume DIR --force",
         )
     else:
-        asked = _asked(given, how)
-    return _recommended(asked, how)
+        asked = _parse_settings(given, how)
+    return _run_recommendation(asked, how)
 
 
-def _recommended(
+def _run_recommendation(
     asked: tuple[RunConfig, dict[str, str]] | None, how: RecommendInvocation
 ) -> ExitCode:
     """Make a new recommendation, or finish an interrupted one (asked None), and print it."""
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
-    from specbench_cli.commands._running import NOISE, told_how_to_go_on
+    from specbench_cli.commands._running import NOISE, show_resume_command
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.search import prepare
     from specbench_cli.store.run_dir import new_path
 
-    if how.resume is not None and kept.finished(how.resume) is None:
+    if how.resume is not None and kept.read_result(how.resume) is None:
         file = how.resume / kept.FILE
         requests = permission.requests(kept.Journal.read(how.resume).config, file)
         permission_check(how.trust)(requests, str(file))
     with make_progress(json=how.as_json, start_s=0.0) as view:
         if asked is None:
             place = Path(str(how.resume))
-            if (told := kept.finished(place)) is not None:
+            if (told := kept.read_result(place)) is not None:
                 _show(told, place, json=how.as_json)
                 return ExitCode.OK
             journal = kept.Journal.read(place)
@@ -141,15 +141,15 @@ def _recommended(
             place = how.out or new_path(name, journal.model_dump(mode="json"))
             kept.create(place, journal)
         command = f"specbench recommend --resume {shlex.quote(str(place))}"
-        with told_how_to_go_on(place, view, part=False, command=command):
-            code, result = _measured(journal, place, view, how)
+        with show_resume_command(place, view, part=False, command=command):
+            code, result = _search(journal, place, view, how)
     _show(result, place, json=how.as_json)
     if code is ExitCode.ENVIRONMENT:
         output.error(*NOISE)
     return code
 
 
-def _measured(
+def _search(
     journal: Journal, place: Path, view: RunView, how: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
     """Search, confirm and advise; store the result in the folder."""
@@ -158,7 +158,7 @@ def _measured(
     from specbench_cli.predict.recommend.advice import advise
     from specbench_cli.predict.recommend.search import recommend as search
     from specbench_cli.report import outputs
-    from specbench_cli.store.run_dir import RunDir, remember
+    from specbench_cli.store.run_dir import RunDir, register_run
 
     begun = time.monotonic()
     try:
@@ -172,7 +172,7 @@ def _measured(
         raise
     reading = None
     if outcome.run is not None:
-        remember(outcome.run)
+        register_run(outcome.run)
         view.stage("writing the confirmation's report")
         reading = outputs.write_outputs(RunDir.open(outcome.run))
     result = advise(
@@ -207,7 +207,9 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
         output.note(f"in {place}")
 
 
-def _asked(given: Mapping[str, Any], how: RecommendInvocation) -> tuple[RunConfig, dict[str, str]]:
+def _parse_settings(
+    given: Mapping[str, Any], how: RecommendInvocation
+) -> tuple[RunConfig, dict[str, str]]:
     """Return the settings of all rounds and the source of each. Raise UsageError if invalid."""
     from specbench_cli.commands._running import read_settings
     from specbench_cli.config.sources import from_command_line

@@ -18,7 +18,7 @@ from specbench_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from specbench_cli.config.commands import ReportOptions
     from specbench_cli.report.reading import Reading
-    from specbench_cli.summary.source import Source
+    from specbench_cli.summary.source import RecordSource
 
 SPEC_BENCH = "spec-bench"
 EXAMPLES = (
@@ -123,9 +123,9 @@ def _write(asked: ReportOptions, to: str) -> ExitCode:
 def _matrix(words: list[str]) -> Path | None:
     """The folder of a matrix, if that is given. Raises UsageError where more is."""
     from specbench_cli.store.matrix import is_matrix
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
-    found = [path for path in map(folder, words) if is_matrix(path)]
+    found = [path for path in map(find_run, words) if is_matrix(path)]
     if found and len(words) > 1:
         raise UsageError(
             f"{found[0]} is runs of several targets, which are a report of their own",
@@ -134,14 +134,14 @@ def _matrix(words: list[str]) -> Path | None:
     return found[0] if found else None
 
 
-def _sources(words: list[str]) -> list[Source]:
+def _sources(words: list[str]) -> list[RecordSource]:
     """The runs, each once, and answer files as a run of their own."""
     from specbench_cli.report.spec_bench.files import Imported
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
-    paths = list({path.resolve(): path for path in map(folder, words)}.values())
+    paths = list({path.resolve(): path for path in map(find_run, words)}.values())
     answers = [path for path in paths if path.suffix == ".jsonl"]
-    runs: list[Source] = [RunDir.open(path) for path in paths if path not in answers]
+    runs: list[RecordSource] = [RunDir.open(path) for path in paths if path not in answers]
     return [*runs, Imported(answers)] if answers else runs
 
 
@@ -150,15 +150,15 @@ def _compare(asked: ReportOptions, prompt: str) -> ExitCode:
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.timeline.files import write_lanes
     from specbench_cli.report.tokens import decoder_of
-    from specbench_cli.store.run_dir import RunDir, folder
-    from specbench_cli.summary.comparison import compare
+    from specbench_cli.store.run_dir import RunDir, find_run
+    from specbench_cli.summary.comparison import compare_outputs
     from specbench_cli.summary.facts import Facts
 
-    run_dir, out = RunDir.open(folder(asked.runs[0])), asked.out
+    run_dir, out = RunDir.open(find_run(asked.runs[0])), asked.out
     target = Facts.of(run_dir.manifest).target
     labels = [word for word in (asked.method or "").split(",") if word]
     decode = decoder_of(target)
-    found = compare(run_dir, prompt, labels, decode)
+    found = compare_outputs(run_dir, prompt, labels, decode)
     if out is not None:
         with _writable(out), files.staging_folder(out, overwrite=asked.overwrite) as staging:
             written = write_lanes(run_dir, found, staging)

@@ -13,12 +13,12 @@ import typer
 from specbench_cli import output
 from specbench_cli.commands._running import (
     NOISE,
-    begin,
-    carry_out,
-    measured,
+    create_matrix,
+    measure_matrix,
+    measure_missing,
     read_settings,
-    told_how_to_go_on,
-    written,
+    show_resume_command,
+    write_report,
 )
 from specbench_cli.commands._trust import permission_check
 from specbench_cli.config import options
@@ -27,7 +27,7 @@ from specbench_cli.config.profile import PROFILES
 from specbench_cli.config.sources import BLOCKS
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.measure import repeat_process
-from specbench_cli.store.recorded import chance
+from specbench_cli.store.recorded import resolve_acceptance
 
 if TYPE_CHECKING:
     from specbench_cli.commands._progress import RunProgress
@@ -78,7 +78,7 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
     how = options.validate(RunInvocation, call, "specbench run --help")
     settings = None if how.resume is not None else _compose(given, how)
     if how.resume is not None:
-        _refuse(
+        _check_resume_options(
             [*map(option_name, given), *(option_name(key) for key in _NEW_RUN if call.get(key))]
         )
     if how.parent is not None:
@@ -94,11 +94,11 @@ def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
             return _print_plan(settings[0], view)
         place, results, reading = _measure(settings, how, view)
     with (
-        told_how_to_go_on(place, view, part=False),
+        show_resume_command(place, view, part=False),
         suppress(BrokenPipeError),  # the run is finished, so a closed pipe does no harm
     ):
         _show(reading, place, form)
-    return _told(results, reading)
+    return _report_missing(results, reading)
 
 
 _NEW_RUN = ("out", "config", "dry_run")
@@ -115,7 +115,7 @@ def _compose(given: dict[str, Any], how: RunInvocation) -> tuple[RunConfig, dict
         )
     flags = {name: value for name, value in given.items() if name not in BLOCKS}
     if "acceptance" in flags:
-        flags["acceptance"] = chance(flags["acceptance"])
+        flags["acceptance"] = resolve_acceptance(flags["acceptance"])
     return read_settings(
         from_command_line(flags, given.get("set", []), given.get("sweep", [])),
         how.config,
@@ -146,25 +146,25 @@ def _measure(
     from specbench_cli.measure import run as execute
     from specbench_cli.plan.matrix import is_matrix
     from specbench_cli.store import matrix
-    from specbench_cli.store.run_dir import folder
+    from specbench_cli.store.run_dir import find_run
 
     part = how.only_pass is not None
     plan: Plan | None
     if settings is not None:
         asked, sources = settings
         if is_matrix(asked):
-            return _measure_matrix(begin(asked, sources, how.out), how, view)
+            return _measure_matrix(create_matrix(asked, sources, how.out), how, view)
         plan, run_dir = execute.start(asked, sources, how.out, view)
     else:
-        begun = folder(str(how.resume))
+        begun = find_run(str(how.resume))
         if not part:
             permission_check(how.trust)(execute.permissions_to_resume(begun, how.force), str(begun))
         if matrix.is_matrix(begun):
             return _measure_matrix(begun, how, view)
         plan, run_dir = execute.resume_run(begun, view, part=part, force=how.force)
     place = run_dir.path
-    with told_how_to_go_on(place, view, part):
-        made = measured(
+    with show_resume_command(place, view, part):
+        made = measure_missing(
             plan,
             run_dir,
             view,
@@ -176,19 +176,19 @@ def _measure(
         )
     if part:
         raise typer.Exit(repeat_process.FINISHED_OFFSET + made.exit_code)
-    with told_how_to_go_on(place, view, part=False):
-        return place, [made], written(place, view)
+    with show_resume_command(place, view, part=False):
+        return place, [made], write_report(place, view)
 
 
 def _measure_matrix(
     place: Path, how: RunInvocation, view: RunProgress
 ) -> tuple[Path, list[RunResult], Reading]:
     """Measure the missing outputs of all runs in a matrix."""
-    with told_how_to_go_on(place, view, part=False):
-        return place, *carry_out(place, view, how.force, how.in_turn)
+    with show_resume_command(place, view, part=False):
+        return place, *measure_matrix(place, view, how.force, how.in_turn)
 
 
-def _told(results: Sequence[RunResult], reading: Reading) -> ExitCode:
+def _report_missing(results: Sequence[RunResult], reading: Reading) -> ExitCode:
     """Say what of the runs is missing; the worst of their exit codes."""
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE)
@@ -244,7 +244,7 @@ def spelled_out(args: Sequence[str]) -> list[str]:
     return words
 
 
-def _refuse(options: list[str]) -> None:
+def _check_resume_options(options: list[str]) -> None:
     """A resumed run is the run that was begun: nothing about it can be changed."""
     if options:
         raise UsageError(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specbench_cli.comparison.cell import ComparedOutput, PromptTurn
 from specbench_cli.comparison.side import Side
 from specbench_cli.stats.regression import MIN_PAIRS, UNPAIRED, has_partner
-from specbench_cli.summary.speedups import MAX_LOST
+from specbench_cli.summary.speedups import MAX_UNTIMED
 
 Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
 """A process' outputs, by label and place."""
@@ -69,7 +69,7 @@ def _select_outputs(
 
 def _is_complete(own: Mapping[PromptTurn, ComparedOutput], places: Iterable[PromptTurn]) -> bool:
     cells = list(_select_outputs(own, places))
-    return sum(cell.times is None for cell in cells) <= MAX_LOST * len(cells)
+    return sum(cell.times is None for cell in cells) <= MAX_UNTIMED * len(cells)
 
 
 def collect_processes(base: Side, new: Side) -> ComparedProcesses:

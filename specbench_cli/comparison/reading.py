@@ -9,7 +9,7 @@ from specbench_cli.comparison.baselines.from_run import read_run
 from specbench_cli.comparison.baselines.join import join_runs
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
-from specbench_cli.store.run_dir import folder
+from specbench_cli.store.run_dir import find_run
 
 
 def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
@@ -23,7 +23,7 @@ def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
     Raises:
         UsageError: there is no such thing, or it is damaged.
     """
-    path = folder(source)
+    path = find_run(source)
     if path.is_file():
         return baseline.load(path)
     if path.is_dir() and (path / "manifest.json").exists():
@@ -42,7 +42,7 @@ def load_side(source: str, *, root: Path = baseline.ROOT) -> Side:
 
 def find_run_folders(source: str) -> list[Path]:
     """The folders of the runs that an argument names: its own, or those inside; else none."""
-    path = folder(source)
+    path = find_run(source)
     if (path / "manifest.json").exists():
         return [path]
     return sorted(file.parent for file in path.glob("*/manifest.json"))

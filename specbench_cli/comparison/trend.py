@@ -15,7 +15,7 @@ from specbench_cli.errors import UsageError
 from specbench_cli.stats import changes
 from specbench_cli.store.run_dir import RUNS
 from specbench_cli.store.schema import BASELINE
-from specbench_cli.summary.speedups import MAX_LOST
+from specbench_cli.summary.speedups import MAX_UNTIMED
 
 SPEEDUP, MAT, ACCEPTANCE, BAD = "decode speedup", "MAT", "acceptance", "bad outputs"
 FIGURES = (SPEEDUP, MAT, ACCEPTANCE, BAD)
@@ -240,7 +240,7 @@ def _speedup(side: Side, key: RowKey) -> float | None:
                 vanilla_time += base[0] * own[1] / base[1]
                 own_time += own[0]
                 pairs += 1
-    return vanilla_time / own_time if pairs and cells - pairs <= MAX_LOST * cells else None
+    return vanilla_time / own_time if pairs and cells - pairs <= MAX_UNTIMED * cells else None
 
 
 def _pair_key(key: PairKey) -> tuple[str, int, int, int]:

@@ -1,8 +1,8 @@
-"""Several requests decoded together: a session each, and one forward of the target a step for all.
+"""Several requests decoded together, with a session for each and one target forward per step.
 
-Every sequence has a length, a draft, a tree mask and an end of its own. It joins once a seat is
-free, which holds its states, and leaves it at its end to one that waits: continuous batching. What
-it commits does not depend on those beside it: its draws, its noise and its states are its own.
+This is continuous batching: a waiting sequence joins when another one ends and frees its slot,
+which holds its states. What a sequence commits does not depend on the other sequences: its random
+numbers, noise and states are its own.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Draft, Forward
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import StateAllocator, Workspace
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(over="finished", live="active")
 class Batch:
-    """The sessions of requests that one method decodes together.
+    """Sessions of the requests that one method decodes together.
 
     Args:
-        size: most sequences that take part in a step; default: all requests.
-        held: seats, at least `size`: sequences that are held at once, each with states of its own;
-            default: `size`. Requests beyond these wait, in their order.
-        chunk: most tokens of prompts that a forward reads beside others' drafts; None: no bound.
-            Where none is decoded, prompts are read whole.
-        arrivals: by place, seconds after the first `join` before which a request is not there,
-            never falling; none: all are there.
-        memory: what the method keeps between prompts; the same for all sequences.
-        recordings, references: by place, as `Session` takes them.
-        kind: what makes the sessions.
-        clock: what it is timed by, and waits by; default: the device's.
+        size: Maximum number of sequences in a step. Default: all requests.
+        slots: Number of sequences that have states at the same time, at least `size`. Default:
+            `size`. Further requests wait in their order.
+        chunk: Maximum number of prompt tokens that a forward reads in addition to drafts. None
+            means no limit. If no sequence is decoded, prompts are read whole.
+        arrivals: Arrival time of each request in seconds after the first `join`, ascending. Empty
+            means that all requests are there.
+        memory: Data that the method keeps between prompts, the same for all sequences.
+        recordings, references: By place, see `Session`.
+        session_class: Class of the sessions.
+        clock: Clock for times and waits. Default: the device's.
 
     Attributes:
-        sessions: one a request, in their order.
-        size: as given, but no more than there are requests.
-        meter: the trace of all forwards; `Forward.rows` says whose rows each had.
-        prefill_ns: nanoseconds that joining took: the drafts' prefills, and the target's in
-            forwards of their own. What others' forwards had of prompts says
-            `Forward.prompt_places`.
-        idle_ns: nanoseconds in which none had arrived that was not decoded.
+        sessions: One session for each request, in their order.
+        size: As given, but at most the number of requests.
+        meter: Trace of all forwards. `Forward.rows` has the rows of each sequence.
+        prefill_ns: Nanoseconds that joining took: prefills of the drafts, and prefills of the
+            target in separate forwards. Prompts in shared forwards are in `Forward.prompt_places`.
+        idle_ns: Nanoseconds in which all arrived requests were finished.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Batch:
         self._slot_of: dict[Session, int] = {}
         self._allocators: dict[Session, StateAllocator] = {}
         self._waiting = deque(self.sessions)
-        if self._num_slots:  # so that the states' memory is there before the clock runs
+        if self._num_slots:  # allocate the states before the clock starts
             allocate_state = workspace.loans(self._num_slots)
             for _ in range(1 if sampling.contrast is None else 2):
                 allocate_state(target, 0)
@@ -102,30 +103,31 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether all sequences have come to their ends."""
+        """True if all sequences have ended."""
         return not self._waiting and all(session.finish is not None for session in self._slot_of)
 
     @property
     def active(self) -> list[Session]:
-        """Those whose prompt was read and that have not ended, in the order of their joining."""
+        """Sequences with a first token that have not ended, in the order in which they joined."""
         return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 
     def has_slot(self, session: Session) -> bool:
-        """Whether a sequence has joined, and its states are its own yet."""
+        """Return True if a sequence has joined and still owns its states."""
         return session in self._slot_of
 
     def join(self, start: Callable[[Session], object] | None = None) -> list[Session]:
-        """Have others take the seats of sequences that have ended: those that are returned. Their
-        prompts are read by the next `prefill`, or beside others' drafts by `score`.
+        """Let waiting sequences join in free slots. Return them.
+
+        The next `prefill` or `score` reads their prompts.
 
         Args:
-            start: what each begins with: its draft's prefill.
+            start: Called with each new sequence, for its draft's prefill.
         """
         self.leave()
         n = min(len(self._free_slots), self._count_arrived())
         began = self.meter.clock.now()
         joined = [self._waiting.popleft() for _ in range(n)]
-        # Sequences about as long as each other lie beside each other: attention takes them at once.
+        # Neighbouring slots get sequences of similar length, which share an attention call.
         slots = sorted(self._free_slots)[:n]
         by_length = sorted(joined, key=lambda session: len(session.tokens()))
         slot_by_session = dict(zip(by_length, slots, strict=True))
@@ -140,14 +142,17 @@ class Batch:
         return joined
 
     def leave(self) -> None:
-        """Free the seats of sequences that have ended, and the memory that their states hold."""
+        """Free the slots and state memory of sequences that have ended."""
         for session in [each for each in self._slot_of if each.finish is not None]:
             self._free_slots.append(self._slot_of.pop(session))
             self._allocators.pop(session).release()
             session.harness.release()
 
     def _count_arrived(self) -> int:
-        """How many of those that wait are there; where none is decoded, waits for the next one."""
+        """Return the number of waiting sequences that have arrived.
+
+        If no sequence is decoded, wait for the next one.
+        """
         clock = self.meter.clock
         now = clock.now()
         if self._first_ns is None:
@@ -163,36 +168,41 @@ class Batch:
         return bisect_right(arrival_times, now - self._first_ns)
 
     def prefill(self) -> None:
-        """Run the prompts of sequences that have joined through the target in one forward; commit
-        each one's first token."""
+        """Run the prompts of new sequences through the target in one forward. Commit their first
+        tokens."""
         began = self.meter.clock.now()
         if prompts := self._select_prompts(None):
             self._run_forward((), prompts)
-        self.forwards()  # these are no step's
+        self.forwards()  # prefill belongs to no step
         self.prefill_ns += self.meter.clock.now() - began
 
     # ---- a step ---------------------------------------------------------------------------------
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
-        """One target forward over the last committed tokens and the drafts of some sequences, and
-        over the next tokens of the prompts of those that have joined; commits the first token of
-        each whose prompt is read by then.
+        """Run one target forward over drafts, and over the next prompt tokens of new sequences.
+
+        Commits the first token of each sequence whose prompt is complete.
 
         Returns:
-            for each, logits [m + 1, V] as of `Session.score`.
+            Logits [m + 1, V] for each draft, as from `Session.score`.
+
         Raises:
             MethodFault: a draft is malformed.
         """
         return self._run_forward(drafts, self._select_prompts(self._chunk))
 
     def forwards(self) -> Sequence[Forward]:
-        """The forwards since the last call, for the steps that they led to."""
+        """Return the forwards since the last call. They belong to the current step."""
         first, self._num_reported = self._num_reported, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
     def _select_prompts(self, max_tokens: int | None) -> list[tuple[Session, int]]:
-        """What the next forward reads of prompts, at most so many tokens: of who joined first,
-        first."""
+        """Return the prompt tokens that the next forward reads, by session, first come first
+        served.
+
+        Args:
+            max_tokens: Maximum number of tokens. None means no limit.
+        """
         found = []
         for session in self._slot_of:
             n = 0 if _has_first_token(session) else session.harness.scoring.pending_prompt_length
@@ -221,5 +231,4 @@ class Batch:
 
 
 def _has_first_token(session: Session) -> bool:
-    """Whether a sequence has its first token."""
     return session.harness.text.position > 0

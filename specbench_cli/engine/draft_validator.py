@@ -74,7 +74,7 @@ class DraftValidator:
         self.run(inspect_values, draft, self._bounds(), self._chooser.sampling.rule)
 
     def run(self, check: Callable[..., object], *args: object) -> None:
-        """Run a check of a draft; its fault gets the number of the step."""
+        """Run a check of a draft. Add the number of the step to its error."""
         try:
             check(*args)
         except MethodFault as fault:
@@ -94,13 +94,13 @@ class DraftValidator:
 # ---- the checks ---------------------------------------------------------------------------------
 
 TOLERANCE = 1e-4
-"""How far from 1 a distribution's sum may be; float32 rounding over 100,000 tokens stays well
-below."""
+"""Maximum difference between 1 and the sum of a distribution. The float32 rounding error of 100,000
+tokens is far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBounds:
-    """What limits a draft: ids in the vocabulary, levels of use, nodes that there is memory for."""
+    """Limits of a draft: vocabulary size, useful levels, and nodes that the state has space for."""
 
     vocab: int
     levels: int
@@ -145,8 +145,11 @@ def check_draft(draft: object) -> None:
 
 
 def check_structure(draft: Draft, bounds: DraftBounds, rule: Rule) -> Tree | None:
-    """Raise MethodFault for what is wrong with a draft whatever its ids and distributions are; no
-    wait."""
+    """Check a draft without reading its ids and distributions, so without a device sync.
+
+    Raises:
+        MethodFault: the draft is malformed.
+    """
     tree = None if draft.parents is None else _check_tree(draft)
     check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
     if draft.nodes > bounds.nodes:
@@ -186,14 +189,13 @@ def check_shape(q: Tensor, shape: tuple[int, int]) -> None:
 
 
 def check_rows(draft: Draft, rows: int) -> None:
-    """Raise MethodFault unless there is a row for each node; only a chain can do without that of
-    its last."""
+    """Raise MethodFault unless each node has a row. A chain may lack its last node's row."""
     if rows != draft.nodes or draft.parents is not None or not rows:
         raise draft_fault("tokens", f"{draft.nodes} nodes verified by {rows} rows of the target")
 
 
 def draft_fault(field: str, what: str, hint: str | None = None) -> MethodFault:
-    """A fault in a field of a draft."""
+    """Return an error about a field of a draft."""
     return MethodFault(f"draft.{field}: {what}", hint)
 
 

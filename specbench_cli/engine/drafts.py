@@ -15,8 +15,10 @@ from specbench_cli.engine.session_view import SessionView
 from specbench_cli.engine.types import Draft, DrawMode, ModelOutput
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.processor import RequestProcessor
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(drawn="chain_of_picks", ranked="candidate_lists")
 class DraftBuilder(SessionView):
     """Part of a session that builds drafts."""
 
@@ -30,14 +32,15 @@ class DraftBuilder(SessionView):
     # ---- drafts ---------------------------------------------------------------------------------
 
     def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
-        """A chain of tokens that are known.
+        """Return a chain of given tokens.
 
         Args:
-            ids: as of `tree`.
-            q: [m, V], the distributions that they were drawn from, token after token, as a worker
-                says; None where they were chosen without a draw.
+            ids: As for `tree`.
+            q: [m, V], the distributions that the tokens were drawn from. None if they were chosen
+                without a draw.
+
         Raises:
-            MethodFault: an id outside the target's vocabulary, or q of another shape.
+            MethodFault: an id is outside the target's vocabulary, or q has another shape.
         """
         draft = Draft(self._tokens(ids))
         if q is not None and self._chooser.sampling.draws:
@@ -52,17 +55,18 @@ class DraftBuilder(SessionView):
         distributions: Sequence[Tensor] = (),
         how: DrawMode = "without_replacement",
     ) -> Draft:
-        """A tree of tokens chosen without a draw, or drawn; `parents` as in `Draft`.
+        """Return a tree of tokens. `parents` is as in `Draft`.
 
         Args:
-            ids: of m nodes; [m] int64 where the host has not seen them, which are of `branch` or
-                `candidates`: they are looked at only where that takes no wait.
+            ids: Ids of the m nodes. A tensor [m] int64 on a GPU must come from `branch` or
+                `candidates`: it is not checked, because that needs a sync.
             distributions: Distributions that the nodes were drawn from, [V] or [r, V] each: for
                 every node that of the first draw among its siblings. Empty if the nodes were
-                chosen.
+                chosen without a draw.
             how: How they were drawn.
+
         Raises:
-            MethodFault: an id outside the target's vocabulary.
+            MethodFault: an id is outside the target's vocabulary.
         """
         draft = self._validator.trust(Draft(self._tokens(ids), parents))
         return (
@@ -72,7 +76,7 @@ class DraftBuilder(SessionView):
         )
 
     def chain_of_picks(self, picks: Sequence[Pick]) -> Draft:
-        """The chain that consecutive `pick`s make."""
+        """Return the chain of consecutive `pick`s."""
         if not picks:
             return self.chain(())
         checks = self._validator
@@ -91,14 +95,14 @@ class DraftBuilder(SessionView):
     # ---- the tokens of drafts -------------------------------------------------------------------
 
     def pick(self, out: ModelOutput, ahead: int = 0) -> Pick:
-        """Draw a draft token from the last row of a draft model's logits, as the rule asks.
+        """Choose or draw a draft token from the last row of a draft model's logits.
 
         Args:
-            out: a forward's result; its vocabulary agrees with the target's where they overlap.
-            ahead: how many draft tokens stand between the last committed token and this one.
+            out: Output of a draft model with the target's vocabulary, apart from padding.
+            ahead: Number of draft tokens between the last committed token and this one.
+
         Returns:
-            (token [1] int64, q [1, V] or None): q where verification needs the distribution drawn
-            from.
+            (token [1] int64, q [1, V] or None): q if verification needs the draft distribution.
         """
         rows = self._process(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
@@ -108,35 +112,37 @@ class DraftBuilder(SessionView):
     def branch(
         self, rows: Tensor, width: int, *, how: DrawMode = "independent", ahead: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Choose the children of draft nodes of one level, as the rule asks.
+        """Choose or draw the children of draft nodes of one level.
 
-        Where tokens are drawn, `how` says how: "independent" and "without_replacement" draw from
-        the draft's distribution, "deterministic" takes the likeliest tokens. Greedy and coupled
-        decoding take those of the best scores.
+        Under rejection sampling, `how` selects the draw: "independent" and "without_replacement"
+        draw from the draft's distribution, "deterministic" takes the most likely tokens. Greedy and
+        coupled decoding take the tokens with the best scores.
 
         Args:
             rows: [r, V'] logits of a draft model at the r nodes.
-            width: children of each node; best first.
-            ahead: how many draft tokens stand between the last committed token and the children.
+            width: Number of children of each node, best first.
+            ahead: Number of draft tokens between the last committed token and the children.
+
         Returns:
-            (tokens [r, width] int64, q [r, V] or None): q where verification needs the
-            distribution.
+            (tokens [r, width] int64, q [r, V] or None): q if verification needs the draft
+                distribution.
         """
         return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[Tensor, Tensor]:
-        """The best children of draft nodes, without a draw, and how good they are.
+        """Return the best children of draft nodes, without a draw, and their scores.
 
         Args:
             rows: [r, V'] logits of a draft model at the r nodes.
-            width: children of each node; best first.
-            ahead: how many draft tokens stand between the last committed token and the children;
-                for each node, or the same for all.
+            width: Number of children of each node, best first.
+            ahead: Number of draft tokens between the last committed token and the children, for
+                each node or the same for all.
+
         Returns:
-            (tokens, values), [r, width] each: int64, and the log-softmax of the scores that the
-            session decides by.
+            (tokens, values), [r, width] each: int64, and the log-softmax of the session's decision
+            scores.
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidates(rows, width, self._text.position, depths)
@@ -144,14 +150,14 @@ class DraftBuilder(SessionView):
     def candidate_lists(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """As `candidates`, on the host; waits for the device."""
+        """Return `candidates` as lists. Waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidate_lists(rows, width, self._text.position, depths)
 
     # ---- inside ---------------------------------------------------------------------------------
 
     def _process(self, rows: Tensor, ahead: int) -> Tensor:
-        """Logits [1, V] behind the last `ahead` picks."""
+        """Return the processed logits [1, V] after the last `ahead` picks."""
         picks = self._validator.picks
         if self._processing is None or ahead > len(picks):
             return rows
@@ -160,7 +166,7 @@ class DraftBuilder(SessionView):
         return self._processing.process_draft(self._chooser.align(rows), self._text.output, path)
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Ids [m] on the device, looked at if that takes no wait."""
+        """Return ids [m] on the device, checked unless that needs a sync."""
         text = self._text
         if isinstance(ids, Tensor):
             if not host.is_on_host(ids.device):

@@ -1,4 +1,4 @@
-"""The cost of a forward: what it computes in, nanoseconds out."""
+"""Cost of a forward: its properties, and the function that returns its time in nanoseconds."""
 
 from __future__ import annotations
 

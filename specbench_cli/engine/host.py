@@ -1,11 +1,11 @@
-"""What passes between a device and the host, in as few calls and waits as there can be.
+"""Transfers between a device and the host, with as few calls and syncs as possible.
 
-Between two forwards a processor's caches hold the models' weights and nothing else, so that every
-call of torch costs several times what it costs in a loop of its own. What is small is worked out on
-the host in plain Python; here is how it gets there and back.
+Between two forwards the CPU's caches hold only the models' weights, so each torch call costs
+several times as much as in a loop of its own. Small values are therefore computed on the host in
+plain Python.
 
-A step waits for its device in `wait` alone, so that its waits can be counted; what is sent to a
-device is sent by `sent`, without a wait (docs/explanations/devices.md).
+A step waits for its device only in `wait`, so that the syncs can be counted. `send` copies to a
+device without a sync (docs/device.md).
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench_cli.former_names import get_renamed
+
 Ids = list[int] | Tensor
-"""Token ids [n], on the host where that takes no wait for the device that chose them."""
+"""Token ids [n], as a list on the host if that needs no sync."""
 
 
 def is_on_host(device: torch.device) -> bool:
-    """Whether the host reads what is on a device without a wait."""
+    """Return True if the host can read tensors of a device without a sync."""
     return device.type == "cpu"
 
 
 def wait(tensor: Tensor) -> Any:
-    """The numbers of a tensor that is not `near`; the one place where a step waits for them."""
+    """Return the numbers of a tensor on another device. A step syncs only here."""
     return tensor.tolist()
 
 
 def numbers(tensor: Tensor) -> Any:
-    """A tensor's numbers, nested as it is, with one wait for its device."""
+    """Return a tensor's numbers as nested lists, with one sync."""
     return tensor.tolist() if is_on_host(tensor.device) else wait(tensor)
 
 
 def number(tensor: Tensor) -> Any:
-    """The number that a tensor of one holds, with one wait for its device."""
+    """Return the number in a tensor of one element, with one sync."""
     return tensor.item() if is_on_host(tensor.device) else wait(tensor.reshape(()))
 
 
 def lists(*tensors: Tensor) -> list[list[Any]]:
-    """Numbers of tensors of one dimension, all on one device, with one wait for it."""
+    """Return the numbers of one-dimensional tensors on one device, with one sync."""
     if len(tensors) == 1 or is_on_host(tensors[0].device):
         return [numbers(tensor) for tensor in tensors]
     return read_together(*tensors)
 
 
 def to_numbers(*tensors: Tensor) -> list[Any]:
-    """The number that each of several tensors of one holds, with one wait for their device."""
+    """Return the number in each of several one-element tensors on one device, with one sync."""
     if is_on_host(tensors[0].device):
         return [tensor.item() for tensor in tensors]
     return [found for (found,) in read_together(*(tensor.reshape(1) for tensor in tensors))]
 
 
 def read_together(*tensors: Tensor) -> list[list[Any]]:
-    """As `lists`, by one transfer: what counts where the device is not the host."""
+    """Return `lists` with a single transfer, which matters if the device is not the host."""
     # Whole numbers up to 2**53 and float32 survive in float64.
     flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
     found, end = [], 0
@@ -69,19 +71,19 @@ def read_together(*tensors: Tensor) -> list[list[Any]]:
 
 
 def ids(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Whole numbers as [n] or [r, n] int64 on a device."""
+    """Return integers as an int64 tensor [n] or [r, n] on a device."""
     if device.type == "cpu":
         return torch.from_numpy(np.array(values, dtype=np.int64))
     return send(torch.tensor(values, dtype=torch.int64), device)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's on a device; what was launched there before is not waited for."""
+    """Return a host tensor on a device, without waiting for earlier work there."""
     return tensor.to(device, non_blocking=True)
 
 
 def concatenate(parts: Sequence[Ids]) -> Ids:
-    """Ids of several parts, one after another."""
+    """Return the ids of several parts, one after another."""
     there = [part for part in parts if isinstance(part, Tensor)]
     if there:
         return torch.cat(there)
@@ -90,7 +92,7 @@ def concatenate(parts: Sequence[Ids]) -> Ids:
 
 @lru_cache(maxsize=1024)
 def cached_ids(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """As `ids`, of numbers that come again and again; not to be changed."""
+    """Return `ids` from a cache, for values that repeat. Do not change the tensor."""
     return ids(values, device)
 
 
@@ -103,15 +105,31 @@ def take(values: Ids, at: tuple[int, ...]) -> Ids: ...
 
 
 def take(values: Ids, at: tuple[int, ...]) -> Ids:
-    """Ids, or rows of a tensor, at places that come again and again."""
+    """Return ids or rows of a tensor at indices that repeat."""
     if isinstance(values, Tensor):
         return values.index_select(0, cached_ids(at, values.device))
     return [values[place] for place in at]
 
 
 def interleave(parts: Sequence[Ids]) -> Ids:
-    """Ids of parts of one length: the first of each, the second of each, and so on."""
+    """Return the ids of parts of equal length: the first of each, the second of each, and so on."""
     there = [part for part in parts if isinstance(part, Tensor)]
     if there:
         return torch.stack(there, 1).flatten()
     return [token for each in zip(*parts, strict=True) for token in each]
+
+
+_FORMER_NAMES = {
+    "each": "to_numbers",
+    "in_one": "read_together",
+    "interleaved": "interleave",
+    "joined": "concatenate",
+    "near": "is_on_host",
+    "places": "cached_ids",
+    "sent": "send",
+    "taken": "take",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return get_renamed(__name__, _FORMER_NAMES, name)

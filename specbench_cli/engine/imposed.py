@@ -1,6 +1,6 @@
-"""Imposed acceptance: a loaded decoder computes, and says what a made-up acceptance wants.
+"""Imposed acceptance: a loaded decoder computes, but its logits follow a given acceptance rate.
 
-For shapes whose weights are drawn at random, whose drafts guess nothing right.
+For models with random weights, whose drafts would never be accepted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from specbench_cli.engine.types import ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
 
 NUM_CHOICES = 8
-"""First choices of a draft that are imposed; a token that is none of them is not drafted."""
+"""Number of draft choices with imposed logits. Other tokens are not drafted."""
 TOP_LOGIT, LOGIT_STEP = 1e4, 1e2
 """Logits of imposed choices: the best one's, and how far each is above the next. Distributions have
 one token, whatever the temperature."""
 
 
 class _ImposedAcceptance(Decoder):
-    """Mixed into a decoder's class: it computes as ever, then says what `impose` wants."""
+    """Mixin for a decoder's class that replaces logits according to `impose`."""
 
     imposed: tuple[float, int]
 
@@ -62,13 +62,13 @@ class _ImposedAcceptance(Decoder):
         return outs
 
     def exits(self, rows: Tensor) -> Tensor:
-        """Nothing: what the rows stand for is not known here. Raises MethodFault."""
+        """Raise MethodFault: the tokens of the rows are not known here."""
         raise _unsupported_input(self.name)
 
     def _set_logits(
         self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, whole: bool
     ) -> None:
-        """Have logits [b, r, V] of the input's rows [r] say what is imposed."""
+        """Replace the logits [b, r, V] of the input's rows [r]."""
         if type(x) is not Tokens:
             raise _unsupported_input(self.name)
         chance, size = self.imposed
@@ -77,7 +77,7 @@ class _ImposedAcceptance(Decoder):
         if self.name == "target" and whole:
             logits.scatter_(-1, right[..., None], TOP_LOGIT)
             return
-        if chance < 1:  # the rank of the right token: geometric
+        if chance < 1:  # rank of the correct token, geometrically distributed
             drawn = (_hash_ids(ids, at, 2).double() + 0.5) / (1 << 31)
             rank = (drawn.log() / log1p(-chance)).long() if chance else right * 0 + NUM_CHOICES
         else:
@@ -90,16 +90,17 @@ class _ImposedAcceptance(Decoder):
 
 
 def impose(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
-    """Have a decoder say what a made-up acceptance wants, whatever it computes; returns it.
+    """Impose an acceptance rate on a decoder, and return it.
 
-    After a token at a position of a text the target says one token, a hash of both. A draft's
-    choices are ranked, and that token's rank among them is r with `chance` (1 - chance)^r, drawn by
-    the same hash: so its first choice is accepted with `chance`, and of a tree's siblings each with
-    that chance of the rest. Parts of the target draft as a draft model does.
+    The target predicts one token for each token and position, a hash of both. In a draft's ranking
+    this token has rank r with probability `chance` (1 - chance)^r, drawn with the same hash. So the
+    first choice is accepted with probability `chance`, and each further sibling of a tree with that
+    share of the rest. Parts of the target behave like a draft model.
 
     Args:
-        decoder: its class is one of its own from here on; "target" verifies, others draft.
-        vocabulary: ids that all models of the run have.
+        decoder: Gets a class of its own. "target" verifies, all others draft.
+        chance: Acceptance probability of a first choice.
+        vocabulary: Number of ids that all models of the run have.
     """
     if vocabulary <= NUM_CHOICES:
         raise ValueError(f"{vocabulary} ids are too few to impose {NUM_CHOICES} choices on")
@@ -119,7 +120,7 @@ def _unsupported_input(name: str) -> MethodFault:
 
 
 def _hash_ids(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
-    """31 bits of a hash of token ids and positions; int64 wraps."""
+    """Return 31-bit hashes of token ids and positions. The int64 arithmetic wraps."""
     z = ids * 6364136223846793005 + positions * 1442695040888963407 + salt * 2862933555777941757
     for shift in (31, 29):
         z = (z ^ (z >> shift)) * 7046029254386353131

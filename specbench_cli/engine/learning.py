@@ -1,9 +1,9 @@
-"""Learning between requests: what a row keeps from prompt to prompt, and when its weights may
+"""Learning between requests: what a method keeps from prompt to prompt, and when weights may
 change.
 
-A method learns in `Method.learn`, between two requests and nowhere else, so that a request is
-decoded by one version of whatever drafts for it. What it may train is a copy that belongs to its
-row alone: the run's own models are other rows' too, and one of them is the target.
+A method learns only in `Method.learn`, between two requests, so one version of the draft decodes
+each request. It trains its own copies: the run's models are shared with other methods, and one of
+them is the target.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from torch import Tensor, nn
 
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 # ---- a copy that may be trained -----------------------------------------------------------------
 
 
 def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
-    """A copy of a model of the run whose weights are its own, as parameters of its `module`.
+    """Return a copy of a model whose weights are parameters of its `module`.
 
-    What computes with the weights of its `module` is copied as it is. Anything else makes the copy
-    itself, by a method `trainable()`; the copy has a `publish()` if it takes up what its module has
-    learnt only then.
+    A model that computes with the weights of its `module` is copied. Any other model must have a
+    method `trainable()` that returns the copy. If the copy uses new weights only after a
+    `publish()`, it has this method.
 
     Args:
-        source: a decoder or a trained module.
-        shared: the run's decoders, which are not copied along where the source reads from them.
+        source: A decoder or a trained module.
+        shared: The run's decoders. They are not copied if the source refers to them.
+
     Raises:
-        MethodFault: it has no torch module.
+        MethodFault: the model has no torch module.
     """
     from specbench_cli.engine.models.fused import FusedDecoder
-    from specbench_cli.engine.models.load import FusedCopy  # which takes long: transformers
+    from specbench_cli.engine.models.load import FusedCopy  # imports transformers, which is slow
 
     with torch.inference_mode(False):  # parameters made in that mode take no gradient
         if isinstance(source, FusedDecoder):
@@ -57,7 +59,7 @@ def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
 
 
 def count_calls(made: Any) -> int:
-    """How often the module of a copy was called."""
+    """Return how often the module of a copy was called."""
     return int(made.module.__dict__.get("called", 0))
 
 
@@ -67,7 +69,7 @@ def _count_call(module: nn.Module, _: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """What a `Memory` held at some time."""
+    """Contents of a `Memory` at one time."""
 
     kept: Mapping[str, Any]
     weights: Mapping[Hashable, Mapping[str, Tensor]]
@@ -75,13 +77,13 @@ class MemorySnapshot:
 
 
 class Memory(dict[str, Any]):
-    """What one row keeps from prompt to prompt of a pass.
+    """Data that a method keeps from prompt to prompt of a repeat.
 
-    The items are the method's. Beside them are the copies that it trains, which stay the same
-    objects while their weights change: optimizers among the items hold on to their parameters.
+    The items belong to the method. In addition, there are the copies that it trains. They stay the
+    same objects while their weights change, so optimizers among the items keep their parameters.
 
     Attributes:
-        version: how often it has learnt.
+        version: Number of times the method has learned.
     """
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class Memory(dict[str, Any]):
         self._published_versions: dict[Hashable, tuple[tuple[str, int], ...]] = {}
 
     def get_copy(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """The row's copy of that name, made at first use."""
+        """Return the method's copy with that name, created at first use."""
         if name not in self._copies:
             self._copies[name], self._make[name] = make(), make
             self._published_versions[name] = _weight_versions(self._copies[name])
@@ -100,11 +102,11 @@ class Memory(dict[str, Any]):
 
     @property
     def copies(self) -> tuple[Any, ...]:
-        """The copies made so far."""
+        """The copies created so far."""
         return tuple(self._copies.values())
 
     def save(self) -> MemorySnapshot:
-        """All of it, to come back to."""
+        """Return a snapshot for `restore`."""
         weights = {
             name: {key: tensor.clone() for key, tensor in made.module.state_dict().items()}
             for name, made in self._copies.items()
@@ -112,7 +114,7 @@ class Memory(dict[str, Any]):
         return MemorySnapshot(self._copy_items(self), weights, self.version)
 
     def restore(self, saved: MemorySnapshot) -> None:
-        """Return to what was saved; copies made since are as they were at first."""
+        """Restore a snapshot. Copies that are newer than it get their initial weights."""
         self.clear()
         self.update(self._copy_items(saved.kept))
         self.version = saved.version
@@ -133,7 +135,7 @@ class Memory(dict[str, Any]):
                 )
 
     def publish(self) -> None:
-        """Have the copies draft by what their modules now hold."""
+        """Let the copies draft with the current weights of their modules."""
         for name, made in self._copies.items():
             if hasattr(made, "publish"):
                 with torch.no_grad():
@@ -142,7 +144,7 @@ class Memory(dict[str, Any]):
             self._published_versions[name] = _weight_versions(made)
 
     def _copy_items(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        """The items, deeply, but for the copies and their parameters."""
+        """Return a deep copy of the items, which still refers to the same copies and parameters."""
         fixed = [*self._copies.values(), *self._parameters()]
         return copy.deepcopy(dict(items), {id(each): each for each in fixed})
 
@@ -156,23 +158,24 @@ def _get_name(source: Any) -> str:
 
 
 def _weight_versions(made: Any) -> tuple[tuple[str, int], ...]:
-    """How often each of a copy's weights was written; a tensor counts that itself."""
+    """Return how often each weight of a copy was written, counted by torch."""
     return tuple((name, weight._version) for name, weight in made.module.named_parameters())
 
 
 # ---- which copy it is ---------------------------------------------------------------------------
 
 
+@renamed_members(of="classify")
 class Topics:
-    """Which topic a prompt is of, by its tokens: naive Bayes over earlier prompts, whose topics are
-    told after them."""
+    """Topic classifier for prompts: naive Bayes over the tokens of earlier prompts with known
+    topics."""
 
     def __init__(self) -> None:
         self._prompts = Counter[str]()
         self._tokens: dict[str, Counter[int]] = {}
 
     def classify(self, ids: Sequence[int]) -> str:
-        """The likeliest topic of a prompt; "" while none was told."""
+        """Return the most likely topic of a prompt; "" before the first `learn`."""
         if len(self._tokens) < 2:
             return next(iter(self._tokens), "")
         known = len(set().union(*self._tokens.values(), ids))
@@ -186,7 +189,7 @@ class Topics:
         return max(self._tokens, key=likelihood)
 
     def learn(self, ids: Sequence[int], topic: str) -> None:
-        """Take up a prompt whose topic is told."""
+        """Add a prompt with its topic."""
         self._prompts[topic] += 1
         self._tokens.setdefault(topic, Counter()).update(ids)
 
@@ -195,14 +198,14 @@ class Topics:
 
 
 class LearnerSession(Protocol):
-    """The part of a session that this needs."""
+    """The part of a session that `learn` needs."""
 
     device: torch.device
     memory: Memory
 
 
 class Learner(Protocol):
-    """The part of a method that this drives."""
+    """The part of a method that `learn` needs."""
 
     name: ClassVar[str]
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]]
@@ -212,12 +215,13 @@ class Learner(Protocol):
 
 
 def learn(method: Learner, session: LearnerSession) -> int:
-    """Have a method learn from a request that has ended; the next one sees a new version.
+    """Let a method learn from a request that has ended. The next request uses the new version.
 
     Returns:
-        nanoseconds that it took: what it delays the next request by.
+        Duration in nanoseconds, which delays the next request.
+
     Raises:
-        MethodFault: the method keeps nothing between prompts, or has changed weights before.
+        MethodFault: the method keeps nothing between prompts, or weights changed before `learn`.
     """
     memory = session.memory
     if method.state_scope == "prompt":
@@ -230,14 +234,14 @@ def learn(method: Learner, session: LearnerSession) -> int:
         start = _synchronized_ns(session.device)
         with torch.inference_mode(False), torch.enable_grad():
             method.learn(session)
-    finally:  # after a fault too, so that the next request is judged by itself
+    finally:  # also after an error: the next request must not inherit it
         memory.publish()
         memory.version += 1
     return _synchronized_ns(session.device) - start
 
 
 def _synchronized_ns(device: torch.device) -> int:
-    """The time once the device has nothing left to do."""
+    """Return the time after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter_ns()

@@ -12,16 +12,18 @@ from specbench_cli.engine.models.decoder import ModelInput
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.types import Hidden, ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(newest="latest_logits")
 class LookAheadRows:
-    """A `LookAhead`'s rows in the target's forwards, and what they said behind the text.
+    """Rows of a `LookAhead` head in the target's forwards, and their logits.
 
-    A forward that carries them runs in two parts: the layers below without them, the others with
-    them as further branches.
+    A forward with these rows runs in two parts: the lower layers without them, and the upper layers
+    with them as further branches of the tree.
 
     Args:
-        head: behind the meter.
+        head: The metered head.
     """
 
     def __init__(self, target: Metered, head: MeteredHead) -> None:
@@ -33,12 +35,13 @@ class LookAheadRows:
         self._latest_logits: Tensor | None = None
 
     def count_rows(self, nodes: int) -> int:
-        """Rows of a state that a forward over the root and so many nodes may take."""
+        """Return the maximum number of state rows that a forward over the root and `nodes` nodes
+        needs."""
         return nodes + (nodes + 1) * self._levels
 
     def prefill(self, model_input: ModelInput) -> ModelOutput:
-        """A whole forward over the prompt, and one of the head's rows behind it, which are
-        forgotten."""
+        """Run a forward over the prompt, and one over the head's rows after it, which are
+        discarded."""
         x, state = model_input.x, model_input.state
         assert isinstance(x, Tokens)
         captured = {*model_input.taps, *self._head.taps}
@@ -102,13 +105,15 @@ class LookAheadRows:
         return ModelOutput(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep what was said behind the last row of `path`."""
+        """Keep the logits of the rows after the last row of `path`."""
         assert self._logits is not None
         self._latest_logits = self._logits[path[-1] if len(self._logits) > 1 else 0]
 
     def latest_logits(self) -> Tensor:
-        """What the rows behind the row that chose the last committed token said: logits [levels,
-        V], of level k about the token k + 1 places behind that token.
+        """Return the logits [levels, V] of the rows after the row that chose the last committed
+        token.
+
+        Level k predicts the token k + 1 positions after that token.
 
         Raises:
             MethodFault: there was no prefill.
@@ -119,13 +124,14 @@ class LookAheadRows:
 
 
 def append_branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Sight and positions of n rows, and of chains of k rows behind each of them.
+    """Return the mask and positions of n rows with a chain of k rows after each of them.
 
     Args:
         mask: [n, n] bool, which row sees which.
         positions: [n].
+
     Returns:
-        (mask [n + n k, n + n k], positions [n + n k]), the chains one after another.
+        (mask [n + n k, n + n k], positions [n + n k]). The chains follow one after another.
     """
     n, device = len(mask), mask.device
     visibility = mask.new_zeros(n + n * k, n + n * k)

@@ -1,4 +1,4 @@
-"""The draft-verify loop that drives every method which only proposes and observes."""
+"""Draft-verify loop for all methods without a decoding loop of their own."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from specbench_cli.errors import MethodFault
 
 
 class Proposer(Protocol):
-    """The part of a method that the loop drives; `accept`, its accept rule, may be left out."""
+    """The part of a method that the loop uses. `accept`, its accept rule, is optional."""
 
     def start(self, session: Session) -> None:
-        """Get ready for a prompt."""
+        """Prepare for a prompt."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Propose a continuation of at most `limit` levels."""
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Learn what was committed; returns counts of the method's own, if it has any."""
+        """Learn what was committed. Return counts of the method's own, if it has any."""
 
 
 class BatchProposer(Proposer, Protocol):
-    """A proposer of several sequences that are decoded together, each by an object of its own."""
+    """Proposer for sequences that are decoded together, with one object for each."""
 
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose at most `size` that take part in the next step."""
+        """Choose at most `size` sequences for the next step."""
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose for all sequences of a batch; called on one of their methods."""
+        """Propose for all sequences of a batch. Called on one of their methods."""
 
 
-@torch.inference_mode()  # which every operation is cheaper for, not forwards alone
+@torch.inference_mode()  # makes every operation cheaper, not only forwards
 def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
-    """Decode one request; yields every step, prefill being none.
+    """Decode one request. Yield every step after prefill.
 
     Raises:
-        MethodFault: a malformed draft; says the method, the step, the field and what is allowed.
+        MethodFault: a malformed draft. The message names the method, the step, the field and what
+            is allowed.
     """
     # 1. Prefill: the draft's, then the target's, which commits the first token.
     method.start(session)
@@ -59,7 +60,7 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
             outcome = session.verify(draft, session.score(draft), *_accept_rules(method))
         except MethodFault as fault:
             raise _with_method_name(method, fault) from None
-        # 4. Commit what stands, up to the end of the output.
+        # 4. Commit the accepted tokens, up to the end of the output.
         committed = session.commit(outcome)
         counts = hooks.check_counts(method, method.observe(session, committed))
         yield session.step(draft, committed, **counts)
@@ -67,24 +68,24 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
 
 @torch.inference_mode()
 def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> Iterator[Step]:
-    """Decode the requests of a batch together, with a method object each; the steps of
-    `draft_and_verify`, a sequence after another.
+    """Decode the requests of a batch together, with one method object for each.
+
+    Yields the steps of `draft_and_verify`, sequence by sequence.
 
     Raises:
-        MethodFault: a malformed draft, or a schedule of none, too many or others.
+        MethodFault: a malformed draft, or an invalid schedule.
     """
     method_of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
     while not batch.finished:
-        # 1. What has come to its end leaves, what waits joins: its draft reads the prompt. The
-        # target does so in step 3, beside the others; at once where there are none.
+        # 1. Finished sequences leave, waiting ones join and prefill their draft. The target reads
+        # their prompts in step 3, or at once if no other sequence is active.
         batch.join(lambda session: method_of[session].start(session))
         active = [(method_of[session], session) for session in batch.active]
         if not active:
             batch.prefill()
             continue
-        # 2. Choose who takes part. Draft: one after another, or in the method's own way for all at
-        # once.
+        # 2. Choose the sequences of this step, and draft for them.
         first = active[0][0]
         members = hooks.check_members(first, first.schedule(active, batch.size))
         _check_schedule(members, active, batch.size)
@@ -92,7 +93,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             session.harness.beside = [other for _, other in members]
         first = members[0][0]
         drafts = hooks.check_drafts(first, first.propose_batch(members), len(members))
-        # 3. One target forward over all drafts, and over what is next of the joined ones' prompts.
+        # 3. Run one target forward over all drafts and the next prompt tokens of new sequences.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
             rows = batch.score(pairs)
@@ -126,12 +127,12 @@ def _check_schedule(
 
 
 def _accept_rules(method: Proposer) -> tuple[AcceptRule, ...]:
-    """The method's accept rule, if it has one."""
+    """Return the method's accept rule, if it has one."""
     rule: AcceptRule | None = getattr(method, "accept", None)
     return () if rule is None else (rule,)
 
 
 def _with_method_name(method: Proposer, fault: MethodFault) -> MethodFault:
-    """A fault in a draft that names the method."""
+    """Return a fault in a draft with the method's name."""
     name = getattr(method, "name", type(method).__name__)
     return type(fault)(f"{name}, {fault.message}", fault.hint)

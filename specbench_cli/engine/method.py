@@ -1,6 +1,6 @@
-"""What a speculative-decoding method is to the engine: it proposes, and it observes.
+"""Base class of speculative decoding methods.
 
-Plans read it, so this module does not import torch.
+Plans import it, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.params import Claim, MethodParams
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 if TYPE_CHECKING:
     from specbench_cli.engine.batch import Batch
@@ -21,39 +22,46 @@ if TYPE_CHECKING:
     from specbench_cli.engine.types import Draft, Outcome, Rule, Step
 
 
+@renamed_members(
+    needed="requirements",
+    held="max_sequences",
+    off="exact_params",
+    relative="lossless_counterpart",
+    paper="paper_params",
+)
 class Method(ABC):
-    """Base of all methods. Override `propose`, or `generate` to own the control flow.
+    """Base of all methods. Override `propose`, or `generate` for a decoding loop of its own.
 
     Class attributes:
-        name: the name on the command line.
-        aliases: other names that the command line accepts.
-        family: row of the method table by what drafts, in docs/reference/methods.md.
+        name: Name on the command line.
+        aliases: Other names that the command line accepts.
+        family: Row of README's method table, by what drafts.
         lossy: True if, with default parameters, the output may differ from the target's.
-        proposed_in: keys of the papers that propose the method. Only built-in methods have keys.
-        builds_on: keys of further papers to cite.
-        project: the project that implements the method, if no paper proposes it.
-        Params: its parameters.
-        needs: what it cannot run without ("draft").
-        Head: class of its trained head, whose source is the parameter `head`. None means none.
-        state_scope: how long what it learns lives: "prompt", "run" or "corpus".
-        workers: how many workers compute at once.
-        bonus: whether a draft that stands as a whole is followed by a token of the target's own.
-        proposes: whether it proposes tokens at all; what does not commits one a step.
-        any_vocabulary: whether its draft model may have a tokenizer of its own
-            (`Transcript`).
-        peer: whether it is somebody else's implementation, measured but not audited.
-        baseline: the method whose times its speedups are over: where another program decodes, that
-            program's own plain decoding.
-        decodes: whose tokens it makes: the target's, or those of the draft model by itself.
-        off: the parameters at which a lossy method is exact; audits prove it of them.
-        relative: the lossless method that drafts as this lossy one does: runs bring it beside it.
-        control: whether it is there for others to be held against, and no way to decode.
-        paper: the parameters that its paper's results are of, where it says; rows with them say so.
-        tunable: the parameters that `--tune` varies; None for all.
-        citation: BibTeX entries of its sources; indented like a docstring, and read like one
-            (`inspect.cleandoc`). Built-in methods name keys of `methods/papers.yaml` in
-            `proposed_in` instead.
-        claims: the speedups that those sources report; none where no figure was confirmed.
+        proposed_in: Keys of the papers that propose the method. Only built-in methods have keys.
+        builds_on: Keys of further papers to cite.
+        project: The project that implements the method, if no paper proposes it.
+        Params: Class of its parameters.
+        needs: Requirements for running it ("draft").
+        Head: Class of its trained head, loaded from the parameter `head`. None means no head.
+        state_scope: Lifetime of what it learns: "prompt", "run" or "corpus".
+        workers: Number of workers that compute at the same time.
+        bonus: True if a bonus token of the target follows a draft that is accepted completely.
+        proposes: True if it proposes tokens. If not, it commits one token per step.
+        any_vocabulary: True if its draft model may have another tokenizer (`Transcript`).
+        peer: True if it runs another project's implementation, which is measured but not audited.
+        baseline: The method that its speedups are relative to. If another program decodes, this is
+            the plain decoding of that program.
+        decodes: The model that decides the tokens: "target", or "draft" for the draft model alone.
+        exact_params: Parameters with which a lossy method is exact. Audits prove it.
+        lossless_counterpart: The lossless method with the same drafts as this lossy one. Runs add
+            it for comparison.
+        control: True if it only serves as a control for other methods.
+        paper_params: Parameters of the results in its paper. Tables mark rows with these
+            parameters.
+        tunable: Names of the parameters that `--tune` varies. None means all.
+        citation: BibTeX entries of its sources, indented like a docstring (`inspect.cleandoc`).
+            Built-in methods name keys of `methods/papers.yaml` in `proposed_in` instead.
+        claims: Speedups that its sources report. Empty if no figure was confirmed.
     """
 
     name: ClassVar[str]
@@ -89,13 +97,17 @@ class Method(ABC):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """Which draft tokens stand, with these parameters, beside those that the lossless rule
-        takes; None: none do. One that owns its control flow hands it to `session.verify`."""
+        """Accept rule, which keeps draft tokens that the lossless rule rejects. None means no rule.
+
+        A method with its own decoding loop passes the rule to `session.verify`.
+        """
         return self.params.rule if isinstance(self.params, AcceptParams) else None
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """What the output promises under a decoding rule, with this method's parameters: no more
-        than its accept rule does."""
+        """Return the guarantee of the output under a decoding rule.
+
+        An accept rule can only weaken it.
+        """
         rule = self.accept
         own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
         if rule is None or rule.is_exact:
@@ -104,123 +116,137 @@ class Method(ABC):
 
     @property
     def upper_bound(self) -> bool:
-        """Whether, with these parameters, it reads vanilla's output (`Harness.reference`): such a
-        row is a bound on what others can reach, and not ranked with them."""
+        """True if the method reads vanilla's output (`Harness.reference`).
+
+        It is then an upper bound for other methods, and is not ranked.
+        """
         return bool(getattr(self.params, "upper_bound", False))
 
     @property
     def requirements(self) -> frozenset[str]:
-        """What it cannot run without, with these parameters: `needs`, unless they ask for more."""
+        """Requirements with the current parameters, by default `needs`."""
         return self.needs
 
     @property
     def scope(self) -> Literal["prompt", "run", "corpus"]:
-        """How long what it learns lives, with these parameters: `state_scope`, unless a parameter
-        named `scope` says that it is forgotten with the prompt."""
+        """Lifetime of what it learns: `state_scope`, or "prompt" if its parameter `scope` is."""
         forgets = getattr(self.params, "scope", None) == "prompt"
         return "prompt" if forgets else self.state_scope
 
     @property
     def uses_costs(self) -> bool:
-        """Whether, with these parameters, it asks what forwards cost (`session.verify_cost`): the
-        run then measures that before it begins."""
+        """True if it reads forward costs (`session.verify_cost`), which the run then measures
+        first."""
         return self.by_load
 
     @property
     def by_load(self) -> bool:
-        """Whether, with these parameters, how much it drafts depends on how many sequences take
-        part in a step."""
+        """True if draft lengths depend on the number of sequences in a step."""
         return bool(getattr(self.params, "by_load", False))
 
     @property
     def learns(self) -> bool:
-        """Whether it learns between requests, which takes time: whether it has a `learn`."""
+        """True if it learns between requests, which takes time: it overrides `learn`."""
         return type(self).learn is not Method.learn
 
     @property
     def timing_free(self) -> bool:
-        """Whether, with these parameters, its counters are a function of inputs and seed alone."""
+        """True if its counters depend on inputs and seed alone, and not on timing."""
         return not self.uses_costs
 
     def models(self) -> tuple[str, ...]:
-        """Models beside target and draft that it drafts with, named as for --draft."""
+        """Return further models that it drafts with, by name as for --draft."""
         return ()
 
-    def artifacts(self) -> tuple[Trained, ...]:
-        """Return the trained modules that it needs: by default its `Head`. They are loaded before
-        anything is timed."""
-        return () if self.Head is None else (Trained(self.Head, self.params.head),)
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
+        """Return the trained modules that it needs: by default its `Head`.
+
+        They are loaded before anything is timed.
+        """
+        return () if self.Head is None else (ArtifactSpec(self.Head, self.params.head),)
 
     def check(self) -> None:
-        """See that it can run here, with these parameters; asked before anything is loaded.
+        """Check that the method can run here with its parameters. Called before anything is loaded.
 
         Raises:
-            UsageError: a parameter is missing. EnvironmentFault: a program is.
+            UsageError: a parameter is missing.
+            EnvironmentFault: a program is missing.
         """
 
     def processes(self) -> Sequence[int]:
-        """Processes of this machine, not of the run's own tree, that decode for it: their processor
-        time is no other program's."""
+        """Return the ids of processes outside of the run's process tree that decode for this
+        method.
+
+        Their CPU time is not counted as noise.
+        """
         return ()
 
     def start(self, session: Session) -> None:
-        """Get ready for a prompt, inside the timer: draft prefill, index building."""
+        """Prepare for a prompt: prefill the draft model, build an index. The timer is running."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Propose at most `limit` levels after the last token; an empty draft is a plain step."""
+        """Propose a draft of at most `limit` levels. An empty draft makes a plain decoding step."""
         raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose for all sequences that are decoded together and have not ended; called on the
-        method of the first. One after another, unless a method drafts for all at once.
+        """Propose a draft for each active sequence of a batch. Called on the first sequence's
+        method.
+
+        The default calls `propose` for each sequence.
 
         Args:
-            members: a method object and a session for each sequence.
+            members: A method object and a session for each sequence.
         """
         return [method.propose(session, session.max_draft_length()) for method, session in members]
 
     def max_sequences(self, size: int) -> int:
-        """How many sequences are held at once, each with its states, where at most `size` take part
-        in a step."""
+        """Return the number of sequences that have states at the same time.
+
+        Args:
+            size: Maximum number of sequences in a step.
+        """
         return size
 
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose which sequences take part in the next step; called on the method of the first.
+        """Choose the sequences of the next step. Called on the first sequence's method.
 
         Args:
-            members: those that are held and have not ended, in the order in which they joined.
+            members: Sequences with states that have not ended, in the order in which they joined.
+            size: Maximum number of sequences to choose.
+
         Returns:
-            at most `size` of them, each once: unless a method says otherwise, the first.
+            At most `size` different members. The default takes the first ones.
         """
         return members[:size]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Learn what was committed of the last draft; roll the draft's state back.
+        """Learn what was committed of the last draft, and roll the draft's state back.
 
         Returns:
-            counts of the method's own, of which records hold the sums (`Step.extra`); or None.
+            Counts of the method's own, or None. Records store their sums (`Step.extra`).
         """
 
     def learn(self, session: Session) -> None:
-        """Learn from a request that has just ended, which delays the next; needs a `state_scope`.
+        """Learn from a request that has just ended. This delays the next request.
 
-        The only place where weights may change: those of `session.trainable(...).module`. Gradients
-        are on, and gone afterwards; tensors made while decoding take part once they are cloned.
+        Needs a `state_scope`. Weights may change only here: those of
+        `session.trainable(...).module`. Gradients are enabled, and are discarded afterwards. Clone
+        tensors that were created while decoding before you use them in a loss.
         """
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request, a step at a time."""
+        """Decode the session's request. Yield the steps."""
         from specbench_cli.engine.loop import draft_and_verify
 
         return draft_and_verify(self, session)
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
-        """Decode the requests of a batch together, with a method object like this one each.
+        """Decode the requests of a batch together, with one copy of this method for each request.
 
         Raises:
-            MethodFault: the method owns its control flow, which is that of one request.
+            MethodFault: the method has its own decoding loop, or learns between requests.
         """
         from specbench_cli.engine.loop import draft_and_verify_batch
 
@@ -233,6 +259,8 @@ class Method(ABC):
 
     @property
     def batches(self) -> bool:
-        """Whether several requests can be decoded together: whether it only proposes, and does not
-        learn from one for the next."""
+        """True if several requests can be decoded together.
+
+        The method must use the standard decoding loop, and must not learn between requests.
+        """
         return type(self).generate is Method.generate and not self.learns

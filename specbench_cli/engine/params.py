@@ -1,5 +1,4 @@
-"""Data of methods: what their sources claim, the base of their parameters, and types that several
-have."""
+"""Base class and types of method parameters, and the claims of a method's sources."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from specbench_cli.former_names import current_params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A speedup that a method's source reports, with its set-up; read in the source itself.
+    """Speedup that a method's source reports, with its setup, as read in the source itself.
 
-    speedup: over plain decoding, as printed there: "2.90x", "up to 6.5x".
-    models, task, hardware: empty where the source does not say. temperature: null likewise.
-    source: where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
+    speedup: Speedup over plain decoding as printed there: "2.90x", "up to 6.5x".
+    models, task, hardware: Empty if the source does not name them. temperature: None likewise.
+    source: Where it was read: "abstract of arXiv:2503.01840", a figure of a repository.
     """
 
     speedup: str
@@ -29,7 +28,7 @@ class Claim:
 
 
 class MethodParams(BaseModel):
-    """A method's parameters: a field each, with its default, bounds and description."""
+    """Base class of a method's parameters: pydantic fields with default, bounds and description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +40,7 @@ class MethodParams(BaseModel):
 
 
 AUTO: Literal["auto"] = "auto"
-"""What pays best at what forwards cost here."""
+"""Parameter value: use the best value for the measured forward costs."""
 
 
 def _number_or_auto(value: Any) -> Any:
@@ -51,11 +50,11 @@ def _number_or_auto(value: Any) -> Any:
 
 
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
-"""The type of such a parameter."""
+"""Type of a parameter that is a whole number or `AUTO`."""
 
 
 def _split_widths(value: Any) -> Any:
-    """ "3,2,1", as a command line has it, or a single number."""
+    """Split "3,2,1" from the command line, and accept a single number."""
     if isinstance(value, str):
         return value.split(",")
     return (value,) if isinstance(value, int) else value
@@ -64,13 +63,13 @@ def _split_widths(value: Any) -> Any:
 Widths = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), BeforeValidator(_split_widths)
 ]
-"""The type of a parameter: children of a tree's nodes, level by level."""
+"""Type of a parameter: number of children of a tree's nodes, level by level."""
 
 
 def _split_words(value: Any) -> Any:
-    """ "wait,hold on", as a command line has it; none of an empty text."""
+    """Split "wait,hold on" from the command line. An empty text has no words."""
     return [word for word in value.split(",") if word] if isinstance(value, str) else value
 
 
 WordList = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
-"""The type of a parameter: words that a text is searched for."""
+"""Type of a parameter: words that are searched in a text."""

@@ -1,4 +1,4 @@
-"""Parts of the target that draft for it."""
+"""Parts of the target that serve as draft models."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from specbench_cli.engine.models.meter import Meter, Metered
 from specbench_cli.engine.scoring import PendingScore, Scoring
 from specbench_cli.engine.types import SUBLAYERS, ModelOutput, Role, Skip, Tokens, expand_skip
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(attending="attention_layers", reread="rescore")
 class Partial(Metered):
-    """Some of the target as a draft model: its logits are read as if those layers were all.
+    """Part of the target as a draft model. Its logits are computed as if its layers were all.
 
-    On the target's own state (`Session.state`) it drafts behind the committed text, whose rows it
-    shares: what it writes is forgotten before the target scores. On a state of its own it is a
-    draft model like any other. One that begins behind the first layer reads `Hidden` rows.
+    On the target's own state (`Session.state`) it drafts after the committed text and shares the
+    target's rows. The engine discards its own rows before the target scores. On a state of its own
+    it works like any draft model. A part that begins after the first layer reads `Hidden` rows.
 
     Args:
-        scoring: the target's.
-        layers: half-open range of those that run; None for all.
-        skip: what is passed over, see `Decoder.forward`.
-        keep: whether the target goes on from what it has made of the tokens that are scored, where
-            it is a range of first layers.
+        scoring: Forwards of the target.
+        layers: Half-open range of layers. None means all.
+        skip: Layers and sublayers to skip; see `Decoder.forward`.
+        keep: True if the target continues from the rows of the scored tokens. The part must be a
+            range of first layers.
 
     Attributes:
-        attending: the layers whose attention runs, and which so hold rows.
+        attention_layers: Layers whose attention runs. Only these hold rows.
 
     Raises:
         MethodFault: the target has no such layers.
-        ValueError: the target cannot pass over single sublayers.
+        ValueError: the target cannot skip single sublayers.
     """
 
     def __init__(
@@ -103,14 +105,16 @@ class Partial(Metered):
         return out
 
     def rescore(self, ids: Sequence[int], first: int) -> Tensor:
-        """Read committed tokens once more, on the target's own rows of the text before them.
+        """Run committed tokens again, on the target's own rows of the text before them.
 
-        What is written is forgotten at once; the forward counts as an auxiliary one.
+        The new rows are discarded at once. The forward counts as auxiliary.
 
         Args:
-            ids: n of the text's, the first of them at position `first`.
+            ids: n tokens of the text.
+            first: Position of the first one.
+
         Returns:
-            logits [n, V] after each.
+            Logits [n, V] after each token.
         """
         state, n, device = self._scoring.state, len(ids), self._scoring.target.device
         length, written = state.position(), state.length()
@@ -127,7 +131,7 @@ class Partial(Metered):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, taps: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """None: a part of the target drafts for one sequence at a time."""
+        """Raise MethodFault: a part of the target drafts for one sequence at a time."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",
             "call each session's own `partial`",

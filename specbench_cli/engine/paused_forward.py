@@ -1,4 +1,4 @@
-"""Target forwards that stop after a layer, and continue or end there."""
+"""Target forwards that pause after a layer, and continue or exit there."""
 
 from __future__ import annotations
 
@@ -12,25 +12,33 @@ from specbench_cli.engine.models.decoder import ModelInput, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.types import Forward, Hidden, ModelOutput, Tokens
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(
+    to="run_to",
+    early="early_logits",
+    says="early_logits_of",
+    look="exit_logits",
+    leave="exit_early",
+)
 class PausedForward:
-    """One forward over one sequence that halts behind layers, and goes on or ends there.
+    """One forward over one sequence that pauses after a layer, then continues or exits.
 
-    Number for number what a whole forward gives, if all layers run. Rows that earlier forwards left
-    out of a layer (`leave`) are not seen there.
+    If all layers run, the numbers are exactly those of a whole forward. Rows that earlier forwards
+    skipped in a layer (`exit_early`) are not visible there.
 
     Args:
-        state: of the target; holds the new rows of the layers alone that have run.
-        taps: layers whose outgoing rows are wanted.
-        over: called with what a whole forward gives once it is one, with None once it is left.
+        state: State of the target. Only layers that have run hold the new rows.
+        taps: Layers whose output is captured.
+        over: Called at the end with the output of the whole forward, or None after an early exit.
 
     Attributes:
-        layer: how many layers have run.
+        layer: Number of layers that have run.
 
     Raises:
-        MethodFault: the target has no such layer, or it has run (`begin`, `to`); or the forward is
-            over (`end`, `leave`).
+        MethodFault: the target has no such layer, or the layer has run already (`begin`, `run_to`),
+            or the forward has ended (`end`, `exit_early`).
     """
 
     def __init__(
@@ -81,8 +89,7 @@ class PausedForward:
             self.run_to(layer)
 
     def run_to(self, layer: int) -> None:
-        """Go on through the layers up to the `layer`th; through those that hold as many rows each
-        at once."""
+        """Run the layers up to number `layer`. Layers with equally many rows run together."""
         self._check(layer)
         low, have = self.layer, self._state.length
         for _, same in groupby(range(low, layer), key=lambda at: have(0, at)):
@@ -104,7 +111,7 @@ class PausedForward:
         self.layer = layer
 
     def end(self) -> ModelOutput:
-        """Run the layers that are left: what a whole forward gives, with logits at all rows."""
+        """Run the remaining layers. Return the output of the whole forward, with all logits."""
         if self.layer < self._last:
             self.run_to(self._last)
         self._end(out := self._last_output)
@@ -112,33 +119,35 @@ class PausedForward:
 
     @property
     def early_logits(self) -> Tensor:
-        """Logits [n, V] behind the first layers, where `begin` was to have them."""
+        """Early logits [n, V] after the first layers, if `begin` computed them."""
         assert self._early_logits is not None, "ask for them in `begin`"
         return self._early_logits
 
     def early_logits_of(self, ids: Tensor) -> Tensor:
-        """Early logits [n, k] of ids [k] alone: a look at all of them where the target cannot say
-        some, which is metered then."""
+        """Return the early logits [n, k] of the ids [k].
+
+        Computes them for all ids if the target cannot compute them for some. This is then metered.
+        """
         rows = self._target.norm(self._last_output.hidden[0])
-        some: Tensor | None = self._target.said(rows, ids)
+        some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:
-        """Early logits [n, V], as if the layers that have run were all."""
-        rows, self._exit_forward = self._target.exits_of(self._last_output.hidden[0])
+        """Return logits [n, V], computed as if the layers that have run were all."""
+        rows, self._exit_forward = self._target.record_exits(self._last_output.hidden[0])
         return rows
 
     def exit_early(self, *, copy: bool) -> None:
-        """End here: what a look said is what the forward says, and the layers above do not run.
+        """End the forward here, with the logits of `exit_logits`. The other layers do not run.
 
         Args:
-            copy: whether these take keys and values of the rows as they are; else they never have
-                any of these places.
+            copy: True to write keys and values of the rows to the other layers' caches, computed
+                from the current hidden states. False leaves these positions empty there.
         """
         rows, above = self._last_output.hidden, range(self.layer, self._last)
         if self._exit_forward is None:
             raise MethodFault("a forward was left that said nothing", "`look` at what it says")
-        # The output matrix was the end of a verification, not an aside.
+        # The output matrix belongs to the verification.
         self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
             self._target.remember(rows, self._state, above, self._positions)
@@ -160,7 +169,7 @@ class PausedForward:
 
     @property
     def _positions(self) -> Tensor:
-        """[1, n]."""
+        """Positions [1, n] of the rows."""
         if self._input.positions is not None:
             return self._input.positions
         end, n = self._state.position(), self._last_output.hidden.shape[1]

@@ -8,17 +8,18 @@ from typing import Any
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import Origin, Outcome
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(counted="counts", sees_first="knows_first_token_time")
 class PeerSession(Session):
-    """One request being decoded by somebody else's implementation, with its own means.
+    """Request that another project's implementation decodes with its own loop.
 
-    It gets transformers' own objects, and hands over what it decoded (`adopt`) in place of having
-    it verified and committed.
+    The implementation gets transformers' own objects, and passes its tokens to `adopt`.
 
     Attributes:
-        counted: what it counted itself, of a request whose steps it does not tell (`count`).
-        sees_first: whether it said when the first token was there.
+        counts: Counts that the implementation reports instead of steps (`count`).
+        knows_first_token_time: True if it reported the time of the first token.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +29,7 @@ class PeerSession(Session):
 
     @property
     def pass_(self) -> int:
-        """The pass of the run, from 1; under rejection another pass draws anew."""
+        """Number of the repeat, from 1. Under rejection sampling each repeat draws new numbers."""
         return self._pass
 
     @property
@@ -37,22 +38,22 @@ class PeerSession(Session):
         return self._workspace.tokenizer
 
     def module(self, name: str) -> Any:
-        """transformers' own module of a decoder of the run, "target" or "draft"."""
+        """Return transformers' own module of a decoder of the run, "target" or "draft"."""
         if self._workspace.modules is None:
             raise MethodFault(f"this run holds no transformers module of {name!r}")
         return self._workspace.modules(name)
 
     def now(self) -> int:
-        """Nanoseconds of the clock that the request is timed by."""
+        """Return the request's clock in nanoseconds."""
         return self.harness.meter.clock.now()
 
     def adopt(self, outcome: Outcome, at: int | None = None) -> Outcome:
-        """Take what was decoded: cut by the stop rule and appended; no state is touched.
+        """Append decoded tokens as far as the stop rule allows. No state changes.
 
-        A peer tells its steps once it has all of them: they arrived with the first one told.
+        A peer reports its steps after it has decoded all of them.
 
         Args:
-            at: when its tokens were there, by `now`, of a peer that saw them come.
+            at: Time of the tokens, by `now`, if the peer knows it.
         """
         first = self._text.position == 0
         arrived = self._text.last_ns
@@ -66,11 +67,11 @@ class PeerSession(Session):
         return kept
 
     def adopt_tokens(self, ids: Sequence[int], first: int, last: int) -> None:
-        """Take tokens whose steps are not told.
+        """Append the tokens of an implementation that does not report its steps.
 
         Args:
-            ids: of the whole output.
-            first, last: when the first and the last of them were there, by `now`.
+            ids: The whole output.
+            first, last: Times of the first and the last token, by `now`.
         """
         self.adopt(Outcome((), tuple(ids[:1]), ("prefill",), 0), first)
         if self.finish is None and len(ids) > 1:
@@ -79,5 +80,5 @@ class PeerSession(Session):
             self.adopt(Outcome((), rest, tuple(plain), 0), last)
 
     def count(self, **counted: float) -> None:
-        """Tell what the other program counted of this request: "drafted" and "accepted" tokens."""
+        """Store counts that the implementation reports, such as "drafted" and "accepted" tokens."""
         self.counts |= counted

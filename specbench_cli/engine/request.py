@@ -1,4 +1,4 @@
-"""A request: one prompt to continue."""
+"""Request: one prompt to continue."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from specbench_cli.engine.types import ExtraInput
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `ids` are the prompt's tokens, template included; of a target that
-    reads the prompt otherwise (`Decoder.parted`) those that its text begins with. `topic` is
-    its task's category, for what learns from it once it has ended."""
+    """One prompt to continue.
+
+    ids: Tokens of the prompt with its template. If the target has an encoder, these are
+        (`Decoder.split_prompt`) the tokens that its text begins with.
+    topic: The task's category, for methods that learn from ended requests.
+    """
 
     prompt_id: str
     turn: int
@@ -34,12 +37,12 @@ class Request:
         stop: StopRule,
         topic: str = "",
     ) -> Request:
-        """A prompt as a target reads it."""
-        text, source = target.parted(ids)
+        """Return the request for a prompt as the target reads it."""
+        text, source = target.split_prompt(ids)
         return cls(prompt_id, turn, text, stop, source, topic)
 
     def state(self, decoder: Decoder, capacity: int) -> State:
-        """A state of a decoder for this request."""
+        """Return a new state of a decoder for this request."""
         state = decoder.new_state(capacity)
         if self.source is not None:
             decoder.attach(state, self.source)
@@ -48,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """What the sessions of a batch have in common, a trace, and the place of one among them."""
+    """The batch of a session: its trace, and the session's place in it."""
 
     meter: Meter
     place: int

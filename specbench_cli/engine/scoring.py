@@ -12,8 +12,8 @@ from torch import Tensor
 from specbench_cli.engine import host
 from specbench_cli.engine.draft_validator import DraftValidator
 from specbench_cli.engine.look_ahead import LookAheadRows
-from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, no_trees
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.decoder import ChainsOnly, LogitsAt, ModelInput, State, trees_fault
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.models.meter import Metered, MeteredHead
 from specbench_cli.engine.paused_forward import PausedForward
 from specbench_cli.engine.sequence import Text
@@ -25,9 +25,10 @@ from specbench_cli.errors import MethodFault
 
 @dataclass
 class PendingScore:
-    """What a part of the target's first layers has made of a chain, for the target to go on from.
+    """Rows of a chain that a part of the target has computed, from which the target can continue.
 
-    ids: [1, n] each; outs: of each, with the rows that leave layer `end` - 1.
+    ids: Token ids of each forward, [1, n].
+    outputs: Output of each forward, with the hidden states after layer `end_layer` - 1.
     """
 
     end_layer: int
@@ -36,11 +37,11 @@ class PendingScore:
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return sum(ids.shape[1] for ids in self.ids)
 
     def matches(self, x: Tokens) -> bool:
-        """Whether they are those of the first tokens of x; waits for the device."""
+        """Return True if the rows belong to the first tokens of x. Waits for the device."""
         if not 0 < self.num_rows <= x.ids.shape[1]:
             return False
         return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.num_rows]).all()))
@@ -73,7 +74,7 @@ class Scoring:
         self.target, self.state = target, state
         self._place, self._text = place, text
         self._validator, self._step_log = validator, step_log
-        self._tape: Tape | None = None
+        self._tape: FeatureCache | None = None
         self.look_ahead_rows: LookAheadRows | None = None
         self._paused: PausedForward | None = None  # the forward in progress
         self._num_reread = 0  # committed tokens before the root that the last forward read again
@@ -121,7 +122,7 @@ class Scoring:
 
     @property
     def pending_prompt_length(self) -> int:
-        """Tokens of the prompt that the target has not read."""
+        """Number of prompt tokens that the target has not processed."""
         return self._text.prompt_length - self.discard_partial_rows()
 
     def prompt_input(self, n: int) -> ModelInput:
@@ -149,11 +150,13 @@ class Scoring:
         return self._validator.input_with_root(draft, state_length)
 
     def begin_partial(self, pending: PendingScore | None) -> PendingScore | None:
-        """Have a part of the target write to the state; returns where it keeps what it makes, if
-        the target can go on from that.
+        """Let a part of the target write to the state.
+
+        Returns:
+            Where the part stores its rows if the target can continue from them, else None.
 
         Raises:
-            MethodFault: a forward of the target is halted.
+            MethodFault: a forward of the target is paused.
         """
         if self._paused is not None:
             raise MethodFault(
@@ -172,12 +175,14 @@ class Scoring:
         return self._pending
 
     def discard_partial_rows(self, *, keep_pending: bool = False) -> int:
-        """Forget what parts of the target wrote; returns how many tokens of the text were fed.
+        """Discard rows that parts of the target wrote. Return the number of processed tokens of the
+        text.
 
         Args:
-            keep: whether `forward` comes next, which may go on from it.
+            keep_pending: True if `forward` follows and may continue from these rows.
+
         Raises:
-            MethodFault: rows of the text are gone too.
+            MethodFault: rows of the text are missing too.
         """
         if self._length_before_partial is None:
             return self.state.position()
@@ -200,7 +205,7 @@ class Scoring:
 
     def capture_layers(self, layers: Sequence[int]) -> None:
         """See `Session.capture_layers`."""
-        self._tape = Tape(self.target.decoder, layers)
+        self._tape = FeatureCache(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
         """See `Session.reserve`."""
@@ -213,7 +218,7 @@ class Scoring:
         return self.look_ahead_rows
 
     def features(self, tokens: Tokens) -> Features:
-        """Tokens beside the features that are kept; see `Session.pending_features`."""
+        """Return tokens with the captured features; see `Session.pending_features`."""
         return Features(tokens.ids, self._required_tape.read()[None])
 
     def last_features(self, n: int) -> Tensor:
@@ -222,11 +227,11 @@ class Scoring:
 
     @property
     def last_forward_features(self) -> Tensor | None:
-        """The features [n, width] of the last forward's rows; None where none are kept."""
-        return None if self._tape is None else self._tape.written
+        """Features [n, width] of the last forward's rows. None if none are captured."""
+        return None if self._tape is None else self._tape.latest
 
     @property
-    def _required_tape(self) -> Tape:
+    def _required_tape(self) -> FeatureCache:
         if self._tape is None:
             raise MethodFault(
                 "no features are kept: `session.capture_layers` in `start` says of which layers"
@@ -234,7 +239,7 @@ class Scoring:
         return self._tape
 
     def forward(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> Tensor:
-        """Logits [n, V] of a forward over the root and a draft, or over the prompt."""
+        """Run a forward over the root and a draft, or over the prompt. Return the logits [n, V]."""
         if draft is not None and not self.state.by_row:
             return self.store_output(
                 self.target.execute(
@@ -257,7 +262,7 @@ class Scoring:
         return self.store_output(execute(model_input))
 
     def _resume(self, pending: PendingScore, x: Tokens) -> Tensor:
-        """Logits [n, V] at all rows of x, whose first ones have gone through the first layers."""
+        """Continue from a part's rows. Return the logits [n, V] of all rows of x."""
         outputs, pending_ids = pending.outputs, x.ids[:, pending.num_rows :]
         taps = [at for at in self.captured_layers if at < pending.end_layer]
         if pending_ids.shape[1]:
@@ -285,8 +290,10 @@ class Scoring:
         )
 
     def batch_input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
-        """What `forward` would compute, for a forward that several sequences share; what comes of
-        it goes to `take`."""
+        """Return the input that `forward` would run, for a forward over a batch.
+
+        Pass the result to `store_output`.
+        """
         if self.look_ahead_rows is not None:
             raise MethodFault(
                 "rows that look ahead are of one request's forward: no batch shares it"
@@ -296,10 +303,13 @@ class Scoring:
         return self._input(x, draft, logits_at)
 
     def _input_after_root(self, x: Tokens, draft: Draft) -> ModelInput:
-        """The draft's rows alone, for a state that can go back to the ends of forwards only: what
-        is committed and not in it, the root included, is read by a forward before."""
+        """Return the input of the draft's rows, after a forward over the pending tokens and the
+        root.
+
+        For states that can only return to the ends of forwards.
+        """
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
-            raise no_trees(self.target.decoder)
+            raise trees_fault(self.target.decoder)
         committed = x.ids.shape[1] - draft.nodes
         self._num_reread = committed - 1
         if not draft.nodes:
@@ -312,17 +322,17 @@ class Scoring:
 
     @property
     def captured_layers(self) -> Sequence[int]:
-        """The layers whose outgoing rows `take` needs."""
+        """Layers whose output `store_output` needs."""
         return () if self._tape is None else self._tape.layers
 
     def store_prompt_chunk(self, out: ModelOutput) -> None:
-        """Keep rows and features of a part of the prompt behind which more of it follows."""
+        """Keep rows and features of a part of the prompt that is not the last."""
         if self._tape is not None:
             self._tape.write(out)
         self.keep(range(out.hidden.shape[1]))
 
     def store_output(self, out: ModelOutput) -> Tensor:
-        """Logits [n, V] of a forward, whose features are kept."""
+        """Store the features of a forward. Return its logits [n, V]."""
         if self._num_reread or self._root_output is not None:
             out, self._root_output = _rows_from_root(self._root_output, out), None
         if self._tape is not None:
@@ -330,7 +340,7 @@ class Scoring:
         return _logits(out)
 
     def _end_paused_forward(self, out: ModelOutput | None) -> None:
-        """A halted forward has come to its end, or was left before that."""
+        """Store the features of a finished paused forward. `out` is None after an early exit."""
         self._paused = None
         if self._tape is None:
             return
@@ -342,8 +352,8 @@ class Scoring:
         self._tape.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep, of the last forward, the rows at `path`, counted from the root's."""
-        self._length_before_partial = self._pending = None  # what was written since goes as well
+        """Keep the rows at `path` of the last forward, counted from the root's row."""
+        self._length_before_partial = self._pending = None  # `commit` drops partial rows too
         if self._num_reread:
             num_reread, self._num_reread = self._num_reread, 0
             self.state.commit(0, (*range(num_reread), *(num_reread + row for row in path)))
@@ -370,8 +380,10 @@ class Scoring:
 
 
 def _rows_from_root(root: ModelOutput | None, out: ModelOutput) -> ModelOutput:
-    """The rows from the root on, where that was read apart from what follows, or behind tokens that
-    were read once more."""
+    """Return the rows from the root on.
+
+    Joins the output of a separate forward over the root, and drops rows of tokens before the root.
+    """
     if root is None:  # nothing was drafted
         return ModelOutput(
             out.logits,

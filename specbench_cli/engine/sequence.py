@@ -1,4 +1,4 @@
-"""The text of one request: its prompt, what was committed to it, when, and why it ended."""
+"""Text of one request: prompt, committed tokens, their times, and the reason for its end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from torch import Tensor, device
 from specbench_cli.engine import host
 from specbench_cli.engine.types import Origin, Outcome, Tokens
 
-# ---- where an output ends -----------------------------------------------------------------------
+# ---- stop rule ----------------------------------------------------------------------------------
 
 Finish = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When an output ends.
+    """Rule for the end of an output.
 
-    eos: ids that end it (kept); max_new_tokens: the budget, reached exactly; strings: texts that
-    end it with the token completing them (kept), looked for in `decode` of the output's ids.
+    eos: Ids that end it. The id is kept. max_new_tokens: The budget, which is reached exactly.
+    strings: Texts that end it. The token that completes a text is kept. They are searched in
+    `decode` of the output's ids.
     """
 
     eos: frozenset[int]
@@ -36,8 +37,7 @@ class StopRule:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; prefill alone gives 1")
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
-        """How many of the `new` tokens are kept after `output`, and why the output ends there, if
-        it does."""
+        """Return how many `new` tokens to keep after `output`, and why it ends, or None."""
         for kept, token in enumerate(new, start=1):
             if token in self.eos:
                 return kept, "eos"
@@ -53,26 +53,27 @@ class StopRule:
         return any(string in text for string in self.strings)
 
 
-# ---- an output that is walked again -------------------------------------------------------------
+# ---- replay -------------------------------------------------------------------------------------
 
 PAST_END = -1
-"""What is recorded behind the last token: no draft token equals it, and it is never committed,
-since the stop rule ends the output before it."""
+"""Recorded choice after the last token. No draft token equals it, and it is never committed,
+because the stop rule ends the output before it."""
 
 
 class RecordedOutput:
-    """An output to be walked again.
+    """Output to be replayed.
 
     Args:
-        ids: its tokens, from output index 0.
-        device: where choices are wanted.
+        ids: Its tokens, from output index 0.
+        device: Device of the choices.
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device) -> None:
         self._ids = host.ids([*ids, PAST_END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
-        """The tokens [n] recorded at output indices first + depth; `END` beyond the last."""
+        """Return the recorded tokens [n] at output indices first + depth; `PAST_END` after the
+        last."""
         end = self._ids.shape[0] - 1
         at = host.ids([min(first + depth, end) for depth in depths], self._ids.device)
         return self._ids[at]
@@ -82,22 +83,21 @@ class RecordedOutput:
 
 
 class Text:
-    """Grows by `append` alone, which is where the stop rule cuts.
+    """Text of a request. It grows only by `append`, which applies the stop rule.
 
     Args:
-        ids: the prompt's.
-        stop: where the output ends.
-        now: nanoseconds of the clock that it is timed by.
+        ids: Ids of the prompt.
+        stop: The stop rule.
+        now: Clock in nanoseconds.
 
     Attributes:
-        tokens: all ids, the prompt's and the committed ones; read only.
-        prompt_length: how many of them are the prompt's.
-        origin: how each committed token came to be.
-        finish: why the output ended; None while it has not.
-        decided: a token that verification chose last, as the host knows it and as it is on the
-            device, [1]: if the text then ends with it, no id has to travel there again.
-        started_ns, first_ns, last_ns: when the timer started, and when the first and the latest
-            tokens were there.
+        tokens: All ids, of the prompt and committed. Read only.
+        prompt_length: Number of prompt tokens.
+        origin: Origin of each committed token.
+        finish: Reason why the output ended. None while it has not.
+        last_choice: Last token that verification chose, on the host and on the device, [1]. If the
+            text ends with it, the id need not be copied to the device again.
+        started_ns, first_ns, last_ns: Start of the timer, and times of the first and latest tokens.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Text:
 
     @property
     def position(self) -> int:
-        """Index of the next output token: how many there are."""
+        """Index of the next output token, which is the number of output tokens."""
         return len(self.tokens) - self.prompt_length
 
     @property
@@ -133,23 +133,24 @@ class Text:
 
     @property
     def end(self) -> Tensor:
-        """[1], the last token, the prompt's if nothing was committed, on the device."""
+        """Last token [1] on the device. Before the first commit it is the prompt's last token."""
         if self._end is None:
             self._end = host.ids(self.tokens[-1:], self.device)
         return self._end
 
     @property
     def max_draft_length(self) -> int:
-        """Most draft levels of use: the remaining budget, less the token that verification adds."""
+        """Maximum useful number of draft levels: the remaining budget without the token that
+        verification adds."""
         return self.stop.max_new_tokens - self.position - 1
 
     @property
     def steps(self) -> int:
-        """Steps made, prefill being one: each ended in a token that was not drafted."""
+        """Number of steps including prefill. Each ended with a token that was not drafted."""
         return sum(origin not in ("accepted", "relaxed") for origin in self.origin)
 
     def pending_tokens(self, length: int) -> Tokens:
-        """The tokens that a state of `length` rows has not seen."""
+        """Return the tokens that a state of `length` rows has not processed."""
         if not self.position:
             return Tokens(self._prompt[None, length:])
         if length == len(self.tokens) - 1:
@@ -157,11 +158,11 @@ class Text:
         return Tokens(host.ids(self.tokens[length:], self.device)[None])
 
     def append(self, outcome: Outcome) -> Outcome:
-        """Take an outcome as far as the stop rule lets it; `finish` is set if the output ends."""
+        """Append an outcome as far as the stop rule allows. Sets `finish` if the output ends."""
         kept, self.finish = self.stop.cut(self.output, outcome.committed)
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])
-        # Whoever made the outcome, the text ends with its last token.
+        # Reuse the token on the device if the text ends with it.
         known = self.last_choice is not None and self.last_choice[0] == self.tokens[-1]
         self._end = self.last_choice[1] if self.last_choice is not None and known else None
         self.last_ns = self._now()

@@ -1,8 +1,8 @@
-"""Session: everything that a method may use while it decodes one request.
+"""Session: the engine's interface for a method that decodes one request.
 
 The method builds a draft (`drafts`), the target scores it (`scoring`), and the verifier decides it
-(`verify.verifier`). Then `Session.commit` appends the outcome to the text. The harness uses its own
-interface, `Harness`.
+(`verify.verifier`). Then `Session.commit` appends the outcome to the text. The measuring program
+uses `Harness`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ from specbench_cli.engine.verify.verifier import Verifier
 from specbench_cli.engine.verify.weakened import WeakenedPromptReader
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
 class Harness:
-    """The measuring program's half of a session: timer, trace, workers, and the session's share in
-    the forwards of a batch. Methods leave it alone.
+    """Interface of a session for the measuring program: timer, trace, workers, shared batch
+    forwards.
+
+    Methods must not use it.
 
     Attributes:
-        text: what is decoded: when it began, when its tokens were there, how each came to be.
-        meter: the trace of all forwards.
-        workers: the drafters at work beside the target.
-        reference: vanilla's output, for methods that say they are an `upper_bound`; else None.
-        beside: the sequences that take part in the step, this one among them.
-        policy: what sets the length of its drafts by who is beside it, if anything does.
+        text: The text with the origins and times of its tokens.
+        meter: Trace of all forwards.
+        workers: Drafters that run beside the target.
+        reference: Vanilla's output, for methods with `upper_bound`. None for all others.
+        batch_sessions: Sessions that take part in the current step, including this one.
+        policy: Rule that sets the draft lengths of all sequences of a step. None without such a
+            rule.
     """
 
     def __init__(self, session: Session, reference: Sequence[int] | None) -> None:
@@ -57,10 +61,11 @@ class Harness:
         self._num_reported, self._timer_started = 0, False
 
     def begin(self) -> None:
-        """Start the timer: the ids are on the device, the states cleared and preallocated.
+        """Start the timer. The ids are on the device, and the states are allocated and cleared.
 
         Raises:
-            MethodFault: it runs already. Whoever measures starts it, before the method is called.
+            MethodFault: the timer runs already. The measuring program starts it before the method
+                runs.
         """
         if self._timer_started:
             raise MethodFault(
@@ -74,10 +79,10 @@ class Harness:
         self.text.start()
 
     def set_states(self, allocate_state: Callable[[Decoder, int], State]) -> None:
-        """Have states: in a batch, from when the sequence joins it.
+        """Set the session's states. In a batch, this happens when the sequence joins.
 
         Args:
-            lend: makes a cleared state of a decoder, with so many rows beyond the longest sequence.
+            allocate_state: Return a cleared state of a decoder with the given number of extra rows.
         """
         session = self._session
         session._allocate_state = allocate_state
@@ -97,38 +102,38 @@ class Harness:
             )
 
     def release(self) -> None:
-        """Let go of the last step's logits and of the noise, which would be held as long as the
-        session: of a batch, when the sequence has left it."""
+        """Release the last step's logits and the noise, for a sequence that has left its batch."""
         self._session._verifier.rows = None
         self._session._noise.clear()
 
     def forwards(self) -> Sequence[Forward]:
-        """The forwards since the last call, for the step that they led to."""
+        """Return the forwards since the last call. They belong to the current step."""
         first, self._num_reported = self._num_reported, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
     @property
     def scoring(self) -> Scoring:
-        """The target's forwards, for a batch that runs them together."""
+        """Forwards of the target, for a batch that runs them together."""
         return self._session._scoring
 
     def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
-        """Time of a step of so many sequences, whose target forward has so many rows in all, but
-        for its drafting: with what the host does. In the unit of `verify_cost`.
+        """Return the time of a step without its drafting, in the unit of `verify_cost`.
 
         Args:
-            even: whether they have as many rows each; what it costs to draft some that do not is in
-                it, too.
+            sequences: Number of sequences in the step.
+            rows: Number of rows in the target's forward.
+            even: True if all sequences have the same number of rows. If not, the cost includes the
+                drafting of the sequences that draft.
         """
         return self._session._workspace.cost("target", rows, sequences, even)
 
     def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
-        """Time of a token more of each of so many sequences' chains, with what the host does."""
+        """Return the time to draft one more token for each sequence, including the host's work."""
         return model.portion * self._session._workspace.cost(model.name, sequences, sequences)
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """What was scored, verified and committed, step by step; prefill is none."""
+        """What was scored, verified and committed in each step. Prefill is not a step."""
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:
@@ -141,6 +146,9 @@ class Harness:
         self.forwards()  # these are no step's
 
 
+@renamed_members(
+    tap="capture_layers", unread="pending_features", verified="verified_logits", part="batch_input"
+)
 class Session(DraftBuilder):
     """Decoding of one request by one method: its view of the text, its drafts and its steps.
 
@@ -188,7 +196,7 @@ class Session(DraftBuilder):
 
     @property
     def state(self) -> State:
-        """The target's state, of which `score` writes and `commit` keeps rows."""
+        """State of the target. `score` writes rows, `commit` keeps some of them."""
         return self._scoring.state
 
     def partial(
@@ -198,17 +206,19 @@ class Session(DraftBuilder):
         *,
         keep: bool = False,
     ) -> Partial:
-        """Some of the target as a draft model; its forwards count as drafting, by their share.
+        """Return a part of the target that serves as a draft model.
 
-        On `session.state` it needs no prefill: it reads the target's own rows of the text. What it
-        writes there is forgotten before the target scores. It can have a state of its own too.
+        Its forwards count as drafting, by their share of the weights. On `session.state` it needs
+        no prefill, because it reads the target's own rows. The engine discards its rows before the
+        target scores. It can also have a state of its own.
 
         Args:
-            layers: half-open range of those that run; default: all. An early exit is (0, E), and
-                (E, F) goes on from `Hidden` rows that leave it.
-            skip: what is passed over: layers, or sublayers as (layer, "attention"), (layer, "mlp").
-            keep: whether the target's next score goes on from what (0, E) made of the tokens
-                scored, which costs one wait for the device.
+            layers: Half-open range of the layers that run. None means all. (0, E) is an early exit,
+                and (E, F) continues from the `Hidden` rows that layer E - 1 returned.
+            skip: Layers to skip, or sublayers as (layer, "attention") and (layer, "mlp").
+            keep: True if the target's next `score` continues from the rows that the layers (0, E)
+                have computed for the draft. This costs one device sync per step.
+
         Raises:
             MethodFault: the target has no such layers.
         """
@@ -223,15 +233,19 @@ class Session(DraftBuilder):
     def reserve(self, nodes: int, ahead: MeteredHead) -> LookAheadRows: ...
 
     def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> LookAheadRows | None:
-        """Have rows in the target's state for trees of so many nodes; only before prefill.
+        """Reserve rows in the target's state for trees of up to `nodes` nodes. Call it before
+        prefill.
 
         Args:
-            ahead: a `LookAhead`, whose rows the target's forwards shall carry behind the last
-                committed token and all nodes.
+            ahead: A `LookAhead` head. The target's forwards then also carry its rows behind the
+                last committed token and behind all nodes.
+
         Returns:
-            of `ahead`, what keeps what its rows said: see `LookAheadRows.newest`.
+            With `ahead`, the object that holds the logits of its rows
+                (`LookAheadRows.latest_logits`).
+
         Raises:
-            MethodFault: nothing looks ahead in a target that runs whole forwards alone.
+            MethodFault: a target that only runs whole forwards cannot look ahead.
         """
         beside = None if ahead is None else self._scoring.look_ahead(ahead)
         self._validator.slack = nodes
@@ -242,28 +256,36 @@ class Session(DraftBuilder):
         return beside
 
     def capture_layers(self, taps: Sequence[int]) -> None:
-        """Have the target's forwards keep a head's features (see `Head.taps`); before prefill."""
+        """Let the target's forwards store the features of a head (`Head.taps`). Call it before
+        prefill."""
         self._scoring.capture_layers(taps)
 
     def pending_features(self, length: int) -> Features:
-        """What a head whose state has `length` rows has not read: the committed tokens from
-        `length` + 1 on, each beside the target's features of the token before it.
+        """Return the head's pending input: committed tokens with the target's features.
 
-        After prefill that is all of the prompt but its first token, and the first committed one.
+        These are the tokens from index `length` + 1 on, each with the features of the token before
+        it. After prefill they are the prompt without its first token, and the first committed
+        token.
+
+        Args:
+            length: Number of rows in the head's state.
 
         Raises:
-            MethodFault: `tap` was not called.
+            MethodFault: `capture_layers` was not called.
         """
         return self._scoring.features(self.pending_tokens(length + 1))
 
     def features(self, n: int = 1) -> Tensor:
-        """What a head without a state reads: the target's features [n, width] of the tokens before
-        the last n committed ones, those that these were chosen from.
+        """Return features [n, width] for a head without a state.
+
+        They belong to the tokens before the last n committed ones: the target chose these from
+        them.
 
         Args:
-            n: at most what the last step committed.
+            n: At most the number of tokens that the last step committed.
+
         Raises:
-            MethodFault: `tap` was not called, there was no prefill, or that step had fewer.
+            MethodFault: `capture_layers` was not called, there was no prefill, or n is too large.
         """
         return self._scoring.last_features(n)
 
@@ -274,50 +296,56 @@ class Session(DraftBuilder):
         self.harness.commit_first(self._scoring.prefill())
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
-        """One target forward over the last committed token and a draft: logits [m + 1, V].
+        """Run the target over the last committed token and a draft. Return the logits [m + 1, V].
 
         Args:
-            proposed: how many of its nodes are up for verification, the first ones; the others are
-                there for their rows alone. None: all. Who has seen the rows cannot say any more.
+            proposed: Number of nodes to verify, the first ones. Further nodes are only computed.
+                None means all nodes. Set it before reading the logits.
+
         Raises:
-            MethodFault: the draft is malformed; says the step, the field and what is allowed.
+            MethodFault: the draft is malformed. The message names the step, the field and what is
+                allowed.
         """
         return self._scoring.score(draft, proposed)
 
     def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> PausedForward:
-        """A `score` that halts behind its first `layer` layers.
+        """Start a `score` that pauses after the first `layer` layers.
 
-        It goes on (`to`), says what an exit there would (`early` logits [m + 1, V], `says`,
-        `look`), and ends with `end().rows`, the logits of `score`. A lossy method may have it end
-        where it is (`leave`), and hand to `verify` what a look said.
+        It continues with `run_to`. `early_logits` [m + 1, V], `early_logits_of` and `exit_logits`
+        return what an exit at this layer predicts. `end().rows` returns the logits of `score`. A
+        lossy method may end the forward early (`exit_early`) and pass the exit's logits to
+        `verify`.
 
         Args:
-            early: whether early logits are wanted behind the first layers: they are read as if
-                these were all, may steer what is prepared, and decide nothing.
+            early: True to compute early logits after the first layers. They may guide the
+                preparation of the next draft, but decide nothing.
+
         Raises:
-            MethodFault: as `score`; or the target has no such layer.
+            MethodFault: as for `score`, or the target has no such layer.
         """
         return self._scoring.begin_score(draft, layer, early=early)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
 
-        Without the last node's row, [m, V], all m tokens of a chain are tested all the same, and no
-        bonus follows where all of them stand.
-        Where the run has a contrast or a processor (`Sampling`) it is applied here.
+        A chain may lack the last node's row, [m, V]. All m tokens are then verified, but no bonus
+        token follows. The run's contrast and logits processor (`Sampling`) are applied here.
 
         Args:
-            accept: what stands beside what the lossless rule takes; None: nothing.
+            accept: Accept rule, which may keep tokens that the lossless rule rejects. None means no
+                rule.
+
         Raises:
-            MethodFault: another number of rows; or nothing for an accept rule to decide: blocks are
-                judged as one, a replay commits what was recorded, and what a processor forbids
-                is no rule's to let pass.
+            MethodFault: the number of rows is wrong, or an accept rule cannot be used: with block
+                verification, replays and logits processors.
         """
         return self._verifier.verify(draft, rows, accept)
 
     def verified_logits(self) -> Tensor:
-        """The target's logits [m + 1, V] at the root and the nodes of the draft that was verified
-        last, rejected ones included: for `Method.observe`, until the next forward.
+        """Return the target's logits [m + 1, V] at the root and all nodes of the last verified
+        draft.
+
+        They are valid until the next forward. Use them in `Method.observe`.
 
         Raises:
             MethodFault: nothing was verified yet.
@@ -327,12 +355,13 @@ class Session(DraftBuilder):
         return self._verifier.rows
 
     def commit(self, outcome: Outcome) -> Outcome:
-        """Take an outcome: cut it by the stop rule, append it, keep its rows of the target's state.
+        """Commit an outcome: apply the stop rule, append the tokens, keep their rows in the
+        target's state.
 
-        Whoever made it, this alone moves the text on.
+        Only this method extends the text.
 
         Returns:
-            the outcome as far as it was committed; `finish` is set if the output ends here.
+            The outcome as far as it was committed. `finish` is set if the output ends here.
         """
         committed = self._text.append(outcome)
         self._step_log.record_committed(committed)
@@ -345,10 +374,10 @@ class Session(DraftBuilder):
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
-        """A step to yield: a draft, what was committed of it, and the forwards since the last step.
+        """Return the step to yield: draft, committed outcome, and the forwards since the last step.
 
         Args:
-            extra: counts of the method's own; records hold their sums.
+            extra: Counts of the method's own. Records store their sums.
         """
         return Step(0, draft, committed, self.harness.forwards(), extra)
 
@@ -361,6 +390,8 @@ class Session(DraftBuilder):
         mask: Tensor | None = None,
         logits_at: LogitsAt = "last",
     ) -> ModelInput:
-        """What this sequence brings to a draft model's forward that all of a batch share
-        (`Metered.forward_batch`); arguments as of `Decoder.forward`."""
+        """Return this sequence's part of a draft model's forward over the whole batch.
+
+        The arguments are those of `Decoder.forward`. Pass the result to `Metered.forward_batch`.
+        """
         return ModelInput(x, state, positions, mask, logits_at, self._place or 0)

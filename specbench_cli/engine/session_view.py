@@ -1,4 +1,4 @@
-"""View that a method has of a request: its text, the run's models, and the random numbers."""
+"""A method's view of a request: its text, the run's models, and the random numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory, make_trainable
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Meter, Metered, MeteredHead
@@ -22,16 +22,20 @@ from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.choosing import Chooser
 from specbench_cli.engine.verify.random import Random, SeededRandom
 from specbench_cli.engine.verify.sampling import Noise, Sampling
-from specbench_cli.engine.workers.drafter import Brief, Drafter
-from specbench_cli.engine.workers.transport import Hiring, Worker
+from specbench_cli.engine.workers.drafter import Drafter, DraftRequest
+from specbench_cli.engine.workers.transport import Worker, WorkerRequest
 from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 
+@renamed_members(
+    since="pending_tokens", room="max_draft_length", hire="start_worker", words="vocabulary"
+)
 class SessionView:
     """Request with its text and the run's models, states and random numbers.
 
-    Nothing here changes the text. A method gets a `Session`, which adds the drafts and the steps.
+    Nothing here changes the text. `Session`, which methods get, adds the drafts and the steps.
 
     Args:
         pass_: Number of the repeat, from 1.
@@ -39,11 +43,11 @@ class SessionView:
         shared: Its batch. None means that it is decoded alone.
 
     Attributes:
-        requests: the requests to decode (always one).
-        target: the metered target. Its forwards count as verification.
-        device: the target's device.
-        sampling: the decoding rule.
-        memory: data that the method keeps between prompts if its state scope is "run".
+        requests: The requests to decode (always one).
+        target: The metered target. Its forwards count as verification.
+        device: The target's device.
+        sampling: The decoding rule.
+        memory: Data that the method keeps between prompts if its state scope is "run".
     """
 
     _allocate_state: Callable[[Decoder, int], State]  # makes a cleared state with rows to spare
@@ -81,42 +85,46 @@ class SessionView:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What the target's ids stand for, as bytes (`decode`), and how a text is cut into them.
+        """Text of the target's token ids, as bytes (`decode`), and the target's tokenization of a
+        text.
 
         Raises:
-            MethodFault: its tokenizer spells in a way that is not known here.
+            MethodFault: the format of the target's tokenizer is not supported.
         """
         return self._workspace.vocabulary()
 
     def tokens(self) -> Sequence[int]:
-        """All ids so far: the prompt and what was committed. Read only."""
+        """Return all ids so far: the prompt and the committed tokens. Read only."""
         return self._text.tokens
 
     def output(self) -> Sequence[int]:
-        """The committed ids."""
+        """Return the committed ids."""
         return self._text.output
 
     @property
     def finish(self) -> Finish | None:
-        """Why the output ended; None while it has not."""
+        """Reason why the output ended. None if it has not."""
         return self._text.finish
 
     def max_draft_length(self) -> int:
-        """Most draft levels of use: the remaining budget, less the token that verification adds."""
+        """Return the maximum useful number of draft levels.
+
+        This is the remaining budget without the token that verification adds.
+        """
         return self._text.max_draft_length
 
     def pending_tokens(self, length: int) -> Tokens:
-        """The committed tokens that a state of `length` rows has not seen."""
+        """Return the committed tokens that a state of `length` rows has not processed."""
         return self._text.pending_tokens(length)
 
     # ---- models and states ----------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
-        """Another decoder of the run, behind the meter; its forwards count as drafting."""
+        """Return another decoder of the run, metered. Its forwards count as drafting."""
         return Metered(self._decoder(name), self._meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
-        """A cleared state, preallocated for the longest sequence of the run plus `slack` rows."""
+        """Return a cleared state for the longest sequence of the run plus `slack` rows."""
         state = self._allocate_state(decoder.decoder, slack)
         source = self.requests[0].source
         if source is not None:
@@ -128,16 +136,17 @@ class SessionView:
         return state
 
     def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """A drafter that works beside the target, where the run has it work; its prefill has begun.
+        """Start a drafter that runs beside the target. It begins with its prefill.
 
         Args:
-            kind: its class, at the top level of a module.
-            params: the method's, handed on to it.
+            kind: Class of the drafter, at the top level of a module.
+            params: Parameters of the method, passed to the drafter.
+
         Raises:
             WorkerLost: its process does not start.
         """
         request = self.requests[0]
-        brief = Brief(
+        brief = DraftRequest(
             request.prompt_id,
             request.turn,
             self._pass,
@@ -149,8 +158,8 @@ class SessionView:
             request.source,
         )
         chooser = None if self._random_is_seeded else self._chooser
-        worker = self._workspace.transport.hire(
-            Hiring(
+        worker = self._workspace.transport.start_worker(
+            WorkerRequest(
                 kind,
                 params,
                 brief,
@@ -164,8 +173,8 @@ class SessionView:
         self._workers.append(worker)
         return worker
 
-    def artifact(self, wanted: Trained) -> Any:
-        """A trained module of the run; a head comes behind the meter, as a draft."""
+    def artifact(self, wanted: ArtifactSpec) -> Any:
+        """Return a trained module of the run. A head is metered, and counts as drafting."""
         made = self._workspace.artifact(wanted)
         if isinstance(made, FeatureHead):
             return MeteredHead(made, self._meter, place=self._place)
@@ -173,16 +182,18 @@ class SessionView:
             return made
         return Metered(made, self._meter, role="draft", place=self._place)
 
-    def trainable(self, wanted: str | Trained = "draft", topic: str = "") -> Any:
-        """This row's own copy of a decoder of the run, behind the meter as a draft, or of a trained
-        module: made at first use and kept, so `start` should ask for it; needs a `state_scope`.
+    def trainable(self, wanted: str | ArtifactSpec = "draft", topic: str = "") -> Any:
+        """Return the method's own copy of a decoder or trained module, metered as a draft.
 
-        Its weights are the parameters of its `module`, which is called as transformers' are,
-        `module(ids).logits`. They change in `Method.learn` and nowhere else, none come or go, and a
-        request is decoded by those that it began with.
+        It is created at first use and kept, so `start` should request it. Needs a `state_scope`.
+
+        Its weights are the parameters of its `module`, which is called like a transformers model,
+        `module(ids).logits`. They may change in `Method.learn` only. A request is decoded with the
+        weights that it started with.
 
         Args:
-            topic: of a row that has a copy for each topic, whose it is.
+            topic: Topic of the copy, for a method with one copy per topic.
+
         Raises:
             MethodFault: there is no such decoder, or it has no torch module.
         """
@@ -199,37 +210,46 @@ class SessionView:
         return Metered(made, self._meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
-        """Time of a target forward over so many rows, the root's included, as a multiple of that
-        over one; measured, and the same for all of a run. Needs `Method.uses_costs`."""
+        """Return the time of a target forward over so many rows, relative to one row.
+
+        The rows include the root. The run measures the costs once. Needs `Method.uses_costs`.
+        """
         return self._workspace.cost("target", rows)
 
     def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
-        """Time of a draft model's or head's forward, in that of a target forward over one row; of
-        a part of the target, its share of a whole forward's."""
+        """Return the time of a draft model's or head's forward, relative to a target forward over
+        one row.
+
+        A part of the target costs its share of a whole forward.
+        """
         return model.portion * self._workspace.cost(model.name, rows)
 
     # ---- distributions and random numbers -------------------------------------------------------
 
     @property
     def random(self) -> Random:
-        """The primitives `categorical` and `bernoulli`."""
+        """Random primitives `categorical` and `bernoulli`."""
         return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The distributions [..., V] that logits stand for under this session's temperature and
-        cuts."""
+        """Return the distributions [..., V] of logits under this session's temperature, top-k and
+        top-p."""
         return self._chooser.warp(rows)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
-        """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
+        """Return the Gumbel noise [n, V] of the output positions first to first + n - 1.
+
+        It is the same for every method.
+        """
         return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Decision scores of logits [n, V] at output positions first...: their argmax is the
-        choice.
+        """Return decision scores of logits [n, V] at the output positions from `first` on.
+
+        The argmax of a row of scores is its choice.
 
         Args:
-            depths: how far behind `first` each row stands; default: one after another.
+            depths: Offset of each row's position from `first`. Default: 0, 1, 2, ...
         """
         return self._chooser.scores(rows, first, depths)
 

@@ -1,9 +1,9 @@
-"""Batches decoded without models: scripts say what these would have said, a table what it costs.
+"""Simulation of batches without models: scripts provide the tokens, a cost function the times.
 
-A discrete-event simulation with the engine's own driver: batches, sessions, methods and their
-policies are those that measure. Two things are others: `ScriptedDecoder` decoders, which know the
-outputs and which of their tokens the draft model gets right, and a `Clock` that moves by what a
-forward costs, and to the next arrival where nothing is decoded.
+This is a discrete-event simulation with the engine's own batches, sessions, methods and policies.
+Only two parts are replaced: `ScriptedDecoder`s know the outputs and which draft tokens are correct.
+A `SimulatedClock` advances by the cost of each forward, and to the next arrival when nothing is
+decoded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from specbench_cli.errors import MethodFault
 
 
 class SimulatedClock(HostClock):
-    """Time that passes only where it is spent.
+    """Clock that advances only when time is spent.
 
     Attributes:
-        model: The model whose forward moved it last.
+        model: Model of the last forward.
     """
 
     model = ""
@@ -41,17 +41,16 @@ class SimulatedClock(HostClock):
         super().__init__()
 
     def now(self) -> int:
-        """Nanoseconds spent so far."""
+        """Return the nanoseconds spent so far."""
         return self._at
 
     def sleep(self, ns: int) -> None:
-        """Spend some."""
+        """Spend `ns` nanoseconds."""
         self._at += ns
 
 
 class PricedDecoder(Decoder):
-    """A decoder whose forwards take what a cost function returns, the host's work included; what
-    they compute is the decoder's own."""
+    """Decoder whose forwards take the time that a cost function returns, host work included."""
 
     def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
         self._decoder, self._clock, self._cost = decoder, clock, cost
@@ -61,7 +60,7 @@ class PricedDecoder(Decoder):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The decoder's."""
+        """Name of the decoder."""
         return self._decoder.name
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
@@ -89,10 +88,10 @@ class PricedDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A request as it went.
+    """A request with its known output.
 
-    prompt, output: ids. right: of each token of the output, whether the draft model says it after
-    the text before it. budget: most tokens. eos: whether its last token ended it.
+    prompt, output: Ids. draft_correct: For each output token, whether the draft model predicts it.
+    budget: Maximum number of tokens. eos: Whether the last token ended the output.
     """
 
     prompt: tuple[int, ...]
@@ -102,14 +101,14 @@ class Script:
     eos: bool = False
 
     def request(self, place: int) -> Request:
-        """The request."""
+        """Return the request."""
         stop = StopRule(frozenset(self.output[-1:] if self.eos else ()), self.budget)
         return Request(f"simulated/{place}", 1, self.prompt, stop)
 
 
 class ScriptState:
-    """How many rows were fed, what stands before the first that was taken back, and of which script
-    that is; `row_bytes` is what a row would take."""
+    """State of a scripted decoder: number of rows, text and script. `row_bytes` is the size of a
+    row."""
 
     by_row = True
 
@@ -128,7 +127,7 @@ class ScriptState:
         return self._written
 
     def write(self, n: int) -> None:
-        """Count n rows more."""
+        """Add n rows."""
         self._written += n
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
@@ -142,7 +141,7 @@ class ScriptState:
         self._kept = min(self._kept, n)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`: a script has no layers."""
+        """See `State`. Scripts have no layers."""
 
     def clear(self) -> None:
         """See `State`."""
@@ -156,11 +155,13 @@ class ScriptState:
 
 
 class ScriptedDecoder(Decoder):
-    """Says the tokens of scripts: the target all of them, the draft model those that it gets right,
-    and another one in place of each that it does not.
+    """Decoder that predicts the tokens of scripts.
+
+    The target predicts all tokens. The draft model predicts the correct ones, and another token in
+    place of the others.
 
     Raises:
-        ValueError: two scripts begin alike and go on otherwise.
+        ValueError: two requests have the same prompt and different outputs.
     """
 
     n_layers = hidden_size = 1
@@ -182,10 +183,10 @@ class ScriptedDecoder(Decoder):
         return ScriptState(capacity, self._row_bytes)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`; chains through the whole model alone.
+        """See `Decoder`. Supports only chains through the whole model.
 
         Raises:
-            MethodFault: anything else.
+            MethodFault: the input is not supported.
         """
         x, state, at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Tokens) or model_input.options.keys() - {"logits_at"}:
@@ -211,7 +212,7 @@ class ScriptedDecoder(Decoder):
         return ModelOutput(logits, hidden)
 
     def _next_token(self, script: Script, position: int) -> int:
-        """The token that is said at a position of the text; 0 behind its end."""
+        """Return the token at a position of the text; 0 after its end."""
         at = position - len(script.prompt)
         if at >= len(script.output):
             return 0
@@ -229,14 +230,15 @@ def simulate(
     arrivals: Sequence[float] = (),
     costs: Callable[..., float] | None = None,
 ) -> Batch:
-    """Decode scripted requests as a batch would; all times are the clock's, from 0.
+    """Decode scripted requests as a batch. All times are on the simulated clock, from 0.
 
     Args:
-        size, chunk, arrivals: see `Batch`.
-        cost: what forwards take.
-        costs: what policies are told of forwards; see `Workspace.costs`.
+        cost: Time of a forward.
+        size, chunk, arrivals: See `Batch`.
+        costs: Forward costs that policies read; see `Workspace.costs`.
+
     Raises:
-        MethodFault: the method asks for more than scripts know.
+        MethodFault: the method needs something that scripts cannot provide.
     """
     clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
@@ -259,8 +261,7 @@ def run_batch(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch to its end on such a clock, which `PricedDecoder` decoders
-    move."""
+    """Decode requests as a batch on a simulated clock, which `PricedDecoder`s advance."""
     batch = Batch(
         workspace,
         requests,

@@ -11,15 +11,17 @@ from specbench_cli.engine.types import Draft, Outcome
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """A draft without its distributions, which are large: `tokens` [m] on the device, `parents` as
-    in `Draft`."""
+    """Draft without its distributions, which are large.
+
+    tokens: [m] on the device. parents: As in `Draft`.
+    """
 
     tokens: Tensor
     parents: tuple[int, ...] | None
 
     @classmethod
     def of(cls, draft: Draft, nodes: int | None = None) -> DraftShape:
-        """The shape of a draft, or of its first nodes."""
+        """Return the shape of a draft, or of its first nodes."""
         if nodes is None or nodes == draft.nodes:
             return cls(draft.tokens, draft.parents)
         parents = draft.parents
@@ -28,12 +30,12 @@ class DraftShape:
 
 @dataclass(slots=True)
 class StepRecord:
-    """All that a session saw of one step, whatever its method tells of it.
+    """What a session did in one step, whatever the method reports.
 
     Attributes:
-        scored: what was proposed of the drafts that the target scored.
-        verified: the drafts that `verify` decided.
-        committed: what became of them; None while nothing did.
+        scored: Drafts that the target scored, without nodes that were not proposed.
+        verified: Drafts that `verify` decided.
+        committed: The committed outcome. None before the commit.
     """
 
     scored: list[DraftShape] = field(default_factory=list)
@@ -64,7 +66,7 @@ class StepLog:
         self._open_step().committed = outcome
 
     def _open_step(self) -> StepRecord:
-        """The step of which nothing is committed yet."""
+        """Return the step without a committed outcome."""
         if not self.steps or self.steps[-1].committed is not None:
             self.steps.append(StepRecord())
         return self.steps[-1]

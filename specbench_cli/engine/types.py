@@ -1,6 +1,6 @@
-"""The engine's vocabulary: what goes into a forward, what a method proposes, what a step did.
+"""Data types of the engine: model inputs and outputs, drafts, verification results, steps.
 
-Plain frozen dataclasses and nothing else; the terms are those of docs/reference/glossary.md.
+docs/glossary.md defines the terms.
 """
 
 from __future__ import annotations
@@ -9,42 +9,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from specbench_cli.former_names import DRAW_MODES, current_draw_mode
+from specbench_cli.former_names import DRAW_MODES, current_draw_mode, renamed_members
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DrawMode = Literal["deterministic", "independent", "without_replacement"]
-"""How draft tokens were chosen: not drawn at all, independently from q, or without replacement."""
+"""How draft tokens were chosen: without a draw, independently from q, or without replacement."""
 
 Origin = Literal["prefill", "accepted", "recovered", "bonus", "plain", "relaxed"]
-"""How a committed token came to be. accepted: drafted, and taken by the lossless rule. relaxed:
-drafted, rejected by it, and let pass by a lossy accept rule."""
+"""How a committed token was produced. accepted: drafted, and kept by the lossless rule. relaxed:
+drafted, rejected by the lossless rule, and kept by a lossy accept rule."""
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""What a method promises of its output, the strongest first; the first two are lossless."""
+"""What a method guarantees about its output, strongest first. The first two are lossless."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
-"""How tokens are decided: argmax; rejection sampling, of single tokens or of whole blocks; argmax
-of log-probability plus keyed noise."""
+"""How tokens are decided: argmax, rejection sampling of tokens or of blocks, or coupled sampling
+(argmax of log-probability plus keyed Gumbel noise)."""
 
 Role = Literal["prefill", "draft", "verify", "aux"]
-"""What a forward was for."""
+"""Purpose of a forward."""
 
 SublayerKind = Literal["attention", "mlp"]
 SUBLAYERS: tuple[SublayerKind, ...] = get_args(SublayerKind)
-"""Of a layer: what mixes rows, and what takes each by itself."""
+"""Sublayers of a layer: attention mixes positions, the MLP processes each position separately."""
 
 Sublayer = tuple[int, SublayerKind]
-"""A layer's number, and which of its sublayers."""
+"""Layer number and sublayer."""
 
 Skip = frozenset[int | Sublayer]
-"""What a forward passes over: layers and sublayers. Rows go past them unchanged; a layer whose
-attention is passed over writes no row."""
+"""Layers and sublayers that a forward skips. The residual stream passes them unchanged. A layer
+without attention writes no keys and values."""
 
 
 def expand_skip(skip: Skip) -> frozenset[Sublayer]:
-    """The sublayers that a forward passes over, both of every layer that is named whole."""
+    """Return the skipped sublayers. A skipped layer stands for both of its sublayers."""
     return frozenset(
         sublayer
         for each in skip
@@ -61,45 +61,52 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Input rows of layer `layers[0]`, to go on from an exit layer, shape [b, n, hidden]."""
+    """Hidden states that enter layer `layers[0]`, shape [b, n, hidden].
+
+    Used to continue a forward after an exit layer.
+    """
 
     rows: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a draft head reads: token ids, shape [b, n], int64, and beside each the features of the
-    token before it, shape [b, n, width]."""
+    """Input of a draft head.
+
+    ids: token ids, shape [b, n], int64. rows: the target's features of the token before each id,
+    shape [b, n, width].
+    """
 
     ids: Tensor
     rows: Tensor
 
 
 Input = Tokens | Hidden | Features
-"""What goes into a forward; which of them a decoder takes is its own."""
+"""Input of a forward. Each decoder supports some of these types."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraInput:
-    """What a model reads of a request beside its text; see `Decoder.attach`.
+    """Input of a model in addition to the text; see `Decoder.attach`.
 
-    ids: the input of an encoder.
-    images: what an image processor makes of images ("pixel_values"), as the module's forward takes
-        it; their places in the text hold the family's image token.
+    ids: Input ids of an encoder.
+    images: Output of the image processor ("pixel_values"), passed to the module's forward. The text
+        contains the model family's image token at each image's position.
     """
 
     ids: tuple[int, ...] = ()
     images: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@renamed_members(taps="aux_hidden_states")
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What a forward gives back.
+    """Output of a forward.
 
-    logits: [b, r, V] in the decoder's dtype, one row per requested position; None if none was
-        asked.
-    hidden: [b, n, hidden], the rows that leave the last computed layer (before the final norm).
-    taps: layer index -> [b, n, hidden], the rows that leave that layer.
+    logits: [b, r, V] in the decoder's dtype, one row for each requested position. None if no logits
+        were requested.
+    hidden: [b, n, hidden], output of the last computed layer, before the final norm.
+    aux_hidden_states: Layer number -> [b, n, hidden], output of that layer.
     """
 
     logits: Tensor | None
@@ -108,26 +115,24 @@ class ModelOutput:
 
     @property
     def rows(self) -> Tensor:
-        """The logits of a forward over one sequence that was asked for some, [r, V]."""
+        """Logits [r, V] of a forward over one sequence."""
         assert self.logits is not None
         return self.logits[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed continuations of one sequence.
+    """Proposed continuations of one sequence: a chain or a tree of tokens.
 
-    tokens: [m] int64, always TARGET ids, on the target's device; a chain's in their order.
-    parents: index of each node's parent in `tokens`, -1 for the root (the last committed token); a
-        parent comes before its children. None for a chain.
-    draw_mode: how the tokens were chosen; "deterministic" unless each was drawn from its row of
-        `q`.
-    q: [m, V] float32, the distribution each token was drawn from, over target ids. Siblings drawn
-        without replacement all have the distribution of the first draw: verification takes the
-        earlier ones out.
-    order: all nodes, in the order in which siblings are tested: that of their draws. None: as they
-        are numbered.
-    law: former name of `draw_mode`, with its former values.
+    tokens: [m] int64, target ids on the target's device. A chain's tokens are in order.
+    parents: Index of each node's parent in `tokens`, -1 for the root (the last committed token).
+        Parents come before their children. None for a chain.
+    draw_mode: How the tokens were chosen. "deterministic" unless they were drawn from `q`.
+    q: [m, V] float32, the distribution over target ids that each token was drawn from. Siblings
+        drawn without replacement all have the distribution of the first draw: verification removes
+        the earlier siblings.
+    order: All nodes, in the order in which siblings are verified. This is the order of their draws.
+        None means the order of `tokens`.
     """
 
     tokens: Tensor
@@ -149,7 +154,7 @@ class Draft:
 
     @property
     def levels(self) -> int:
-        """Depth of the draft: the number of tokens of its longest path."""
+        """Number of tokens on the longest path."""
         if self.parents is None:
             return self.nodes
         depth = [0] * self.nodes
@@ -160,13 +165,12 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What verification decided.
+    """Result of verifying a draft.
 
-    path: nodes that stand, accepted and relaxed ones, as indices into `Draft.tokens`, root side
-        first.
-    committed: their ids, then the recovered, bonus or plain one.
-    origin: how each committed token came to be.
-    tested: levels that verification reached, the rejected one included.
+    path: Accepted and relaxed nodes, as indices into `Draft.tokens`, from the root.
+    committed: Their ids, then the recovered, bonus or plain token.
+    origin: Origin of each committed token.
+    tested: Number of levels that were verified, including the rejected one.
     """
 
     path: tuple[int, ...]
@@ -177,14 +181,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Forward:
-    """One metered forward. Times in ns since the timer's start; `used` is False for cancelled
-    work.
+    """One metered forward. Times are in ns since the timer's start.
 
-    share: how much of the model's weights it read; 1 for a whole forward (`Decoder.share`).
-    rows: of a batch, how many rows each sequence had in it, by its place; None for a sequence that
-        is decoded alone.
-    reading: of these, the places whose rows were of their prompts, beside others' rows of the
-        forward's role.
+    used: False for cancelled work.
+    share: Share of the model's weights that the forward read; 1 for a whole forward
+        (`Decoder.share`).
+    rows: Number of rows of each sequence of a batch, by its place. None for a sequence that is
+        decoded alone.
+    prompt_places: Places of the sequences whose rows belong to their prompts.
     """
 
     model: str
@@ -203,8 +207,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message from worker to worker: from when it was sent to when it was read. Times in ns since
-    the timer's start."""
+    """Message between workers. t0_ns: time of sending, t1_ns: time of reading, in ns since the
+    timer's start."""
 
     sender: int
     receiver: int
@@ -215,10 +219,10 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One verification whose result was committed from.
+    """One verification and what was committed.
 
-    draft is None where the method cannot say (peers); `outcome` is what was committed, after the
-    cut.
+    draft: None if the method does not know its drafts (peers).
+    outcome: What was committed, after the stop rule.
     """
 
     seq: int

@@ -1,9 +1,9 @@
-"""A decoding seen from outside of the method that decodes: its clock, forwards, helpers and steps.
+"""Monitor of a decoding, independent of the method: clock, forwards, helpers and steps.
 
-All that a session knows of its own time and work passes through objects that a method can reach.
-What is read here is out of its reach: the clock of whoever measures, the forwards that every model
-counts itself, and the threads and processes of this program. What a method tells of its steps is
-held against what was scored and verified.
+A method can reach all objects through which a session records time and work. The monitor therefore
+uses sources that it cannot change: its own clock, the count of forwards in each model, and the
+threads and processes of the program. It compares the reported steps with what was scored and
+verified.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from specbench_cli.engine.workspace import Workspace
 
 
 class Watch:
-    """Watches the decoding of a request, or of several together, from before its first line on.
+    """Monitor of the decoding of one request or batch.
 
     Args:
-        workspace: whose models may run.
-        memory: of the row, whose trained copies may run.
+        workspace: Its models may run.
+        memory: The method's memory, whose trained copies may run.
 
     Attributes:
-        began_ns, ended_ns: of the decoding, in nanoseconds of the monotonic clock.
+        began_ns, ended_ns: Times of the decoding, in nanoseconds of the monotonic clock.
     """
 
     def __init__(self, workspace: Workspace, memory: Memory) -> None:
@@ -48,7 +48,7 @@ class Watch:
         self.began_ns = self.ended_ns = 0
 
     def begin(self, *sessions: Session) -> None:
-        """Start the clock of requests that are decoded together; the method comes next."""
+        """Start the clocks of requests that are decoded together. Call the method next."""
         for session in sessions:
             session.harness.begin()
         self._sessions = sessions
@@ -56,17 +56,19 @@ class Watch:
         self.began_ns = min(start for start, _ in self._start_times)
 
     def end(self) -> None:
-        """The method has returned."""
+        """Stop the clock. The method has returned."""
         self.ended_ns = time.perf_counter_ns()
 
     def find_fault(self, meter: Meter) -> str | None:
-        """What contradicts what the sessions say, once all of the trace is in `meter` and in
-        nanoseconds; None if nothing does."""
+        """Return the first contradiction between the sessions and the monitor, or None.
+
+        Call it when `meter` holds the whole trace, in nanoseconds.
+        """
         found = self._find_clock_fault() or self.find_helpers()
         return found or self._find_unmetered(meter) or _find_overlap(meter.forwards)
 
     def find_helpers(self) -> str | None:
-        """Who works beside the method that the run did not place there."""
+        """Return a message about threads or processes that the method has started, or None."""
         transport = self._workspace.transport
         threads = len(_list_threads() - self._threads - transport.threads)
         if threads:
@@ -93,25 +95,25 @@ class Watch:
         separate_process = (
             self._workspace.transport.pid is not None
         )  # its own process counts for itself
-        told = Counter(f.model for f in meter.forwards if not (separate_process and f.worker))
+        traced = Counter(f.model for f in meter.forwards if not (separate_process and f.worker))
         for made in self._memory.copies:
             if not isinstance(made, Decoder):
-                continue  # a module that nobody meters
+                continue  # not metered
             called = count_calls(made) - self._initial_calls.get(id(made), 0)
-            # What publishes computes apart from its module; others call it, once a forward.
+            # A copy with `publish` does not compute with its module. Others call it once a forward.
             own = 0 if hasattr(made, "publish") else made.ran - self._initial_count(made)
             if called > own:
                 return f"the module of {made.name}, its own copy, was called past the meter"
-        for name in {*counted, *told}:
-            if counted[name] != told[name]:
+        for name in {*counted, *traced}:
+            if counted[name] != traced[name]:
                 return (
-                    f"the {name} counts {counted[name]} forwards where the trace has {told[name]}:"
-                    " some went past the meter"
+                    f"the {name} counts {counted[name]} forwards where the trace has"
+                    f" {traced[name]}: some went past the meter"
                 )
         return None
 
     def _initial_count(self, model: Decoder | FeatureHead) -> int:
-        """Its count at the beginning; 0 of one made since."""
+        """Return the count of a model at the beginning; 0 for a newer model."""
         return self._initial_counts.get(id(model), (model, 0))[1]
 
 
@@ -120,7 +122,7 @@ def _get_start_times(session: Session) -> tuple[int, int]:
 
 
 def _list_threads() -> set[int]:
-    """Identities of the threads of this process that run Python."""
+    """Return the ids of the Python threads of this process."""
     return set(sys._current_frames())
 
 
@@ -129,7 +131,7 @@ def _list_processes() -> set[int | None]:
 
 
 def _find_overlap(forwards: Sequence[Forward]) -> str | None:
-    """Forwards of one worker that ran at the same time; a worker is one line of work."""
+    """Return a message if two forwards of one worker ran at the same time, else None."""
     ends: dict[int, int] = {}
     for forward in forwards:
         if forward.t0_ns < ends.get(forward.worker, forward.t0_ns):
@@ -143,24 +145,24 @@ def _find_overlap(forwards: Sequence[Forward]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedStep:
-    """A step as its method tells it, without the distributions."""
+    """A step as its method reports it, without the distributions."""
 
     draft: DraftShape | None
     outcome: Outcome
 
     @classmethod
     def of(cls, step: Step) -> ReportedStep:
-        """What a step tells."""
+        """Return the report in a step."""
         return cls(None if step.draft is None else DraftShape.of(step.draft), step.outcome)
 
 
 def find_misreported_step(
     records: Sequence[StepRecord], reported: Sequence[ReportedStep], *, bonus: bool
 ) -> str | None:
-    """The first step of a decoding that is told otherwise than it was; None if none is.
+    """Return a message about the first step that is reported wrongly, or None.
 
     Args:
-        bonus: whether a token follows a draft that stands as a whole (`Method.bonus`).
+        bonus: True if a bonus token follows a fully accepted draft (`Method.bonus`).
     """
     for number, (saw, step) in enumerate(zip(records, reported, strict=False), start=1):
         wrong = find_misreport(saw, step, bonus=bonus, last=number == len(reported))
@@ -174,11 +176,13 @@ def find_misreported_step(
 def find_misreport(
     saw: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
 ) -> str | None:
-    """What a step tells otherwise than it was: of its draft, which was settled before the target's
-    rows were there, of its tokens, or of the levels that were tested.
+    """Return how a step's report differs from the session's record, or None.
+
+    Compares the draft, which was fixed before the target's forward, the tokens, and the number of
+    verified levels.
 
     Args:
-        last: whether the output ends with the step, maybe within its draft.
+        last: True if the output ends with this step, perhaps within its draft.
     """
     if len(saw.scored) != 1 or len(saw.verified) > 1:
         return (
@@ -225,8 +229,11 @@ def _are_equal(a: DraftShape, b: DraftShape) -> bool:
 
 
 def _continues(scored: DraftShape, verified: DraftShape, *, last_too: bool) -> bool:
-    """Whether what was verified is what was scored; with `last_too` maybe one token more of a
-    chain, which the last row decides on in place of a bonus."""
+    """Return True if the verified draft is the scored one.
+
+    With `last_too`, a chain may have one more token, which the last row decides in place of a bonus
+    token.
+    """
     n = scored.tokens.shape[0]
     if last_too and verified.parents is None and verified.tokens.shape[0] == n + 1:
         verified = DraftShape(verified.tokens[:n], None)

@@ -1,4 +1,4 @@
-"""What outlives a session: decoders, trained modules, and states that are made once."""
+"""Objects that outlive a session: decoders, trained modules, preallocated states."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from weakref import WeakKeyDictionary
 
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.state import KVState
 from specbench_cli.engine.types import Role
-from specbench_cli.engine.workers.transport import Inline, Transport
+from specbench_cli.engine.workers.transport import InlineTransport, Transport
 from specbench_cli.errors import MethodFault
 
 
 @dataclass
 class Workspace:
-    """What outlives a session: the decoders and their preallocated states.
+    """Objects that outlive a session: decoders, trained modules, preallocated states.
 
-    decoders: "target", and by role whatever else the run has ("draft").
-    capacity: rows every state has room for; the longest prompt plus its budget.
-    modules: builds transformers' own module of a role, for peers; tokenizer: transformers' own.
-    make: makes a trained module that a method asks for.
-    costs: time of a forward of a model, by name, over so many rows; in the time of a target forward
-        over one. With a third argument: of so many sequences, and of all that their step does for
-        it; with a fourth, whether they have as many rows each.
-    recipes: by role, what makes a decoder in another process; it can be sent there.
-    transport: where drafters that work beside the target run.
-    role: what the forwards of its target count as, prefill apart.
-    synthetic: what of its models is made up, in words; None: nothing.
-    words: what the target's ids stand for; None: what the tokenizer says, if there is one.
+    decoders: "target", and the run's other decoders by role ("draft").
+    capacity: Number of rows of each state: the longest prompt plus its budget.
+    modules: Load transformers' own module of a role, for peers. tokenizer: transformers' tokenizer.
+    load_artifact: Load a trained module that a method needs.
+    costs: Return the time of a forward of a model over a number of rows, relative to a target
+        forward over one row. With a third argument, of a step of so many sequences; a fourth says
+        whether they have the same number of rows.
+    decoder_factories: By role, a picklable function that loads the decoder in another process.
+    transport: Runs the drafters that work beside the target.
+    role: Role of the target's forwards after prefill.
+    synthetic: Description of the synthetic parts of its models. None means that none are.
+    token_vocabulary: Text of the target's ids. None means that of the tokenizer, if there is one.
     output_vocab_size: Number of ids that an output may contain. A draft that decodes alone is
         limited to the ids of the run's target, which judges its output. None: all ids.
     """
@@ -42,19 +42,19 @@ class Workspace:
     capacity: int
     modules: Callable[[str], Any] | None = None
     tokenizer: Any = None
-    load_artifact: Callable[[Trained], Any] | None = None
+    load_artifact: Callable[[ArtifactSpec], Any] | None = None
     costs: Callable[..., float] | None = None
     decoder_factories: Mapping[str, Callable[[], Decoder]] = field(default_factory=dict)
-    transport: Transport = field(default_factory=Inline)
+    transport: Transport = field(default_factory=InlineTransport)
     role: Role = "verify"
     synthetic: str | None = None
     token_vocabulary: Vocabulary | None = None
     output_vocab_size: int | None = None
-    # A decoder that goes, as a row's trained copy does, takes its states with it.
+    # Weak keys: the states of a method's trained copy go with the copy.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
     )
-    _artifacts: dict[Trained, Any] = field(default_factory=dict)
+    _artifacts: dict[ArtifactSpec, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         target = self.decoders.get("target")
@@ -62,8 +62,8 @@ class Workspace:
             if target is not None and decoder is not target:
                 decoder.input_vocab_size = target.vocab_size
 
-    def artifact(self, wanted: Trained) -> Any:
-        """A trained module, made at first use and kept."""
+    def artifact(self, wanted: ArtifactSpec) -> Any:
+        """Return a trained module, loaded at first use and kept."""
         if wanted not in self._artifacts:
             if self.load_artifact is None:
                 raise MethodFault(f"this run holds no trained module of kind {wanted.kind.kind!r}")
@@ -71,8 +71,10 @@ class Workspace:
         return self._artifacts[wanted]
 
     def decode_alone(self, model: str) -> Workspace:
-        """The same where one of the models decodes by itself, in the target's place and with its
-        states, and nothing verifies; of the target it is itself."""
+        """Return a workspace in which `model` decodes alone, in place of the target.
+
+        For "target" this is the workspace itself. The states are shared.
+        """
         if model == "target":
             return self
         size = self.decoders["target"].vocab_size
@@ -81,10 +83,10 @@ class Workspace:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """What the target's ids stand for; where there is no tokenizer, themselves.
+        """Return the text of the target's ids. Without a tokenizer, each id stands for itself.
 
         Raises:
-            MethodFault: its tokenizer spells in a way that is not known here.
+            MethodFault: the format of the tokenizer is not supported.
         """
         if self.token_vocabulary is None and self.tokenizer is None:
             self.token_vocabulary = Vocabulary.from_size(self.decoders["target"].vocab_size)
@@ -100,11 +102,11 @@ class Workspace:
         return self.token_vocabulary
 
     def loans(self, seats: int = 1, seat: int = 0) -> StateAllocator:
-        """States for one request, which may be one of several that are decoded together."""
+        """Return the state allocator of a request; see `StateAllocator`."""
         return StateAllocator(self, seats, seat)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
-        """All that can be run forward: the run's decoders, its heads, and a row's own copies."""
+        """Return all models that run forwards: decoders, heads, and a method's trained copies."""
         copies = () if memory is None else memory.copies
         made = (*self._artifacts.values(), *copies)
         heads = (each for each in made if isinstance(each, Decoder | FeatureHead))
@@ -112,12 +114,16 @@ class Workspace:
 
     @property
     def heads(self) -> dict[str, Decoder | FeatureHead]:
-        """The trained modules that can be run forward, by their names in traces."""
+        """Trained modules that run forwards, by their names in traces."""
         made = self._artifacts.values()
         return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
     def cost(self, model: str, rows: int, *step: int) -> float:
-        """Relative time of a forward; raises MethodFault where none was measured. See `costs`."""
+        """Return the relative time of a forward; see `costs`.
+
+        Raises:
+            MethodFault: no costs were measured.
+        """
         if self.costs is None:
             raise MethodFault(
                 "this run knows no costs of forwards",
@@ -126,7 +132,7 @@ class Workspace:
         return self.costs(model, rows, *step)
 
     def reserve(self, capacity: int) -> None:
-        """Make room for longer sequences; drops the states that are too small."""
+        """Increase the capacity, and drop the states that are too small."""
         if capacity > self.capacity:
             self.capacity = capacity
             self._states.clear()
@@ -134,11 +140,12 @@ class Workspace:
     def state(
         self, decoder: Decoder, slack: int, index: int, slots: int = 1, slot: int = 0
     ) -> State:
-        """The index-th cleared state of a decoder, made at first use and kept.
+        """Return the index-th cleared state of a decoder, created at first use and kept.
 
         Args:
-            seats: sequences that are held together, of which `seat` says which; their rows lie
-                beside each other where the decoder's states can.
+            slots: Number of sequences that have states at the same time. Their rows are contiguous
+                if the decoder's states allow it.
+            slot: This sequence's slot.
         """
         states, key = self._states.setdefault(decoder, {}), (slack, index, slots)
         if key not in states:
@@ -155,35 +162,36 @@ class Workspace:
         return state
 
     def close(self) -> None:
-        """End the workers; nothing is left of them."""
+        """Stop the workers."""
         self.transport.close()
 
     @property
     def recorded(self) -> int:
-        """How many forwards its models have recorded so far, to be replayed."""
+        """Number of CUDA graphs that the models have recorded."""
         parts = [*self.decoders.values(), *self._artifacts.values()]
         return sum(part.recorded for part in parts if isinstance(part, Decoder))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights held."""
+        """Size of all weights in bytes."""
         parts = [*self.decoders.values(), *self._artifacts.values()]
         return sum(part.weight_bytes for part in parts)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all states preallocated so far."""
+        """Size of all states allocated so far, in bytes."""
         held = (states for own in self._states.values() for states in own.values())
         return sum(state.nbytes for states in held for state in states)
 
 
 class StateAllocator:
-    """The states that one request holds: each is lent once.
+    """Allocator of the states of one request. No state is returned twice.
 
-    Called with a decoder, and rows of its state beyond the longest sequence.
+    Call it with a decoder, and the number of extra rows beyond the longest sequence.
 
     Args:
-        seats: sequences that are held together; seat: this one's among them.
+        slots: Number of sequences that have states at the same time.
+        slot: This request's slot.
     """
 
     def __init__(self, workspace: Workspace, slots: int = 1, slot: int = 0) -> None:
@@ -200,7 +208,7 @@ class StateAllocator:
         return state
 
     def release(self) -> None:
-        """Give back the memory of all that was lent; who held it has come to an end."""
+        """Release the memory of all allocated states, after the request has ended."""
         for state in self._states:
             if isinstance(state, KVState):
                 state.free()

@@ -24,7 +24,7 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.types import Tokens
 from specbench_cli.engine.verify.sampling import Noise, Sampling, log_warp
 from specbench_cli.engine.verify.tree import build_tree_mask
-from specbench_cli.store.schema import Drafted, Steps
+from specbench_cli.store.schema import DraftedTokens, Steps
 
 REACH = 2.0
 """Maximum error of a gap, in multiples of the tolerance; see `stats.neartie`."""
@@ -64,7 +64,7 @@ def width_explains(
     request: Request,
     ids: list[int],
     steps: Steps,
-    drafts: Sequence[Drafted] | None = None,
+    drafts: Sequence[DraftedTokens] | None = None,
 ) -> bool:
     """Return True if vanilla's decoder chooses exactly `ids` with forwards as wide as the method's.
 
@@ -100,7 +100,7 @@ def _logits_by_width(
     request: Request,
     ids: list[int],
     steps: Steps,
-    drafts: Sequence[Drafted] | None,
+    drafts: Sequence[DraftedTokens] | None,
 ) -> Tensor:
     """Return the logits [n, vocab] of the n output tokens, computed in blocks like those of the
     steps."""

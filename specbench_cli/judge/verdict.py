@@ -30,7 +30,7 @@ from specbench_cli.judge.neartie import REACH, flip_chances, width_explains
 from specbench_cli.judge.oracle import Oracle
 from specbench_cli.judge.tolerance import Tolerance, measure_tolerance
 from specbench_cli.stats.martingale import SMALLEST_TILT, TILTS
-from specbench_cli.store.schema import LOSSLESS, Drafted, Likelihood, Steps, Verdict
+from specbench_cli.store.schema import LOSSLESS, DraftedTokens, Likelihood, Steps, Verdict
 
 MIN_LOG_PROB = -12.0
 """Lower bound of log-probabilities that are compared with their expectation (`stats.martingale`).
@@ -116,7 +116,7 @@ class OutputJudge:
         reference: Sequence[int],
         ids: Sequence[int],
         steps: Steps | None = None,
-        drafts: Sequence[Drafted] | None = None,
+        drafts: Sequence[DraftedTokens] | None = None,
     ) -> Verdict:
         """Compare an output with vanilla's.
 

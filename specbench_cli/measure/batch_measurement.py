@@ -19,7 +19,7 @@ from specbench_cli.measure.measurement import (
 from specbench_cli.measure.memory import peak_bytes, reset_peak
 from specbench_cli.measure.method_code import describe_failure, enforce_time_limit
 from specbench_cli.measure.phases import split_time
-from specbench_cli.store.schema import Batch as Batched
+from specbench_cli.store.schema import BatchMembership as Batched
 from specbench_cli.store.schema import Ns, Trace
 
 

@@ -32,9 +32,9 @@ from specbench_cli.measure.phases import split_time
 from specbench_cli.measure.redaction import redact_setting
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import Batch as Batched
 from specbench_cli.store.schema import (
-    Drafted,
+    BatchMembership,
+    DraftedTokens,
     Likelihood,
     Ns,
     Params,
@@ -60,11 +60,11 @@ class DecodedOutput:
     trace: Trace
     ns: Ns
     peak: int | None
-    drafts: list[Drafted]
+    drafts: list[DraftedTokens]
     extra: dict[str, float]
     version: int | None
     error: str | None = None
-    batch: Batched | None = None
+    batch: BatchMembership | None = None
     joules: float | None = None
 
     @classmethod
@@ -413,11 +413,11 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
             extra[name] = extra.get(name, 0) + value
 
 
-def build_draft_record(told: ReportedStep) -> Drafted:
+def build_draft_record(told: ReportedStep) -> DraftedTokens:
     """Return the draft of a step in the form of a record."""
     draft, path = told.draft, list(told.outcome.path)
     if draft is None:
-        return Drafted([], None, path)
-    return Drafted(
+        return DraftedTokens([], None, path)
+    return DraftedTokens(
         draft.tokens.tolist(), None if draft.parents is None else list(draft.parents), path
     )

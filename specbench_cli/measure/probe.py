@@ -1,18 +1,17 @@
-"""The cost probe: what forwards and the host's work between them cost on this machine.
+"""The cost probe: times of forwards and of the host work between them on this machine.
 
 Rounds (`probe_rounds`) are measured while a noise meter runs. A time is the mean over all quiet
 rounds, without outliers. A median would be biased: times are skewed to the right, and the total
 time of a run contains the long ones too.
 
-The host's time is that of real sessions: plain steps, chains that cost nothing to draft, and the
-drafting methods that are handed in. Decode time less forwards, divided by steps, is fitted by
-non-negative least squares to a + b (draft forwards) + c (drafted tokens): one line for chains, one
-for each model that drafts trees, one for each head. Sessions are greedy: what sampling adds
-(temperature, cuts, noise) is not in it, nor what a method does that was not handed in.
+Host times come from real sessions: plain steps, chains that cost nothing to draft, and the given
+methods. Decode time minus forwards, divided by steps, is fitted by non-negative least squares to a
++ b (draft forwards) + c (drafted tokens), separately for chains, for each model that drafts trees,
+and for each head. Sessions are greedy, so the cost of sampling is not included.
 
-Where batches are probed, further sequences of a forward cost what is left, by least squares, once
-the curve's time for as many rows of one is taken off; the host's time of their steps is fitted as
-that of sessions, with the number of sequences.
+If batches are probed, the cost of a further sequence in a forward is fitted by least squares, after
+the time of a single sequence with as many rows is subtracted. Host times of batches are fitted like
+those of sessions, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -59,26 +58,26 @@ FULL_GRID = ProbeGrid(
     chains=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64),
     trees=(2, 4, 8, 16, 17, 32, 33, 64),
 )
-"""What is kept of a machine; contexts are those that the models have room for. 16 nodes are 17 rows
-with their root, and a 17th row costs more than a 16th."""
+"""Points of a full probe, limited to contexts that the models support. 16 nodes and the root are 17
+rows, and the 17th row costs more than the 16th."""
 
 CHAIN_LENGTH = 8
-"""Tokens of the drafts that cost nothing to make."""
+"""Length of drafts that cost nothing to make."""
 
 PLAIN, TREE_DRAFTS = ("plain", "chains", "vanilla", "sps"), ("sps-tree",)
-"""Whose sessions make the line of chains, and that of trees, of a draft model."""
+"""Methods whose sessions give the host costs of a draft model's chains, and of its trees."""
 
 OUTLIER_RANGE = 3.0
-"""Interquartile ranges beyond which a time is another's doing (Tukey's outer fence, 1977)."""
+"""Interquartile ranges beyond which a time is an outlier (Tukey's outer fence, 1977)."""
 
 ROUNDS = 24
 MAX_NOISY_SHARE = 0.1
-"""Of a probe's rounds; if noise took more there are no costs."""
+"""Share of noisy rounds above which a probe has no result."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found."""
+    """Result of a probe."""
 
     curves: dict[str, Curve]
     host: HostCost
@@ -88,49 +87,49 @@ class ProbeResult:
 
     @property
     def too_noisy(self) -> bool:
-        """Whether noise took so many rounds that these are no costs to keep."""
+        """Return True if too many rounds were noisy to store the costs."""
         return self.quietness.void > MAX_NOISY_SHARE * self.quietness.rounds
 
 
 class QuietSamples(NamedTuple):
-    """The times of all rounds that were quiet, and how quiet they were."""
+    """Times of all quiet rounds, and the noise of the probe."""
 
     samples: ProbeSamples
     quietness: ProbeNoise
 
 
 class PromptChain:
-    """Drafts prompt tokens: as many as asked for, at no cost."""
+    """Drafter that proposes the first tokens of the prompt, at no cost."""
 
     def __init__(self, length: int) -> None:
         self._length = length
 
     def start(self, session: Session) -> None:
-        """Nothing to get ready."""
+        """Prepare nothing."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """The first tokens of the prompt."""
+        """Return the first tokens of the prompt as a chain."""
         return session.chain(session.tokens()[: min(self._length, limit)])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
 
 class ProbeSeries:
-    """Rounds of a grid, one at a time, after one that warms up.
+    """Rounds of a probe, measured one at a time after a warm-up round.
 
     Args:
-        windows: who measures the rounds; rounds that it finds void are left out.
-        decodings: by name, what decodes the sessions that time the host.
-        prompts: ids that sessions and batches decode; by default random ones.
-        together: by name, methods that decode batches.
-        sampling: of steps that are timed as a whole.
+        windows: Measurement windows of the rounds. Noisy rounds are left out.
+        decodings: Functions that decode the sessions for host times, by name.
+        prompts: Token ids that sessions and batches decode. Random by default.
+        together: Functions that decode batches, by name.
+        sampling: Sampling settings of whole steps.
 
     Attributes:
-        warm_up_s: seconds that the first round took.
+        warm_up_s: Seconds of the first round.
 
     Raises:
-        UsageError: a model takes chains alone.
+        UsageError: a model supports chains only.
     """
 
     def __init__(
@@ -171,12 +170,12 @@ class ProbeSeries:
         self.warm_up_s = time.monotonic() - began
 
     def measure_round(self) -> None:
-        """Measure a round more."""
+        """Measure one more round."""
         self._rounds.append(self._round(seed=self._seed + len(self._rounds) + 1))
         self._windows.run(self._rounds[-1])
 
     def quiet_samples(self) -> QuietSamples | None:
-        """The times so far; None if no round was quiet."""
+        """Return the times so far; None if no round was quiet."""
         self._windows.close()
         kept = [one for one in self._rounds if not one.noisy]
         if not kept:
@@ -197,19 +196,17 @@ class ProbeSeries:
 
 
 class Probe:
-    """Measures all decoders and heads of a workspace, a round at a time; "target" verifies, every
-    other one drafts.
+    """Probe of all decoders and heads of a workspace. "target" verifies, all others draft.
 
     Args:
-        windows: who measures the rounds; rounds that it finds void are left out.
-        drafting: by name, of a method and what sets it apart, what decodes sessions that tell what
-            drafting costs the host.
-        positions: rows that all models are made for.
-        prompts: ids that sessions and batches decode; by default random ones.
-        batches: sequences that are decoded together; together: by name, methods that decode them.
+        windows: Measurement windows of the rounds. Noisy rounds are left out.
+        drafting: Functions that decode sessions of drafting methods, by method and parameters.
+        positions: Maximum number of positions of all models.
+        prompts: Token ids that sessions and batches decode. Random by default.
+        batches: Batch sizes. together: Functions that decode batches, by name.
 
     Raises:
-        UsageError: the models' context is too short, or one of them takes chains alone.
+        UsageError: the context of the models is too short, or a model supports chains only.
     """
 
     def __init__(
@@ -253,7 +250,7 @@ class Probe:
         self._series.measure_round()
 
     def result(self) -> ProbeResult | None:
-        """The costs, by all rounds so far; None if no round was quiet."""
+        """Return the costs from all rounds so far; None if no round was quiet."""
         found = self._series.quiet_samples()
         if found is None:
             return None
@@ -269,7 +266,7 @@ class Probe:
 
 
 def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, Curve]:
-    """Each model's, the target's first."""
+    """Return the curve of each model, the target first."""
     return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
@@ -291,8 +288,8 @@ def _build_curve(model: str, samples: ProbeSamples) -> Curve:
 
 
 def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
-    """The host's lines: "" of chains of a draft model, or none, TREES of its trees, and of each
-    other method its own."""
+    """Return host costs: "" for chains of a draft model or none, TREES for its trees, others by
+    method."""
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
         ns, spread = _trimmed_mean([session.ns for session in sessions])
@@ -318,15 +315,18 @@ def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
 
 
 def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
-    """The line through points."""
+    """Fit host costs to points."""
     points = tuple(points)
     step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
 
 
 def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
-    """A line through too few points: another one's slopes, and what a step takes more than these
-    say, or as much less of them."""
+    """Return host costs for too few points: the slopes of `base`, and a step cost that fits the
+        points.
+
+    If the slopes alone exceed the points, they are scaled down.
+    """
     took = mean(at.ns for at in points)
     slopes = mean(base.draft * at.drafts + base.node * at.nodes for at in points)
     share = min(1.0, took / slopes) if slopes else 0.0
@@ -341,8 +341,8 @@ def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
 def _fit_shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
-    """What each part of a load takes, none below 0, of points' times; errors count as shares of
-    these, so that many sequences do not say what one takes."""
+    """Fit the non-negative cost of each part of a load. Relative errors are minimized, so that
+    large batches do not dominate."""
     from scipy.optimize import nnls
 
     ns = np.array([max(point.ns, 1.0) for point in points])
@@ -352,7 +352,7 @@ def _fit_shares(
 
 
 def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, Curve]) -> BatchCost:
-    """What is left of shared forwards' times, for each further sequence; and the host's plane."""
+    """Fit the time of further sequences in shared forwards, and the host costs of batches."""
     left: dict[str, dict[tuple[int, int], list[float]]] = {}
     for model, n, rows, ns, context in samples.shared:
         if n > 1:
@@ -389,8 +389,7 @@ def _fit_batch_cost(samples: ProbeSamples, lone: Mapping[str, Curve]) -> BatchCo
 
 
 def _trimmed_mean(times: Sequence[float]) -> tuple[float, float]:
-    """The mean of what lies within `FAR` interquartile ranges of the quartiles, and that range as a
-    share of the median."""
+    """Return the mean without outliers, and the interquartile range as a share of the median."""
     low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
     reach = OUTLIER_RANGE * (high - low)
     return (

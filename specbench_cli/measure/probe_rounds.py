@@ -1,15 +1,15 @@
-"""A round of the cost probe: every point once, in an order of its own.
+"""A round of the cost probe: every point once, in random order.
 
-A round visits every context length and there every size of a target forward, in a seeded random
-order, so that a drift of the machine falls on all points alike. A visit is what a step of
-decoding does: some forwards of a draft model or head (the first over the 1 to 3 tokens that it has
-not read), then the target's, whose weights they have pushed out of the caches, over a chain or a
-tree, then one transfer of the decision to the host. Where no other model comes in between, the
-target's weights are still there: some chains are timed once more right after another forward of
-it. States, decoders and clocks are those of a run. Prefills are timed where a context is built up.
-What the host does is timed in sessions and batches that decode prompts as a run does, so that
-drafts stand and fall as there. Where steps are asked for, a few are timed of each number of
-sequences and each length of their drafts.
+A round visits every context length and measures every size of a target forward there, in a seeded
+random order, so that a drift of the machine affects all points alike. A point is measured like a
+step of decoding: forwards of a draft model or head (the first over 1 to 3 pending tokens), which
+evict the target's weights from the caches, then a target forward over a chain or a tree, then one
+transfer of the decision to the host. Some chains are timed again right after another target
+forward, with the weights still in the caches.
+
+States, decoders and clocks are those of a run. Prefills are timed when a context is built. Host
+work is timed in sessions and batches that decode prompts, with real acceptance. Optionally, whole
+steps are timed for each number of sequences and draft length.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.measure.step_timing import StepSample, time_steps
 
 PROMPT, NEW_TOKENS = 64, 24
-"""Of the sessions that time the host."""
+"""Prompt length and new tokens of the sessions that time host work."""
 
 
 SessionDecoding = Callable[[Session], Iterable[Step]]
-"""What decodes a session: a method's `generate`."""
+"""Function that decodes a session, like a method's `generate`."""
 
 BatchDecoding = Callable[[Batch], Iterable[Step]]
-"""What decodes a batch: a method's `generate_batch`."""
+"""Function that decodes a batch, like a method's `generate_batch`."""
 
 
 @dataclass(frozen=True)
 class ProbeGrid:
-    """The points of a probe.
+    """Points of a probe.
 
     Attributes:
-        contexts: rows before a forward.
-        chains: new tokens of a target forward.
-        trees: rows of a target forward over a tree, the root's included.
-        lone: new tokens of a target forward that follows another one.
-        catch_up: new tokens of a draft model's first forward in a step.
-        levels: nodes of a level that a draft model is fed at once.
-        drafted: draft forwards of a visit.
-        batches: sequences that are decoded together.
-        steps: sequences of the steps that are timed as a whole.
-        lengths: draft tokens of each of them.
+        contexts: Context lengths.
+        chains: New tokens of a target forward.
+        trees: Rows of a target forward over a tree, including the root.
+        lone: New tokens of a target forward right after another one.
+        catch_up: New tokens of a draft model's first forward in a step.
+        levels: Nodes of a tree level in one draft forward.
+        draft_forwards: Draft forwards per point.
+        batches: Batch sizes.
+        steps: Numbers of sequences of whole steps.
+        lengths: Draft lengths of whole steps.
     """
 
     contexts: tuple[int, ...]
@@ -78,19 +78,21 @@ class ProbeGrid:
 
     @property
     def stride(self) -> int:
-        """Rows that the visits to a context keep: one for each chain, as if all was rejected."""
+        """Rows that a context grows by: one per chain, as if all draft tokens were rejected."""
         return len(self.chains)
 
     @property
     def spare(self) -> int:
-        """Rows that a visit needs beyond its context."""
+        """Rows that a point needs beyond its context."""
         drafted = max(self.catch_up) + (self.draft_forwards - 1) * max(self.levels, default=1)
         return self.stride + max(*self.chains, *self.trees, drafted)
 
 
 class HostSample(NamedTuple):
-    """A session: whether its drafts are trees; its draft forwards, drafted tokens and host ns, all
-    per step."""
+    """Host work of a session per step: draft forwards, drafted tokens and ns.
+
+    trees: True if the drafts are trees.
+    """
 
     trees: bool
     drafts: float
@@ -99,8 +101,7 @@ class HostSample(NamedTuple):
 
 
 class SharedForward(NamedTuple):
-    """A forward that several sequences share: of which model, how many, their rows in all, ns, and
-    the rows before them in the mean."""
+    """Forward of several sequences. n_tokens: All their rows. context: Mean context length."""
 
     model: str
     sequences: int
@@ -110,8 +111,7 @@ class SharedForward(NamedTuple):
 
 
 class BatchSample(NamedTuple):
-    """A batch: its draft forwards times the sequences in them, drafted tokens and host ns, all per
-    step."""
+    """Host work of a batch per step: draft forwards times sequences, drafted tokens and ns."""
 
     drafts: float
     nodes: float
@@ -119,8 +119,10 @@ class BatchSample(NamedTuple):
 
 
 class ForwardPoint(NamedTuple):
-    """A point: a model's forward over n tokens, or a tree's n rows; context 0 is a prefill. lone:
-    another forward of the model came right before it."""
+    """Model, context and rows of a forward. Context 0 is a prefill.
+
+    lone: True if it follows another forward of the same model.
+    """
 
     model: str
     context: int
@@ -142,7 +144,7 @@ class ProbeSamples:
     steps: list[StepSample] = field(default_factory=list)
 
     def add(self, other: ProbeSamples) -> None:
-        """Take in another round's."""
+        """Add the times of another round."""
         for key, times in other.forwards.items():
             self.forwards[key] += times
         for name, sessions in other.hosts.items():
@@ -154,10 +156,11 @@ class ProbeSamples:
 
 
 class DraftProbe:
-    """A draft model or head, fed what a step would feed it.
+    """Forwards of a draft model or head, as in a step.
 
     Args:
-        features: [1, n, width] what a head reads beside the ids [1, n]; None for draft models.
+        features: [1, n, width] hidden states that a head reads beside the ids [1, n]. None for
+            draft models.
     """
 
     def __init__(
@@ -170,11 +173,11 @@ class DraftProbe:
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
-        """Read a prompt; of a head that is no prefill to the meter, as it comes later."""
+        """Process a prompt."""
         self._model.forward(self._text(context), self._state, logits_at=None, role="prefill")
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Draft a chain after `length` rows of text."""
+        """Draft a chain after `length` rows."""
         out = self._begin(length, rng)
         for _ in range(0 if self._parallel else self._grid.draft_forwards - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
@@ -215,20 +218,20 @@ class DraftProbe:
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
     def _after(self, out: ModelOutput, ids: Tensor) -> Input:
-        """Drafted tokens [1, n]; a head reads them beside its own last row."""
+        """Return drafted tokens [1, n] as input. A head also reads its own last row."""
         if self._features is None:
             return Tokens(ids)
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
 
 
 class StatelessHeadProbe:
-    """A head without a state, which reads a row where a step would have it: once, before all else.
+    """Forwards of a head without a state, once before the forwards of a step.
 
-    Its forwards cost the same after any text; they are counted at each context, and a prefill, for
-    what reads costs of models with states.
+    They do not depend on the text. They are counted at each context, and as a prefill, so that the
+    costs have the same form as those of models with states.
 
     Args:
-        features: [n, width], what it reads; ids: [n] tokens, for one that reads those too.
+        features: [n, width] input of the head. ids: [n] tokens, if the head reads these too.
     """
 
     def __init__(
@@ -239,20 +242,20 @@ class StatelessHeadProbe:
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
-        """A row at the text's beginning."""
+        """Process one row, as a prefill."""
         self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """A row, as every step has it."""
+        """Process one row, as in every step."""
         self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """A row, and several at once."""
+        """Process one row, and several at once."""
         self.chain(length, rng)
         self._call(self._head, rng.choice(self._grid.levels))
 
     def _call(self, head: MeteredHead, n: int) -> None:
-        """A forward over n rows; of a head that is called once a level, one of each level's."""
+        """Run a forward over n rows. A sequential head runs once per level."""
         rows = self._features[:n]
         if not isinstance(head.head, SequentialHead):
             head(rows)
@@ -262,19 +265,19 @@ class StatelessHeadProbe:
 
 
 class ProbeRound:
-    """All points once.
+    """One round: all points once.
 
     Args:
-        decodings: by name, what decodes the sessions that time the host.
+        decodings: Functions that decode the sessions for host times, by name.
         ids: [1, n] tokens of the forwards.
-        prompts: that sessions and batches decode; a round's sessions all decode one.
-        seed: of the order, and which prompt is a round's.
-        together: by name, what decodes the grid's batches.
-        sampling: of the steps that are timed as a whole.
+        prompts: Prompts of sessions and batches. All sessions of a round decode the same one.
+        seed: Seed of the order and of the choice of the prompt.
+        together: Functions that decode the batches, by name.
+        sampling: Sampling settings of whole steps.
 
     Attributes:
-        samples: the last measurement.
-        other_cpu, void: the window's verdict, once it is settled.
+        samples: Times of the last measurement.
+        other_cpu, noisy: CPU share of other processes, and whether it was too high.
     """
 
     def __init__(
@@ -304,7 +307,7 @@ class ProbeRound:
         self.noisy = False
 
     def measure(self) -> None:
-        """Time everything once; a later call replaces the earlier times."""
+        """Time everything once. A later call replaces the earlier times."""
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._decodings)
         self.samples = ProbeSamples()
@@ -326,11 +329,11 @@ class ProbeRound:
             gc.enable()
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Take the window's verdict."""
+        """See `quiet.Measurable`."""
         self.other_cpu, self.noisy = other_cpu, noisy
 
     def _time_forwards(self, context: int, rng: random.Random) -> None:
-        """The forwards after `context` rows, on average."""
+        """Time the forwards after about `context` rows."""
         grid, meter = self._grid, Meter(self._device)
         drafters = [
             self._create_draft_probe(model, meter)
@@ -411,7 +414,7 @@ class ProbeRound:
         )
 
     def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
-        """Decode n sequences together; keep their forwards' times."""
+        """Decode n sequences together and store the times of their forwards."""
         stop = StopRule(frozenset(), NEW_TOKENS)
         # Of unlike lengths, as those of users are: attention takes equally long ones at once.
         turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
@@ -445,10 +448,10 @@ class ProbeRound:
 def _select_probes(
     drafters: Sequence[DraftProbe | StatelessHeadProbe], place: int, places: int
 ) -> Sequence[DraftProbe | StatelessHeadProbe]:
-    """Whose turn it is at a place: one after another, several at once where places are fewer."""
+    """Return the drafters for a place: one at a time in turn, several if there are fewer places."""
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
 def _binary_tree(nodes: int) -> tuple[int, ...]:
-    """The parents of a tree in which every node, the root too, has two children."""
+    """Return the parents of a binary tree."""
     return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

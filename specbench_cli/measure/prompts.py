@@ -19,7 +19,7 @@ from specbench_cli.tasks.schema import Question
 
 
 class KnownOutput(NamedTuple):
-    """What is known of an output beforehand: its tokens in a replay, and for upper bounds."""
+    """Tokens of an output that are known before decoding: for a replay, and for upper bounds."""
 
     recording: list[int] | None
     reference: list[int] | None

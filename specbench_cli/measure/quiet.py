@@ -18,23 +18,23 @@ from typing import Protocol
 import psutil
 
 WINDOW_S = 1.0
-"""Shortest window that says something."""
+"""Minimum length of a window in seconds."""
 
 NOISE_LIMIT = 0.05
-"""Share above which a window's times are not believed."""
+"""CPU share of other processes above which the times of a window are not trusted."""
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
-"""States of a CPU in which it works; the kernel counts guests' time within `user` and `nice`."""
+"""CPU states that count as busy. The kernel includes guests' time in `user` and `nice`."""
 
 
 RETRIES = 2  # how often a noisy window is measured again before its times are given up
 TIMES_VOID = "times void"
-"""What is said of a window whose times were given up."""
+"""Message for a window whose times were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Seconds: of the clock, of all CPUs in any state, of all CPUs at work, of our process tree."""
+    """Seconds: of the clock, of all CPUs in any state, of busy CPUs, of our process tree."""
 
     clock: float
     total: float
@@ -43,13 +43,14 @@ class _Reading:
 
 
 class NoiseMeter:
-    """Measures other processes' share over a window.
+    """Meter of the CPU share of other processes in a window.
 
-    Open it, run cells until `full()`, close it. Reading costs some milliseconds, so read outside
-    timers. A process that has left the tree (its parent died) counts as somebody else's.
+    Open it, measure until `full()`, close it. Reading takes some milliseconds, so read outside
+    timers. A process whose parent died has left the tree and counts as another process.
 
     Args:
-        beside: processes outside of the tree that work for this one; asked as a window opens.
+        helpers: Returns the ids of processes outside the tree that work for this one. Called when a
+            window opens.
     """
 
     def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
@@ -58,23 +59,23 @@ class NoiseMeter:
         self._pids: Collection[int] = ()
 
     def open(self) -> None:
-        """Start a window, dropping one that is open."""
+        """Start a window. An open one is dropped."""
         self._pids = self._helpers()
         self._start = _read(self._pids)
 
     def elapsed(self) -> float:
-        """Seconds since the window was opened, 0 if none is."""
+        """Return the seconds since the window was opened; 0 if none is open."""
         return time.monotonic() - self._start.clock if self._start else 0.0
 
     def full(self) -> bool:
-        """Whether the window is long enough to be closed."""
+        """Return True if the window is long enough."""
         return self.elapsed() >= WINDOW_S
 
     def close(self) -> float | None:
-        """End the window and return the share, from 0 to 1; idles first until the window is full.
+        """End the window and return the share, from 0 to 1. Wait until the window is full.
 
         Returns:
-            None where the system's counters stand still or cannot be read: nothing is known then.
+            None if the system's counters stand still or cannot be read.
 
         Raises:
             RuntimeError: no window is open.
@@ -88,23 +89,24 @@ class NoiseMeter:
 
 
 class Measurable(Protocol):
-    """A cell: it can be measured, again if need be, and is told how quiet that was."""
+    """A measurement that can be repeated."""
 
     def measure(self) -> None:
-        """Run and time it; a later call replaces the earlier one's result."""
+        """Run and time it. A later call replaces the earlier result."""
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Take the window's verdict."""
+        """Store the CPU share of other processes, and whether the times are noisy."""
 
 
 class MeasurementWindows:
-    """Joins cells until they fill a window and settles them together.
+    """Windows of measurements, which are accepted or repeated together.
 
     Args:
-        meter: who measures the others.
-        allow_noise: keep the times of noisy windows.
-        between: called before each window.
-        told: called after each, while none is open, with the others' share and what that means.
+        meter: Noise meter.
+        allow_noise: True keeps the times of noisy windows.
+        before_window: Called before each window.
+        on_window: Called after each window with the share of other processes and the result in
+            words.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class MeasurementWindows:
         self._measurables: list[Measurable] = []
 
     def run(self, measurable: Measurable) -> None:
-        """Measure a cell inside the current window; settles the window once it is full."""
+        """Measure in the current window. Close the window once it is full."""
         if not self._measurables:
             if self._before_window is not None:
                 self._before_window()
@@ -134,11 +136,11 @@ class MeasurementWindows:
 
     @property
     def open(self) -> bool:
-        """Whether cells wait for their window's end."""
+        """True if a window is open."""
         return bool(self._measurables)
 
     def close(self) -> None:
-        """End the window, measuring its cells again while it was too noisy, and tell them."""
+        """End the window. Repeat its measurements while it was too noisy, then finish them."""
         if not self._measurables:
             return
         share = self._meter.close()
@@ -156,7 +158,7 @@ class MeasurementWindows:
         self._measurables = []
 
     def _report(self, share: float | None, if_noisy: str) -> None:
-        """Say how quiet a window was, and what becomes of it if it was not."""
+        """Report the noise of a window and what follows from it."""
         if self._on_window is None:
             return
         if share is None:
@@ -173,8 +175,11 @@ def is_noisy(share: float | None) -> bool:
 
 
 def tree_seconds(pid: int | None = None) -> float:
-    """CPU seconds of a process, this one if none is named, and all its descendants, those already
-    reaped included; 0 of a process that is no more."""
+    """Return the CPU seconds of a process and all its descendants, including ended ones.
+
+    Args:
+        pid: The process. None is this one. A process that has ended counts 0.
+    """
     seconds = 0.0
     try:
         root = psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""Verdicts, scores and log-probabilities of measured outputs, and the causes of near-ties."""
+"""Records of measurements: verdicts, scores, log-probabilities, and the causes of near-ties."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECIMALS = 3  # of the log-probabilities that are kept: they are looked at
 
 @dataclass
 class PromptMeasurements:
-    """The cells of one prompt, which are judged, scored and written together."""
+    """Measurements of one prompt, which are judged, scored and stored together."""
 
     question: Question
     measurements: list[Measurement]
@@ -44,18 +44,18 @@ class PromptMeasurements:
 
     @property
     def finished(self) -> bool:
-        """Whether every cell's window has been settled."""
+        """True if the window of every measurement is closed."""
         return all(measurement.finished for measurement in self.measurements)
 
 
 class RecordBuilder:
-    """Makes records of measured cells.
+    """Builder of records from measurements.
 
     Args:
-        judge: gives the verdicts.
-        plan, sampling: of the run.
-        tokenizer: of the target.
-        sampled: the questions on which vanilla itself is judged, whatever the others say.
+        judge: Judge of the outputs.
+        plan, sampling: Plan and sampling settings of the run.
+        tokenizer: Tokenizer of the target.
+        sampled: Questions on which vanilla itself is always judged.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class RecordBuilder:
         self._sampled = sampled
 
     def build(self, measurement: Measurement, prompt_measurements: PromptMeasurements) -> Record:
-        """The record of a cell, which was measured; a failed one has neither verdict nor score.
+        """Build the record of a measurement. A failed one has neither verdict nor score.
 
-        A cell fails too where the target's logits are not finite, and where what it tells
-        contradicts itself.
+        A measurement also fails if the target's logits are not finite, or if its record is
+        inconsistent.
         """
         if measurement.result.error is None:
             try:
@@ -138,8 +138,8 @@ class RecordBuilder:
     def _judge_reference(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Verdict:
-        """Vanilla's own verdict: on a sample of prompts, on all where that was asked for, and
-        wherever somebody who promises its tokens came to others."""
+        """Judge vanilla's output: on a sample of prompts, on all with `--judge all`, and wherever a
+        method that guarantees its tokens has others."""
         rule, output = self._sampling.rule, measurement.result.output_ids
         if self._sampling.draws:
             found = self._judge.judge_sampled(measurement.request, output)
@@ -158,7 +158,7 @@ class RecordBuilder:
     def _score(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> float | None:
-        """How right the answer is. Equal answers are scored once: running code takes its time."""
+        """Score an answer. Equal answers are scored once, because running code is slow."""
         if prompt_measurements.question.scorer is None:
             return None
         ids = tuple(measurement.result.output_ids)
@@ -178,7 +178,7 @@ class RecordBuilder:
         return prompt_measurements.scores[ids]
 
     def _valid(self, measurement: Measurement) -> bool | None:
-        """Whether a complete output belongs to the run's grammar, by its text alone."""
+        """Return True if a complete output belongs to the grammar, judged by its text only."""
         if self._grammar is None or measurement.result.finish != "eos":
             return None
         return self._grammar.holds(decode_text(self._tokenizer, measurement.result.output_ids))
@@ -186,7 +186,7 @@ class RecordBuilder:
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> OutputLikelihood:
-        """The output as the target reads it: one forward for equal outputs."""
+        """Return the likelihood of an output, with one forward for equal outputs."""
         ids = tuple(measurement.result.output_ids)
         if ids not in prompt_measurements.likelihoods:
             prompt_measurements.likelihoods[ids] = self._judge.compute_likelihood(
@@ -196,15 +196,15 @@ class RecordBuilder:
 
 
 def _step_of(committed: Sequence[int], token: int) -> int:
-    """The step that an output token came with, prefill being step 0."""
+    """Return the step of an output token. Prefill is step 0."""
     ends = accumulate(committed, initial=1)
     return sum(end <= token for end in ends)
 
 
 def tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
-    """What the tolerance is measured on: the run's questions, then the others of its tasks.
+    """Yield the texts for the tolerance: the run's questions, then the others of its tasks.
 
-    The same whenever and by whichever pass it is asked for.
+    The order is the same in every repeat.
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
@@ -213,9 +213,11 @@ def tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
 
 
 def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
-    """Questions on which every row keeps its drafts, in pass 1: the first of each family, in the
-    plan's order. A constant, so that whoever reads records knows where to look; a sample, because
-    drafts are larger than all the rest of a record."""
+    """Return the questions whose drafts are stored in the first repeat: the first of each family.
+
+    Readers of records can rely on this choice. It is a sample because drafts are larger than the
+    rest of a record.
+    """
     first: dict[str, str] = {}
     for question in questions:
         first.setdefault(question.family, question.prompt_id)
@@ -233,20 +235,21 @@ def near_ties(
     vanilla: Outputs,
     request: Callable[[str, int, Sequence[int], StopRule], Request],
 ) -> dict[str, Any]:
-    """Where vanilla's outputs have ties within the tolerance, and so near-ties may be expected.
+    """Find positions of vanilla's outputs where near-ties are possible, within the tolerance.
 
-    This costs one forward of transformers' module per output. The verdict of a near-tie, which
-    needs the result, has measured the tolerance before.
+    This costs one forward of transformers' module per output. The verdict of a near-tie has
+    measured the tolerance before.
 
     Args:
-        judge: of the run.
-        prompts: as they were.
-        vanilla: its outputs; of several passes the first counts, as all are the same.
-        request: makes one of a prompt; see `Bench.request`.
+        judge: Judge of the run.
+        prompts: Prompts of the outputs.
+        vanilla: Outputs of vanilla. The first repeat counts, as all are equal.
+        request: Creates a request; see `Bench.request`.
+
     Returns:
-        For the manifest: how many `outputs` and `positions` were looked at, how many positions are
-        `ties`, how many outputs are `expected` at most to differ by rounding, and by output
-        (prompt, turn) the `chances` above 0.
+        Manifest entry: numbers of `outputs` and `positions`, number of `ties`, the `expected`
+            number of outputs that differ by rounding (upper bound), and the `chances` above 0 by
+            (prompt, turn).
     """
     first: dict[tuple[str, int], Sequence[int]] = {}
     for (prompt_id, turn, _), ids in sorted(vanilla.items()):

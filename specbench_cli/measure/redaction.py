@@ -1,4 +1,4 @@
-"""What of a setting may be kept and printed: a folder's name, never the path to it."""
+"""Removal of private paths from settings and messages: a folder's name stays, its path does not."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PATH = re.compile(r"(?<![\w.:/])~?/(?:[^\s/:;,'\"()]+/)+(?=[^\s/:;,'\"()])")
 
 
 def redact_paths(text: str) -> str:
-    """A sentence with the last name in place of each path from the root or the home."""
+    """Return a text with the last name in place of each path from the root or the home folder."""
     return _PATH.sub("", text)
 
 
 def redact_setting(value: Any) -> Any:
-    """A setting, however nested, with names in place of paths."""
+    """Return a setting, however nested, with names in place of paths."""
     if isinstance(value, Mapping):
         return {key: redact_setting(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

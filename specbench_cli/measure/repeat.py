@@ -40,7 +40,7 @@ from specbench_cli.measure.view import RunView
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import BASELINE, Key
+from specbench_cli.store.schema import BASELINE, RecordKey
 from specbench_cli.tasks.schema import Question
 
 
@@ -53,7 +53,7 @@ class _MeasuredPrompt(NamedTuple):
     known: KnownOutput
     measurements: list[Measurement]
 
-    def key(self, method_run: MethodRun, number: int) -> Key:
+    def key(self, method_run: MethodRun, number: int) -> RecordKey:
         """Return the key of a method's record."""
         return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 
@@ -203,7 +203,7 @@ class Repeat:
         self._store()
 
     def _probe(self, share: float) -> None:
-        """Measure the rounds of the probe that are due when such a share of the prompts is done."""
+        """Measure the rounds of the probe that are due when this share of the prompts is done."""
         if self._interleaved_probe is None:
             return
         for _ in range(self._interleaved_probe.due(share)):
@@ -236,7 +236,7 @@ class Repeat:
         number: int,
         memory: Mapping[str, Memory],
     ) -> None:
-        """All turns of questions that are decoded together."""
+        """Measure all turns of questions that are decoded together."""
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
         turn = 1
         # Where vanilla failed, there is no context to go on from.
@@ -280,18 +280,21 @@ class Repeat:
 
     @property
     def _compares_tokens(self) -> bool:
-        """Whether outputs are compared token by token."""
+        """True if outputs are compared token by token."""
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
     def _helper_processes(self) -> set[int]:
-        """Processes of other programs that decode for rows of the run."""
+        """Return the ids of other processes that decode for methods of the run."""
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
         }
 
     def _must_restart(self, method_run: MethodRun) -> bool:
-        """Whether a row that lacks some cells is decoded from its beginning: what was decoded
-        before an interruption is learnt once more, or meets those that are missing under load."""
+        """Return True if a method with missing outputs must decode from its first prompt.
+
+        It has to learn again what it learned before an interruption, or requests arrive under a
+        load.
+        """
         return method_run.learns_from_prompts or bool(self._plan.loads)
 
     def _record_prompt_error(
@@ -424,7 +427,7 @@ class Repeat:
         return self._answers.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
     def _store(self) -> None:
-        """Judge and keep the groups whose windows are settled, in order."""
+        """Judge and store the outputs whose windows are closed, in order."""
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
             for cell in group.measurements:
@@ -444,7 +447,7 @@ class Repeat:
                 self._view.show_record(record)
 
     def _measurable(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> Measurable:
-        """Cells of a row as they are measured: alone, together, or in their plug-in's process."""
+        """Return outputs of a method in the form in which they are measured."""
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
         arrivals = self._plan.loads[load][: len(measurements)] if load else ()
@@ -453,7 +456,7 @@ class Repeat:
         return make_measurable(measurements, size, chunk, arrivals)
 
     def _pass_lock_on(self) -> None:
-        """Let another run measure a window; say so once where there is none."""
+        """Let another run measure a window. Note once if there is no other run."""
         assert self._machine_lock is not None
         self._store()  # while nobody measures
         if not self._machine_lock.pass_on() and not self._has_no_partner:

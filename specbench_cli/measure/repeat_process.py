@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.errors import ExitCode, SpecbenchError, UsageError
 from specbench_cli.interpreter import python_command
 from specbench_cli.measure.worker_process import WorkerProcess
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specbench_cli.store.run_dir import RunDir
 
 TUNING = "tuning"
-"""What the part of a run is called that chooses parameters."""
+"""Name of the part of a run that chooses parameters."""
 
 FINISHED_OFFSET = 100
 """Number that a finished repeat adds to its exit code, so that an early exit with code 0 is not
@@ -29,10 +29,10 @@ _SILENT = (ExitCode.OK, ExitCode.INTERRUPTED)
 
 
 class UnfinishedRepeat(SpecbenchError):
-    """A repeat that its process did not finish.
+    """A repeat whose process did not finish it.
 
     Attributes:
-        told: True if the process printed the error itself.
+        already_reported: True if the process printed the error itself.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ def bind_to_parent(parent: int) -> None:
             f"--parent {parent}: that process did not start this one, or has ended",
             hint="a run starts its passes itself: leave --parent out",
         )
-    end_with(parent)
+    exit_with_parent(parent)
 
 
 def _command(path: Path, number: int) -> list[str]:

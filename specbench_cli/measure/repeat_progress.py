@@ -16,10 +16,10 @@ from specbench_cli.store.schema import PASSES_APART
 from specbench_cli.tasks.schema import Question
 
 Schedule = Sequence[tuple[Question, tuple[MethodRun, ...]]]
-"""Questions, each with its rows in their order there."""
+"""Questions in order, each with its methods in their order."""
 
 REPORT_EVERY_S = 2.0
-"""Seconds after which the time left is reported between two methods of a prompt."""
+"""Interval in seconds at which the time left is reported between two methods of a prompt."""
 
 PROBE = "a round of the probe"
 """Key of the probe in the times of the methods."""

@@ -17,8 +17,7 @@ MAX_NOISY_SHARE = 0.1  # a row that lost more of its cells to noise has no speed
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a run's records are, what the program should exit with, and whether times are missing
-    since the machine was not quiet."""
+    """Result of a run: folder, exit code, and whether times are missing because of noise."""
 
     run_dir: Path
     exit_code: ExitCode
@@ -32,10 +31,11 @@ def read_result(run_dir: RunDir) -> RunResult:
 
 
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
-    """Bad if a row is broken or a cell failed; else a fault of the environment if too many times
-    are void, methods could not run, or only vanilla has outputs; otherwise OK.
+    """Return the exit code of a run.
 
-    Peers are measured, not judged: nothing they do makes an answer bad.
+    BAD_ANSWER if a method is broken or an output failed. ENVIRONMENT if too many times are noisy,
+    methods could not run, or only vanilla has outputs. Otherwise OK. Peers cannot make an answer
+    bad.
     """
     ours = [record for record in records if not record.peer]
     if any(record.error is not None for record in ours) or broken(ours, manifest):
@@ -52,7 +52,7 @@ def lacks_comparison(records: Sequence[Record], manifest: Mapping[str, Any]) -> 
 
 
 def has_noisy_method(records: Sequence[Record]) -> bool:
-    """Whether a row lost so many of its times to noise that it has no speedup."""
+    """Return True if a method lost so many times to noise that it has no speedup."""
     rows: dict[str, list[bool]] = {}
     for record in records:
         rows.setdefault(record.label, []).append(record.void)

@@ -1,4 +1,4 @@
-"""A run: plan, passes, resume, manifest."""
+"""A run: plan, repeats, resumption, manifest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TUNING = 0
 def start(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
-    """Plan a new run and make its folder; nothing is left behind where that cannot be done."""
+    """Plan a new run and create its folder. If this fails, nothing is left behind."""
     from specbench_cli.measure.placement import check_placement
 
     prepared = prepare(config, fetch=True)
@@ -83,11 +83,12 @@ def resume_run(
     """Plan the rest of a run; None if it is finished.
 
     Args:
-        part: whether the process that started this one holds the folder.
-        force: go on though the program changed since, and label the run.
+        part: True if the process that started this one holds the folder.
+        force: Continue even if the program changed since, and label the run.
+
     Raises:
-        UsageError: no run, one that cannot be resumed, that another process is at, or that another
-            program, or data, would go on with.
+        UsageError: there is no run, it cannot be resumed, another process uses it, or the program
+            or the data changed.
     """
     run_dir = RunDir.open(path)
     if run_dir.manifest.get("status") == "finished":
@@ -116,7 +117,7 @@ def resume_run(
 
 
 def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> Plan:
-    """The plan of a run that was begun, which is marked as running again."""
+    """Return the plan of a run that was started before. Mark it as running."""
     path = run_dir.path
     if "spoiled" in run_dir.manifest:
         raise run_dir.spoiled(f"{run_dir.manifest['spoiled']} changed its files")
@@ -153,7 +154,7 @@ def permissions_to_resume(path: Path, force: bool) -> list[permission.Permission
         config = load_resume_config(path)
         check_plugin_files(run_dir, config, force)
         return permission.requests(config, path / ORDER)
-    found, order = list[permission.PermissionRequest](), matrix.ordered(path)
+    found, order = list[permission.PermissionRequest](), matrix.read_order(path)
     for each in matrix.members(path):
         if RunDir.holds_run(each):
             found += permissions_to_resume(each, force)
@@ -289,12 +290,12 @@ def _mark_interrupted(
         with suppress(ConcurrentWriteError, UsageError):  # then this one is written back
             run_dir.read()
         if in_processes:
-            run_dir.adopt_lines()
+            run_dir.store_line_digests()
         run_dir.close("interrupted")
 
 
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
-    """Do what a tuning still lacks, in a folder of its own; the plan with what it chose."""
+    """Measure the missing outputs of a tuning in its folder. Return the plan with its choices."""
     plan, tuning = planned(load_resume_config(run_dir.path))
     assert tuning is not None
     tuning_plan = tune.tuning_plan(plan, tuning)
@@ -304,7 +305,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
         trial = RunDir.open(path)
         trial.share_lock_of(run_dir)
         check_planned(tuning_plan, trial, trial.answered())
-        trial.resume()
+        trial.mark_running()
     else:
         trial = RunDir.create(path, manifest(tuning_plan, {}))
         trial.share_lock_of(run_dir)
@@ -338,5 +339,5 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
 
 
 def _has_results(run_dir: RunDir) -> bool:
-    """Whether anything was measured that would be lost with the folder."""
+    """Return True if the folder contains measurements."""
     return run_dir.has_records or (run_dir.path / tune.FOLDER).exists()

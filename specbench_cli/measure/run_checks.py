@@ -15,13 +15,13 @@ from specbench_cli.plan import tune
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.manifest import ORDER
 from specbench_cli.store.run_dir import MOST_BYTES, RunDir
-from specbench_cli.store.schema import Key
+from specbench_cli.store.schema import RecordKey
 
 NEW_RUN = "begin a new run: specbench run"
 
 
 def load_resume_config(path: Path) -> RunConfig:
-    """The configuration that a run was begun with. Raises UsageError."""
+    """Return the configuration that a run was started with. Raises UsageError."""
     try:
         return RunConfig.model_validate_json(files.read_text(path / ORDER, MOST_BYTES))
     except (OSError, ValueError) as error:
@@ -66,8 +66,8 @@ def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: s
 def check_unchanged(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
-    """Raise UsageError unless a run goes on with what it was begun with; with `force`, have the
-    manifest name what differs."""
+    """Raise UsageError if facts of a run changed since its start. With `force`, add them to the
+    manifest."""
     differing = list_differences(then, now, "{} ({} then, {} since)")
     if differing and not force:
         raise UsageError(
@@ -90,7 +90,7 @@ def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {f"the weights of {name}": facts["sha256"][:12] for name, facts in held.items()}
 
 
-def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[Key]) -> None:
+def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) -> None:
     """Raise UsageError if the run contains a record or a prompt that is not in its plan.
 
     A run that was resumed with --force is not checked, because it may have had another plan before.
@@ -117,7 +117,7 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
     """
     if plan.config.tune is not None:
         plan = tune.tuned(plan, run_dir.manifest)
-    answered = run_dir.reread_answered()
+    answered = run_dir.reread_output_ids()
     asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
     if lost := [key for key in answered if key[:2] not in asked]:
         raise ConcurrentWriteError(
@@ -125,7 +125,7 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
             " run decoded: it was removed or overwritten during the run",
             hint=NEW_RUN,
         )
-    if missing := plan.missing_from(answered, run_dir.manifest, run_dir.wrote):
+    if missing := plan.missing_from(answered, run_dir.manifest, run_dir.has_written):
         prompt, turn, label, pass_ = missing[0]
         raise ConcurrentWriteError(
             f"{run_dir.path / 'records.jsonl'} lacks {len(missing)} records that this run measured,"

@@ -1,10 +1,10 @@
-"""What forwards cost relative to each other, for methods that choose a draft's size by it.
+"""Relative costs of forwards, for methods that choose a draft's size by them.
 
-The unit is a target forward over one row; times of forwards are those after a middling context. For
-policies that weigh up all that a step takes, steps of several sequences are timed as a whole: two
-rows of each of four sequences are not what eight rows of one are, and the host's work, which grows
-with the vocabulary and the drafted tokens, is in no forward. A run that needs costs keeps what it
-went by in its manifest, and goes on with that when it is resumed.
+The unit is a target forward over one row. Forward times are those at a medium context. Policies
+that use the cost of a whole step need steps of several sequences: two rows of each of four
+sequences cost something else than eight rows of one, and no forward includes the host's work, which
+grows with vocabulary and drafted tokens. A run that needs costs stores them in its manifest and
+uses the same ones after a resumption.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from specbench_cli.measure.quiet import MeasurementWindows
 from specbench_cli.measure.step_timing import StepSample
 
 PROBE_CONTEXT = 256
-"""Rows before the forwards, or as many as the models have room for."""
+"""Context length of the forwards, if the models support it."""
 
 ROUNDS, SECONDS = 32, 2.0
-"""Of a quick probe: so many rounds at most, in about that time."""
+"""Maximum rounds of a quick probe, and its approximate time in seconds."""
 
 MIN_ROUNDS = 3
-"""Rounds, however long they take."""
+"""Minimum number of rounds."""
 
 STEP_MIN_ROUNDS, STEPS_SECONDS = 6, 6.0
-"""Rounds at least, and the time, where whole steps are timed: one step's time swings by a tenth,
-and one length's gain over another is less."""
+"""Minimum rounds and time in seconds if whole steps are timed. The time of a step varies by a
+tenth, more than one draft length gains over another."""
 
 
 class StepCosts(BaseModel):
-    """Relative times of forwards, by model and by rows.
+    """Relative times of forwards, by model and rows.
 
     Attributes:
-        source: where they are from.
-        context: rows before the forwards.
-        target_ns: the unit.
-        noisy: whether other programs were running.
-        relative: model -> rows of a forward -> time, which never falls.
-        steps: sequences of a step -> draft tokens of each -> time of all but the drafting.
-        drafting: sequences of a step -> time of a draft token of each.
-        uneven: sequences of a step -> what it takes more where lengths differ.
+        source: Origin of the costs.
+        context: Context length of the forwards.
+        target_ns: The unit in ns.
+        noisy: True if other programs were running.
+        relative: Model -> rows of a forward -> time, which never decreases.
+        steps: Sequences of a step -> draft tokens of each -> time without drafting.
+        drafting: Sequences of a step -> time per draft token of each.
+        uneven: Sequences of a step -> additional time if draft lengths differ.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,12 +66,13 @@ class StepCosts(BaseModel):
     uneven: dict[int, float] = {}
 
     def __call__(self, model: str, rows: int, sequences: int = 0, even: bool = True) -> float:
-        """Time of a forward; linear between the sizes measured and beyond the last one.
+        """Return the time of a forward, linear between measured sizes and beyond the last one.
 
         Args:
-            sequences: 0 for the forward alone; else of so many, with what their step takes beside
-                it. What was not timed so is taken for the forward alone.
-            even: whether the sequences have as many rows each.
+            sequences: Number of sequences, whose step's other work is included. 0 for the forward
+                alone. The forward alone is the fallback if steps were not timed.
+            even: True if all sequences have the same number of rows.
+
         Raises:
             KeyError: the model was not measured.
         """
@@ -107,7 +108,8 @@ class StepCosts(BaseModel):
         noisy: bool = False,
         steps: Sequence[StepSample] = (),
     ) -> Self:
-        """From times by model, the target's those over trees; and from those of steps."""
+        """Create costs from the times of models and of whole steps. The target's times are those of
+        trees."""
         times = {}
         for model, curve in found.items():
             tree = model == "target"
@@ -130,7 +132,7 @@ class StepCosts(BaseModel):
 
 
 def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]]:
-    """The medians of steps' times, as `StepCosts` has them."""
+    """Return the median times of steps in the form of `StepCosts`."""
     rest: dict[int, dict[int, list[int]]] = {}
     drafting: dict[int, list[float]] = {}
     unlike: dict[int, list[StepSample]] = {}
@@ -162,15 +164,18 @@ def _steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[int, Any]
 
 
 def _smooth_increasing(times: Sequence[float]) -> list[float]:
-    """Times that do not fall with work: halfway between the largest so far and the least to come,
-    so that a single odd one moves its neighbours little."""
+    """Return non-decreasing times: the mean of the running maximum and the running minimum from the
+    end.
+
+    A single outlier then changes its neighbours little.
+    """
     largest = accumulate(times, max)
     least = reversed(list(accumulate(reversed(times), min)))
     return [(low + high) / 2 for low, high in zip(least, largest, strict=True)]
 
 
 def step_costs_from_probe(costs: Costs) -> StepCosts:
-    """What a kept probe says."""
+    """Return the step costs of a stored probe."""
     longest = costs.curves["target"].by_context[-1][0]
     return StepCosts.of(
         costs.curves,
@@ -188,17 +193,18 @@ def measure_step_costs(
     most: int = 0,
     sampling: Sampling | None = None,
 ) -> StepCosts:
-    """Measure all decoders and heads of a workspace, in about two seconds, in six where whole
-    steps are timed too; where forwards take long, in a few rounds.
+    """Measure all decoders and heads of a workspace.
+
+    It takes about two seconds, six with whole steps, and a few rounds if forwards are slow.
 
     Args:
-        windows: who watches the machine; it has to keep noisy times.
-        positions: rows that all models are made for.
-        most: sequences that take part in a step, where steps are timed as a whole; 0: they are not.
-        sampling: of these steps.
+        windows: Measurement windows. They must keep noisy times.
+        positions: Maximum number of positions of all models.
+        most: Maximum number of sequences in a timed step. 0 times no steps.
+        sampling: Sampling settings of these steps.
 
     Raises:
-        UsageError: the models' context is too short.
+        UsageError: the context of the models is too short.
     """
     grid = ProbeGrid(contexts=(1,), chains=(1,), lone=())
     context = min(PROBE_CONTEXT, positions - grid.spare)

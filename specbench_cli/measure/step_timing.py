@@ -1,7 +1,7 @@
-"""Whole steps of several sequences, timed one after another: what no sum of single forwards says.
+"""Timing of whole steps with several sequences, which single forwards cannot predict.
 
-Each of a batch's sequences drafts a chain of a given length and the target verifies all of them at
-once. Lengths change from step to step; a step lasts until the next one begins.
+Each sequence of a batch drafts a chain of a given length, and the target verifies all of them in
+one forward. Lengths change from step to step. A step ends when the next one begins.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.workspace import Workspace
 
 MIN_PROMPT = 16
-"""Tokens of the shortest prompt whose steps are timed: reading it is no part of them."""
+"""Length of the shortest prompt in the timed steps. Its prefill is not timed."""
 
 UNEVEN_LENGTHS = (1, 3)
-"""Draft tokens of sequences in turn, where lengths differ."""
+"""Draft lengths of the sequences in turn, for steps with different lengths."""
 
 
 class StepSample(NamedTuple):
-    """A step: its sequences, the draft tokens of each, ns that drafting them took, ns of all else
-    that was done until the next step; where lengths differ, their mean."""
+    """Times of a step.
+
+    length: Draft tokens per sequence, the mean if they differ. drafting: Time of drafting in ns.
+    rest: Time of everything else until the next step, in ns. even: True if all lengths are equal.
+    """
 
     sequences: int
     length: float
@@ -41,13 +44,12 @@ class StepSample(NamedTuple):
 
 
 class TimedChains:
-    """Drafts chains of given lengths, a step after another, and notes when.
+    """Drafter of chains with given lengths that records the times of its steps.
 
     Args:
-        drafts: whether a draft model drafts them, or they are the prompt's first tokens.
-        lengths: of the steps that are timed, a length for each sequence.
-        marks: shared with the others of its batch; of each step when it began, and when all was
-            drafted.
+        drafts: True drafts with the draft model. False takes the first tokens of the prompt.
+        lengths: Draft lengths of the timed steps, one per sequence.
+        marks: Shared by the sequences of a batch: start of each step and end of its drafting.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class TimedChains:
         self._drafts, self._lengths, self._marks = drafts, lengths, marks
 
     def start(self, session: Session) -> None:
-        """Prefill the draft."""
+        """Prefill the draft model."""
         if self._drafts:
             self._model = session.draft()
             self._state = session.new_state(self._model)
@@ -65,15 +67,15 @@ class TimedChains:
     def schedule(
         self, members: Sequence[tuple[TimedChains, Session]], size: int
     ) -> Sequence[tuple[TimedChains, Session]]:
-        """All of them."""
+        """Return all sequences."""
         return members
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """For a sequence alone."""
+        """Draft for a single sequence."""
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[TimedChains, Session]]) -> list[Draft]:
-        """Chains of the next lengths; behind the last ones plain steps."""
+        """Draft chains of the next lengths; no draft tokens after the last ones."""
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
         began = clock.now()
@@ -91,7 +93,7 @@ class TimedChains:
         return drafts
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Forget what the draft has of rejected tokens."""
+        """Remove rejected tokens from the draft model's state."""
         if self._drafts:
             kept = min(self._state.position(), len(session.tokens()) - 1)
             self._state.rollback(0, kept)
@@ -105,12 +107,12 @@ def time_steps(
     sampling: Sampling,
     rng: random.Random,
 ) -> list[StepSample]:
-    """A step of n sequences with each length of their drafts, and one with unlike lengths, after
-    one that warms up.
+    """Time a step of n sequences for each draft length, and one with different lengths, after a
+    warm-up.
 
     Args:
-        prompt: at least `MIN_PROMPT` ids, of which the sequences' prompts are parts.
-        rng: of the order.
+        prompt: At least `MIN_PROMPT` ids. The sequences' prompts are parts of it.
+        rng: Random generator of the order.
     """
     shared = [(length,) * n for length in lengths]
     unlike = [tuple(UNEVEN_LENGTHS[at % len(UNEVEN_LENGTHS)] for at in range(n))] if n > 1 else []

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import BASELINE, Key
+from specbench_cli.store.schema import BASELINE, RecordKey
 from specbench_cli.tasks.schema import Question
 
 
 @dataclass
 class StoredOutputs:
-    """What a run holds already: which cells are done, vanilla's answers, the prompts as they
-    were."""
+    """Outputs of a run: their keys, vanilla's token ids, and the prompts."""
 
-    done: set[Key] = field(default_factory=set)
+    done: set[RecordKey] = field(default_factory=set)
     vanilla: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
     prompts: dict[tuple[str, int], Prompt] = field(default_factory=dict)
 
@@ -28,8 +27,8 @@ class StoredOutputs:
             outputs.add(key, ids)
         return outputs
 
-    def add(self, key: Key, output_ids: list[int] | None) -> None:
-        """Take note of a record."""
+    def add(self, key: RecordKey, output_ids: list[int] | None) -> None:
+        """Add a record."""
         self.done.add(key)
         prompt_id, turn, label, pass_ = key
         if label == BASELINE and output_ids is not None:
@@ -44,7 +43,7 @@ class StoredOutputs:
         )
 
     def of(self, names: Collection[str]) -> StoredOutputs:
-        """What is known of some questions."""
+        """Return the outputs of some questions."""
         return StoredOutputs(
             {key for key in self.done if key[0] in names},
             {key: ids for key, ids in self.vanilla.items() if key[0] in names},
@@ -52,13 +51,13 @@ class StoredOutputs:
         )
 
     def learn(self, other: StoredOutputs) -> None:
-        """Take note of what somebody else knows."""
+        """Add outputs that another process knows."""
         self.done |= other.done
         self.vanilla |= other.vanilla
         self.prompts |= other.prompts
 
 
-def output_keys(question: Question, method_run: MethodRun, number: int) -> list[Key]:
-    """The cells of a row on a question, a turn each."""
+def output_keys(question: Question, method_run: MethodRun, number: int) -> list[RecordKey]:
+    """Return the keys of a method's outputs for a question, one per turn."""
     turns = range(1, len(question.turns) + 1)
     return [(question.prompt_id, turn, method_run.label, number) for turn in turns]

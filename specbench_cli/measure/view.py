@@ -1,4 +1,4 @@
-"""Who watches a run: called between prompts, never while the clock runs."""
+"""Interface of the views that show a run. They are never called while a timer runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from specbench_cli.store.schema import Record
 
 
 class RunProgress(NamedTuple):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        part: which part of it this is: "tuning", "pass 2 of 3"; empty if it has but one.
-        prompt, prompts: how many prompts of it are done, of how many.
-        left_s: seconds until all is measured, in the passes to come too, or of the tuning; None
-            while nothing is known, and once nothing is left to measure.
+        part: Part of the run, like "tuning" or "pass 2 of 3". Empty if there is only one.
+        prompt, prompts: Number of finished prompts, and of all prompts.
+        left_s: Seconds left, including later repeats. None if unknown, or if nothing is left.
     """
 
     part: str
@@ -28,29 +27,28 @@ class RunView(Protocol):
     """A progress display, a log, or a stream of JSON events."""
 
     def planned(self, facts: dict[str, Any]) -> None:
-        """The plan, before anything is loaded."""
+        """Show the plan, before anything is loaded."""
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """The run's folder stands; `done` of its `cells` were there already."""
+        """Show that the folder exists, with `done` of its `cells` outputs already in it."""
 
     def stage(self, text: str) -> None:
-        """What is done now that is not a prompt: loading, warming up."""
+        """Show the current work other than prompts, such as loading or the warm-up."""
 
     def prompt(self, progress: RunProgress) -> None:
-        """Prompts were measured; their records may come later, when their window is settled."""
+        """Show the progress. The records of the prompts may follow when their window is closed."""
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """A window was timed: other processes' share of the machine, and the same in words with
-        what follows from it."""
+        """Show the result of a window: CPU share of other processes, and what follows."""
 
     def show_record(self, record: Record) -> None:
-        """A record was written."""
+        """Show a record that was stored."""
 
     def handed_over(self) -> None:
-        """Another process goes on with the run, and shows itself."""
+        """Stop showing, because another process continues the run and shows it."""
 
     def flags(self) -> list[str]:
-        """Options that make another process of this run show itself in the same way."""
+        """Return the options that make another process of this run show it in the same way."""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Show a note to the user."""

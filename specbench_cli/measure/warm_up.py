@@ -67,10 +67,10 @@ def warm_up(
     together: Sequence[Request] = (),
     size: int = 1,
 ) -> None:
-    """Run a row a little: lazy set-up, caches and clocks are then as they will be.
+    """Decode a little with a method, so that lazy setup and cold caches are not timed.
 
     Args:
-        together: requests that are decoded as a batch, too, `size` of them in a step.
+        together: Requests that are also decoded as a batch, `size` of them per step.
     """
     kind = PeerSession if method_run.method.peer else Session
     own = memory if method_run.method.learns else None

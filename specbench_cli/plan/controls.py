@@ -1,9 +1,9 @@
-"""The controls of lossy rows: what a run measures beside them, unless it is told not to.
+"""Controls of lossy methods, which a run measures unless `--controls none` is given.
 
-Target alone is vanilla, which every run has. The draft alone says what quality costs no target, the
-lossless method that drafts alike what speed costs no quality. Random acceptance, at the rate that
-was measured of the row itself, says whether its rule knows anything: of single tokens, or of whole
-steps where a rule decides on these.
+Vanilla is the target alone. The draft model alone shows the quality without a target. The lossless
+method with the same drafts shows the speed without a loss of quality. Random acceptance, at the
+rate of the lossy method itself, shows whether its rule knows anything: about tokens, or about whole
+reasoning steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
-    """Whether a row of it is there for lossy ones to be held against."""
+    """Return True if a method is a control of lossy methods."""
     from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
@@ -32,8 +32,10 @@ def is_control(method: Method) -> bool:
 
 
 def add_controls(config: RunConfig) -> RunConfig:
-    """A configuration with the controls that its lossy rows lack. A tuned run brings none: which
-    parameters its rows end with is not known."""
+    """Return a configuration with the missing controls of its lossy methods.
+
+    A tuned run gets none, because its final parameters are not known yet.
+    """
     if config.controls == "none" or config.tune is not None:
         return config
     rows = list(config.methods)
@@ -57,7 +59,7 @@ def add_controls(config: RunConfig) -> RunConfig:
 def _controls_for(
     row: MethodChoice, method: Method, config: RunConfig
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The controls of a lossy row: method, label and parameters of each."""
+    """Yield the controls of a lossy method: method, label and parameters."""
     from specbench_cli.engine.spans.judge import SegmentParams
     from specbench_cli.engine.verify.accept import AcceptParams
 
@@ -86,7 +88,7 @@ def _controls_for(
 
 
 def _shared_params(method: Method, other: str) -> dict[str, Any]:
-    """A method's parameters that another one has too: those of its drafts, not of its rule."""
+    """Return the parameters that two methods share: those of drafting, not of the accept rule."""
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
@@ -95,7 +97,7 @@ def _shared_params(method: Method, other: str) -> dict[str, Any]:
 
 
 def _is_control_row(control: Method, name: str, other: MethodChoice, method: Method) -> bool:
-    """Whether a row that is there is the control, or one that lets pass at a rate of the user's."""
+    """Return True if a method is this control, or has an acceptance rate set by the user."""
     if other.name != name or other.label == BASELINE:
         return False
     if get_acceptance_source(control) is not None:

@@ -1,8 +1,7 @@
-"""The grammar that a run's outputs are held to: what was asked for, read and checked before any
-weight is.
+"""The grammar of a run's outputs, read and checked before any weights.
 
-A grammar is built in or a file, of a kind that its name ends with. Everything that knows
-grammars is llguidance's, an extra: `pip install 'specbench-cli[grammar]'`.
+A grammar is built in or a file, whose suffix gives its kind. All grammar code is that of
+llguidance, an extra: `pip install 'specbench-cli[grammar]'`.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ KINDS = {
     ".gbnf": "a GBNF grammar",
     ".regex": "a regular expression",
 }
-"""What a file holds, by the ending of its name; `grammar_from` of the library knows the endings but
-for the first as they are."""
+"""Kinds of grammar files by suffix. Except the first, these are the names of `grammar_from`."""
 
 BUILT_IN = {
     "json": json.dumps(
@@ -47,7 +45,7 @@ BUILT_IN = {
         }
     )
 }
-"""JSON schemas by name. json: any object, in one line: a model that is left to write white space
+"""JSON schemas by name. json: any object on one line, because a model that may write white space
 may write nothing else."""
 
 LIBRARY = "llguidance"
@@ -59,12 +57,12 @@ MOST_BYTES = 10 * files.MB
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that was read and is one.
+    """A valid grammar.
 
     Attributes:
-        name: one of `BUILT_IN`, or a file's, without its folder.
-        kind: one of `KINDS`.
-        text: what the file holds.
+        name: A key of `BUILT_IN`, or the name of a file without its folder.
+        kind: A key of `KINDS`.
+        text: Content of the file.
     """
 
     name: str
@@ -73,11 +71,11 @@ class Grammar:
 
     @classmethod
     def read(cls, name: str) -> Grammar:
-        """A grammar as it is asked for: a name or a file.
+        """Read a grammar by name or file.
 
         Raises:
-            UsageError: there is none, or what is there is none. EnvironmentFault: the extra is not
-            installed.
+            UsageError: it does not exist or is not valid. EnvironmentFault: the extra is not
+                installed.
         """
         known = ", ".join(BUILT_IN)
         if name in BUILT_IN:
@@ -128,25 +126,26 @@ class Grammar:
 
     @property
     def library(self) -> str:
-        """What makes the masks, with its version."""
+        """Library that computes the masks, with its version."""
         return f"{LIBRARY} {metadata.version(LIBRARY)}"
 
     def __str__(self) -> str:
-        """Its name, and what tells it from another of that name."""
+        """Return the name with a checksum."""
         return f"{self.name} {self.sha256[:_DIGITS]}"
 
     def facts(self) -> dict[str, str]:
-        """What the manifest keeps."""
+        """Return the manifest entry."""
         return {"name": self.name, "sha256": self.sha256, "library": self.library}
 
     def processor(self, tokenizer: Any, eos: Iterable[int], label: str) -> GrammarMask:
-        """What holds a target's outputs to it.
+        """Return the logits processor that enforces the grammar.
 
         Args:
-            tokenizer: transformers' own, of the target; label: the target's name.
-            eos: the ids that end an output.
+            tokenizer: Tokenizer of the target, from transformers. label: Name of the target.
+            eos: Ids that end an output.
+
         Raises:
-            UsageError: the target's tokens cannot write it.
+            UsageError: the target's tokens cannot express the grammar.
         """
         from specbench_cli.engine.verify.grammar import GrammarMask
 
@@ -179,7 +178,7 @@ class Grammar:
         return GrammarMask(matcher, ends)
 
     def holds(self, text: str) -> bool:
-        """Whether a text belongs to it: read by itself, whatever tokens it came in."""
+        """Return True if a text belongs to the grammar, independent of its tokens."""
         if self.kind == JSON and not valid_json(text):
             return False
         letters, fresh = _byte_matcher(self._compiled)
@@ -189,20 +188,20 @@ class Grammar:
 
     @property
     def _compiled(self) -> str:
-        """As the library writes grammars. Raises ValueError where it cannot be."""
+        """The grammar in the library's format. Raises ValueError."""
         kind = "json_schema" if self.kind == JSON else self.kind.removeprefix(".")
         return str(_library().grammar_from(kind, self.text.strip("\n")))
 
 
 @lru_cache(maxsize=8)
 def _byte_matcher(compiled: str) -> tuple[Any, Any]:
-    """A tokenizer whose tokens are bytes, and a matcher of these before the first."""
+    """Return a tokenizer whose tokens are bytes, and a new matcher for them."""
     letters = _library().LLTokenizer("byte")
     return letters, _library().LLMatcher(letters, compiled)
 
 
 def _library() -> Any:
-    """The library. Raises EnvironmentFault where it is not installed."""
+    """Return the library. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module(LIBRARY)
     except ModuleNotFoundError as fault:

@@ -1,4 +1,4 @@
-"""Which parameters a method is tried with when a run is tuned."""
+"""Candidates of a tuning: the parameters with which a method is tried."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from specbench_cli.engine.types import Rule
 
 _STEP = math.sqrt(2)
-"""Between neighbouring values of a number that is tried: half as much, as much, twice as much are
-two steps apart."""
+"""Ratio of neighbouring values of a number. A factor of two is two steps."""
 
 
 def candidates(
     method_run: MethodRun, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[MethodRun, ...]:
-    """At most `budget` ways to run a row.
+    """Return at most `budget` candidates of a method.
 
-    With `swept` those are all its combinations. Else: the row as it is, and with one parameter
-    changed, nearest values first, every parameter in turn. What the user set stays; and none needs
-    or promises anything else than the row, so tuning never trades away exactness.
+    With `swept` these are all its combinations. Otherwise: the method unchanged, and with one
+    parameter changed, nearest values first, each parameter in turn. Parameters set by the user
+    stay. No candidate needs or guarantees anything else than the method, so tuning never gives up
+    exactness.
 
     Raises:
-        UsageError: more combinations than `budget`, or one with values that are not allowed.
+        UsageError: more combinations than `budget`, or values that are not allowed.
     """
     if swept:
         if sweep.size(swept) > budget:
@@ -72,7 +72,7 @@ def _keeps_promises(own: Method, other: Method, rule: Rule) -> bool:
 
 
 def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
-    """Parameters with other values than the row's: the first of each, the second of each, ..."""
+    """Yield parameters with other values: the first of each, the second of each, and so on."""
     method = type(method_run.declared)
     columns = [
         [(name, value) for value in islice(_other_values(field.annotation, now), 2 * budget)]
@@ -86,7 +86,7 @@ def _changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
 
 
 def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
-    """Values of a type other than `now`: numbers near it and words in turn."""
+    """Yield values of a type other than `now`: numbers near it and literals in turn."""
     numbers: Iterator[Any] = iter(())
     if isinstance(now, (int, float)) and not isinstance(now, bool):
         numbers = _nearby_numbers(now)
@@ -96,7 +96,7 @@ def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
 
 
 def _literal_values(annotation: Any) -> list[Any]:
-    """What a type spells out: the words of a Literal, yes and no of a bool."""
+    """Return the values of a Literal, or True and False for a bool."""
     if annotation is bool:
         return [True, False]
     if get_origin(annotation) is Literal:
@@ -109,8 +109,8 @@ def _literal_values(annotation: Any) -> list[Any]:
 
 
 def _nearby_numbers(now: float) -> Iterator[float]:
-    """Numbers below and above in turn, ever further away, on a scale of ratios; whole ones if it is
-    whole. Of 0 there are no ratios: whole numbers upwards."""
+    """Yield numbers below and above in turn, with growing ratios. Integers stay integers. 0 has no
+    ratios, so integers upwards follow."""
     seen = {now}
     for distance in range(1, 64):
         for sign in (-1, 1):

@@ -1,7 +1,7 @@
-"""Several targets, and several drafts of each: a run of each pair, with a vanilla of its own.
+"""Several targets with several draft models: one run for each pair, with its own vanilla.
 
-Nothing that is measured on one target is divided by what was measured on another, so a pair needs
-nothing of the others: it is an ordinary run, that is resumed, reported and compared as any.
+Results on different targets are never compared, so each pair is an ordinary run that can be
+resumed, reported and compared.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.errors import UsageError
 
 MAX_PAIRS = 32
-"""Pairs of a matrix: more are a mistake, or several commands."""
+"""Maximum number of pairs in a matrix."""
 
 
 def is_matrix(config: RunConfig) -> bool:
-    """Whether a configuration stands for several runs."""
+    """Return True if a configuration describes several runs."""
     return bool(config.targets or config.drafts)
 
 
 def pairs(config: RunConfig) -> dict[str, RunConfig]:
-    """The runs that a configuration stands for, by their folders' names: `embedded-7m`, or
-    `embedded-7m+embedded-1m` where drafts are named.
+    """Return the runs of a matrix by the names of their folders.
 
-    Rows that use no draft model are measured once a target, with its first draft.
+    The names are like `embedded-7m`, or `embedded-7m+embedded-1m` if draft models are given.
+    Methods without a draft model are measured once per target, with its first draft model.
 
     Raises:
-        UsageError: drafts are named and no row uses one; or there are more than `MAX_PAIRS` pairs.
+        UsageError: draft models are given and no method uses one, or there are more than
+            `MAX_PAIRS`.
     """
     targets = config.targets or [config.target]
     drafts: Sequence[str | None] = config.drafts or [None]
@@ -70,5 +71,5 @@ def _uses_draft(name: str, params: Mapping[str, Any]) -> bool:
 
 
 def _folder_name(model: str) -> str:
-    """A model's name, as a folder may have it."""
+    """Return a model's name in a form that a folder may have."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"

@@ -104,11 +104,11 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """What its method promises under each decoding rule: asked once, so that what is judged and
-        what is written cannot differ.
+        """Guarantee of the method under each sampling rule. Read once, so that verdict and record
+        agree.
 
         Raises:
-            UsageError: it promises what nobody knows.
+            UsageError: an unknown guarantee.
         """
         from specbench_cli.engine.types import Rule
 
@@ -137,7 +137,7 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """Checksum of the file that the method's class is defined in: what an audit is valid of."""
+        """Checksum of the file that defines the method's class, to which an audit applies."""
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
@@ -149,7 +149,7 @@ def get_acceptance_source(method: Method) -> str | None:
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
     """Return the declaration hooks of a method: name, expected type in words, check of a value."""
-    from specbench_cli.engine.models.artifact import Trained
+    from specbench_cli.engine.models.artifact import ArtifactSpec
     from specbench_cli.engine.verify.accept import AcceptRule
 
     def is_list_of(kind: type) -> Callable[[Any], bool]:
@@ -159,7 +159,7 @@ def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
 
     return (
         ("models", "a tuple of names of models", is_list_of(str)),
-        ("artifacts", "a tuple of Trained modules", is_list_of(Trained)),
+        ("artifacts", "a tuple of ArtifactSpec modules", is_list_of(ArtifactSpec)),
         ("accept", "an AcceptRule or None", lambda value: isinstance(value, AcceptRule | None)),
         ("requirements", "a set of words", lambda value: isinstance(value, frozenset | set)),
         ("scope", "prompt, run or corpus", lambda value: value in ("prompt", "run", "corpus")),

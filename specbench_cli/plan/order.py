@@ -1,4 +1,4 @@
-"""In which order the methods of a cohort visit a prompt."""
+"""Order of the methods for each prompt."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def balanced_orders(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
-    """A seeded order of the labels for each prompt, balanced over position and predecessor.
+    """Return a seeded order of the labels for each prompt, balanced over position and predecessor.
 
-    Williams' design (E. J. Williams, 1949): over a full cycle of prompts every label stands at
-    every place equally often and follows every other equally often, so warm caches and drift favour
-    none. The cycle is len(labels) rows, or twice that for an odd number; rows are shuffled anew
+    Williams' design (E. J. Williams, 1949): over a full cycle of prompts, every label has every
+    position equally often and follows every other label equally often, so warm caches and drift
+    favor none. The cycle is len(labels) rows, twice that for an odd number. Rows are shuffled in
     each cycle.
 
     Args:
         labels: n distinct labels.
-        n_prompts: how many orders are wanted.
-        seed: of the shuffles.
+        n_prompts: Number of orders.
+        seed: Random seed.
     """
     n = len(labels)
     chance = random.Random(f"order {seed}")

@@ -1,4 +1,4 @@
-"""What a run will do, worked out before any weight is read: rows, questions, checkpoints, order."""
+"""The plan of a run, made before any weights are loaded: methods, questions, checkpoints, order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specbench_cli.plan.checks import (
 from specbench_cli.plan.grammar import Grammar
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.order import balanced_orders
-from specbench_cli.store.schema import BASELINE, PASSES_APART, Key
+from specbench_cli.store.schema import BASELINE, PASSES_APART, RecordKey
 from specbench_cli.tasks import Question, Task, load_task, sample_questions, select_questions
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ PROMPTS_PER_SLOT = 4  # questions that are dealt to a batch at once, as a multip
 
 
 def prompts_per_batch(batch: int) -> int:
-    """Questions that are measured as one where so many sequences take part in a step."""
+    """Return the number of questions that are measured together at a batch size."""
     return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, planned. Building one reads task files but neither weights nor tokenizers."""
+    """The plan of a run. Making it reads task files but neither weights nor tokenizers."""
 
     config: RunConfig
     method_runs: tuple[MethodRun, ...]
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def synthetic(self) -> str | None:
-        """What of the models is made up, in words; None where nothing is."""
+        """Description of synthetic parts of the models; None if there are none."""
         drawn = [each.label for each in self.checkpoints.values() if each.shape]
         if not drawn:
             return None
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """Sampling settings of the run."""
         from specbench_cli.engine.verify.sampling import Sampling
         from specbench_cli.engine.verify.uscd import Contrast
 
@@ -83,12 +83,12 @@ class Plan:
 
     @property
     def parallel(self) -> bool:
-        """Whether a method has workers that compute at once."""
+        """True if a method has workers that compute in parallel."""
         return any(method_run.declared.workers > 1 for method_run in self.method_runs)
 
     @property
     def isolated(self) -> frozenset[str]:
-        """The rows of plug-ins that are decoded in a process of the plug-in's own."""
+        """Labels of the methods that are decoded in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
         return frozenset(
@@ -97,22 +97,22 @@ class Plan:
 
     @property
     def n_prompts(self) -> int:
-        """Prompts in a pass: the turns of all questions."""
+        """Number of prompts in a repeat: the turns of all questions."""
         return sum(len(question.turns) for question in self.questions)
 
     @property
     def n_outputs(self) -> int:
-        """Outputs to be made: prompts x rows x passes."""
+        """Number of outputs: prompts x methods x repeats."""
         return self.n_prompts * len(self.method_runs) * self.config.repeats * len(self.passes())
 
     @property
     def max_tokens(self) -> int:
-        """The tokens of all outputs, if each were as long as it may be."""
+        """Maximum number of new tokens in all outputs."""
         rows = len(self.method_runs) * self.config.repeats * len(self.passes())
         return rows * sum(len(each.turns) * self.budget(each) for each in self.questions)
 
     def without(self, labels: Collection[str]) -> Plan:
-        """The same of the other rows."""
+        """Return the plan without some methods."""
         kept = [row for row in self.config.methods if row.label not in labels]
         return replace(
             self,
@@ -136,32 +136,33 @@ class Plan:
         return bool(others) and others <= {*given_up}
 
     def budget(self, question: Question) -> int:
-        """Most new tokens for a question."""
+        """Return the maximum number of new tokens for a question."""
         own = next(task.max_new_tokens for task in self.tasks if task.name == question.task)
         asked = self.config.max_new_tokens or question.max_new_tokens
         return asked or own or DEFAULT_MAX_NEW_TOKENS
 
     def baseline(self, method_run: MethodRun) -> str:
-        """The label of the row that a row's speedups are over, whether that is run or not."""
+        """Return the label of the method that a method's speedups refer to, whether it is run or
+        not."""
         name = method_run.declared.baseline
         return next((other.label for other in self.method_runs if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
-        """The passes that a process makes, which is one, or one under each load."""
+        """Return the repeats that a process measures: one, or one for each load."""
         return [process + PASSES_APART * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
-        """How requests arrive in a pass; None where all are there."""
+        """Return how requests arrive in a repeat; None if all are there at the start."""
         return list(self.loads)[pass_ // PASSES_APART] if self.loads else None
 
     def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
-        """The questions of a pass, each with its rows in that visit's order."""
+        """Yield the questions of a repeat, each with its methods in their order."""
         by_label = {method_run.label: method_run for method_run in self.method_runs}
         orders = balanced_orders(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[RecordKey]:
         """Return the keys of all outputs that the run may contain."""
         for process in range(1, self.config.repeats + 1):
             for pass_ in self.passes(process):
@@ -172,10 +173,10 @@ class Plan:
 
     def missing_from(
         self,
-        answered: Mapping[Key, list[int] | None],
+        answered: Mapping[RecordKey, list[int] | None],
         manifest: Mapping[str, Any],
-        wrote: Callable[[Key], bool] = lambda _: False,
-    ) -> list[Key]:
+        wrote: Callable[[RecordKey], bool] = lambda _: False,
+    ) -> list[RecordKey]:
         """Return the keys of outputs that a finished run should contain but does not.
 
         These outputs may be missing if the run did not write them: those of methods that were left
@@ -192,8 +193,8 @@ class Plan:
         return [key for key in keys if key in expected or wrote(key)]
 
     def _expected(
-        self, answered: Mapping[Key, list[int] | None], manifest: Mapping[str, Any]
-    ) -> Iterator[Key]:
+        self, answered: Mapping[RecordKey, list[int] | None], manifest: Mapping[str, Any]
+    ) -> Iterator[RecordKey]:
         """Return the keys of outputs that a finished run contains; see `missing_from`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):
@@ -216,7 +217,7 @@ class Plan:
                     yield from ((own, turn, label, pass_) for label in labels)
 
     def facts(self) -> dict[str, Any]:
-        """The plan for a person or a program to read."""
+        """Return the plan for a person or a program to read."""
         return {
             "target": self.target.label,
             "draft": self.draft.label if self.draft else None,
@@ -246,12 +247,13 @@ class Plan:
 
 
 def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
-    """A configuration without the rows that cannot run here, and by their labels why: the others
-    are measured all the same. Where none of them would be left beside vanilla it stays as it is,
-    for `make_plan` to refuse.
+    """Return a configuration without the methods that cannot run here, and the reasons by label.
+
+    If only vanilla would be left, the configuration is unchanged, so that `make_plan` raises the
+    error.
 
     Args:
-        fetch: have heads that are not on this machine downloaded.
+        fetch: Download heads that are not on this machine.
     """
     load_plugins(config)
     target, draft = _resolve_models(config)
@@ -270,7 +272,7 @@ def fitting(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str
 
 
 def reason(fault: SpecbenchError) -> str:
-    """Why a row cannot run here, in a manifest and for a person."""
+    """Return why a method cannot run here, for the manifest and the user."""
     return f"{fault.message} ({fault.hint})" if fault.hint else fault.message
 
 
@@ -284,7 +286,7 @@ def load_plugins(config: RunConfig) -> None:
 
 
 def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
-    """The target, and the draft's name if there is one."""
+    """Return the target, and the name of the draft model if there is one."""
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft
 
@@ -293,9 +295,9 @@ def make_plan(config: RunConfig) -> Plan:
     """Plan a run.
 
     Raises:
-        UsageError: an unknown method, parameter, task or model; a method that needs a draft and has
-        none. EnvironmentFault: data or weights that are not here and cannot be fetched; code that
-        is to be run and cannot be contained.
+        UsageError: an unknown method, parameter, task or model; no draft model for a method that
+            needs one. EnvironmentFault: data or weights are missing and cannot be downloaded, or
+            generated code cannot be contained.
     """
     load_plugins(config)
     method_runs = tuple(MethodRun(row.name, row.label, row.params) for row in config.methods)
@@ -338,7 +340,7 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
-    """The questions of these ids, all where none is given. Raises UsageError where one is none."""
+    """Return the questions with these ids, or all. Raise UsageError for an unknown id."""
     if not ids:
         return list(questions)
     known = {question.prompt_id for question in questions}
@@ -356,8 +358,7 @@ def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Q
 def _unused_notes(
     config: RunConfig, tasks: Sequence[Task], asked: Sequence[Question], chosen: Sequence[Question]
 ) -> tuple[str, ...]:
-    """What a reader would not think of: tasks that `category` leaves nothing of, and families that
-    `limit` does. A task's name stands for all of it, so the others are named."""
+    """Return notes on tasks cut by `category` and families cut by `limit`."""
     found = []
     for task in tasks:
         there = dict.fromkeys(each.family for each in asked if each.task == task.name)
@@ -372,7 +373,7 @@ def _unused_notes(
 
 
 def _arrival_times(config: RunConfig, n: int) -> dict[str, tuple[float, ...]]:
-    """When n questions arrive under each load, the same for all rows. Raises UsageError."""
+    """Return the arrival times of n questions under each load, the same for all methods."""
     if config.load is None:
         return {}
     try:

@@ -15,7 +15,7 @@ from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.plan.grid import candidates
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan
-from specbench_cli.store.recorded import without_prompt_errors
+from specbench_cli.store.recorded import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.tasks import Question
 
@@ -137,7 +137,7 @@ def choose(
     """
     cells: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
     wrong: set[str] = set()
-    for record in without_prompt_errors(records, (r for r in records if r.label == BASELINE)):
+    for record in drop_prompt_errors(records, (r for r in records if r.label == BASELINE)):
         if record.error or (record.verdict is not None and record.verdict.kind == "mismatch"):
             wrong.add(record.label)
             continue

@@ -47,7 +47,7 @@ ROWS = (*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 819
 CONTEXTS = (1, 256, 1024, 4096, 16384, 65536)
 """Where the table has points; between them it is read as measured ones are."""
 
-MOST = 1025
+MAX_DEVICES = 1025
 """Devices, of those that a message proposes."""
 
 INPUTS = (
@@ -73,7 +73,7 @@ class Accelerator(BaseModel):
 
 
 @cache
-def accelerators() -> dict[str, Accelerator]:
+def load_accelerators() -> dict[str, Accelerator]:
     """The entries, by name."""
     entries = yaml.safe_load(HARDWARE.read_text(encoding="utf-8"))
     return {name: Accelerator.model_validate(entry) for name, entry in entries.items()}
@@ -127,7 +127,7 @@ class Roofline:
             UsageError: one that is not known, a dtype that no peak is known of, or several devices
                 of a kind that has no link.
         """
-        known = accelerators()
+        known = load_accelerators()
         split = re.fullmatch(r"(.+?)x([1-9]\d{0,3})", hardware)
         name, devices = hardware, 1
         if hardware not in known and split is not None:
@@ -254,7 +254,9 @@ class Roofline:
         needed = sum(held.values())
         parts = ", ".join(f"{what} {n:,}" for what, n in held.items())
         name = self.hardware if self.devices == 1 else self.hardware.rpartition("x")[0]
-        enough = (n for n in range(self.devices + 1, MOST) if replace(self, devices=n)._fits(rows))
+        enough = (
+            n for n in range(self.devices + 1, MAX_DEVICES) if replace(self, devices=n)._fits(rows)
+        )
         least = next(enough, None) if self.accelerator.link else None
         more = "" if least is None else f"--hardware {name}x{least}, or "
         raise UsageError(

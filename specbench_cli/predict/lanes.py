@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from specbench_cli.predict.replay import RecordedForward, RecordedMessage, Recording
+from specbench_cli.predict.replay import RecordedForward, RecordedForwards, RecordedMessage
 from specbench_cli.store.schema import Record, Trace
 
 
@@ -22,7 +22,7 @@ class StepSpan:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class WorkerLanes:
     """An output's lanes; empty where its method shows no forwards.
 
     prefill: ns since the timer's start at which decoding began.
@@ -56,14 +56,14 @@ class Lanes:
         )
 
 
-def lanes_of(record: Record) -> Lanes:
+def make_lanes(record: Record) -> WorkerLanes:
     """The lanes of a record."""
-    recording = Recording.of(record.forwards or Trace())
+    recording = RecordedForwards.of(record.forwards or Trace())
     spans = sorted(recording.forwards, key=lambda span: (span.start, span.worker))
     prefill = record.ns.prefill
     if prefill is None:  # a void record has lost its times, its trace may be there
         prefill = max((span.end for span in spans if span.role == "prefill"), default=0)
-    return Lanes(
+    return WorkerLanes(
         label=record.label,
         prompt_id=record.prompt_id,
         turn=record.turn,

@@ -19,11 +19,11 @@ from specbench_cli.errors import SpecbenchError, UsageError
 from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.scripts import (
     check_costs,
-    method_of,
+    make_scripts,
+    method_from_records,
     policy_costs,
     prompt_ids,
     replay_scripts,
-    scripts_of,
 )
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import Record
@@ -70,10 +70,10 @@ def simulate_load(
     missing: dict[str, str] = {}
     for label, own in _first_turns(records).items():
         try:
-            method = method_of(own)
+            method = method_from_records(own)
             for each in costs:
                 check_costs(method, each.costs, manifest)
-            scripts = scripts_of(own, ids, config)
+            scripts = make_scripts(own, ids, config)
             for load in loads:
                 arrivals = _times(load, len(own), config.get("seed") or 0)
                 passes = []
@@ -103,7 +103,7 @@ def _first_turns(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the records of first turns by label, each prompt once."""
     found: dict[str, dict[str, Record]] = {}
     for record in records:
-        if record.turn == 1 and not record.unasked:
+        if record.turn == 1 and not record.has_prompt_error:
             found.setdefault(record.label, {}).setdefault(record.prompt_id, record)
     return {label: list(own.values()) for label, own in found.items()}
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from specbench_cli.predict.replay import HostGaps, RecordedForward, Recording, replay
+from specbench_cli.predict.replay import HostGaps, RecordedForward, RecordedForwards, replay
 from specbench_cli.store.schema import BASELINE, Record, Trace
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.formats import number, percent, ratio
@@ -91,7 +91,7 @@ class MedianCosts:
         return expected if forward.used else min(took, expected)  # it may have stopped early
 
 
-def median_gaps(recordings: Iterable[Recording]) -> HostGaps:
+def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
     """Return the medians of the measured work between forwards."""
     forward, message = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     latencies = []
@@ -133,14 +133,14 @@ def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
         if record.forwards.workers > 1:
             parallel.setdefault(record.label, []).append(record)
             continue
-        for kind, took in _taken(record.forwards, record.ns.prefill or 0):
+        for kind, took in _forward_durations(record.forwards, record.ns.prefill or 0):
             serial[kind].append(took)
     costs = MedianCosts({kind: median(times) for kind, times in serial.items()})
     rows = (_row(own, plain, costs) for own in parallel.values())
     return [row for row in rows if row is not None]
 
 
-def _taken(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
+def _forward_durations(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
     """Return what forwards after prefill took, without making a `Recording`: runs have many."""
     kinds = trace.kinds
     columns = zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)
@@ -161,7 +161,7 @@ def _row(
 ) -> ModelledRow | None:
     traces = [record.forwards or Trace() for record in records]
     recordings = [
-        Recording.of(trace, since=record.ns.prefill or 0)
+        RecordedForwards.of(trace, since=record.ns.prefill or 0)
         for trace, record in zip(traces, records, strict=True)
     ]
     gaps = median_gaps(recordings)

@@ -25,8 +25,8 @@ from typing import Any
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.costs import TableCosts
-from specbench_cli.predict.replay import Recording, drafted_trees, replay
-from specbench_cli.predict.run_costs import heads_of, probe_command
+from specbench_cli.predict.replay import RecordedForwards, drafted_trees, replay
+from specbench_cli.predict.run_costs import head_labels, probe_command
 from specbench_cli.store.schema import Record, Steps, Trace
 
 ALL = "all"
@@ -34,7 +34,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class PredictedTime:
     """Times of an output in ns; `extrapolated` of its `forwards` lie beyond the probe's points."""
 
     prefill: float
@@ -44,18 +44,18 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PredictedOutput:
     """An output: its decode time in ns (None if it is void), as predicted, and elsewhere."""
 
     label: str
     task: str
     measured: int | None
-    predicted: Predicted
-    elsewhere: Predicted | None
+    predicted: PredictedTime
+    elsewhere: PredictedTime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TaskPrediction:
     """Decode times of a method on a task, in ns, summed over outputs.
 
     measured, predicted: over the outputs that have times. void, predicted_void: the others.
@@ -83,7 +83,7 @@ class Row:
 class Prediction:
     """Rows by method and task, and why methods that have none have none."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TaskPrediction, ...]
     missing: dict[str, str]
 
 
@@ -101,10 +101,10 @@ def predict(
         against: another machine's costs.
         also: of further probes of the same machine.
     """
-    cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    cells: dict[tuple[str, str], list[PredictedOutput]] = defaultdict(list)
     missing: dict[str, str] = {}
     for record in records:
-        why = _unpredictable(record, manifest, (costs, *also), against)
+        why = _unpredictable_reason(record, manifest, (costs, *also), against)
         if why is not None:
             missing.setdefault(record.label, why)
             continue
@@ -112,7 +112,7 @@ def predict(
         assert record.steps is not None
         told = record.forwards, record.steps
         cells[record.label, record.task].append(
-            Cell(
+            PredictedOutput(
                 label=record.label,
                 task=record.task,
                 measured=None if record.void else record.ns.decode,
@@ -122,8 +122,8 @@ def predict(
                 elsewhere=predict_output(*told, against, record.method) if against else None,
             )
         )
-    labels = _ordered((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
-    tasks = _ordered((task["name"] for task in manifest.get("tasks", [])), cells, 1)
+    labels = _sort_rows((row["label"] for row in _config(manifest).get("methods", [])), cells, 0)
+    tasks = _sort_rows((task["name"] for task in manifest.get("tasks", [])), cells, 1)
     rows = []
     for label in labels:
         own = {task: cells[label, task] for task in tasks if (label, task) in cells}
@@ -135,25 +135,25 @@ def predict(
     return Prediction(tuple(rows), {k: why for k, why in missing.items() if k not in labels})
 
 
-def _mean(found: Sequence[Predicted]) -> Predicted:
+def _mean(found: Sequence[PredictedTime]) -> PredictedTime:
     """The mean of predictions of one output."""
     prefill, decode = (mean(getattr(each, of) for each in found) for of in ("prefill", "decode"))
     return replace(found[0], prefill=prefill, decode=decode)
 
 
-def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> Predicted:
+def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -> PredictedTime:
     """Replay an output of a method at a machine's costs."""
     table = TableCosts(costs)
     n_layers = {model: facts.get("n_layers") for model, facts in costs.models.items()}
-    recording = Recording.of(trace, steps, n_layers=n_layers)
-    host = method if method in costs.hosts else _host_of(trace, any(drafted_trees(steps)), costs)
+    recording = RecordedForwards.of(trace, steps, n_layers=n_layers)
+    host = method if method in costs.hosts else _host_kind(trace, any(drafted_trees(steps)), costs)
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
     host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), method=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)
     prefills = (  # a draft model's makes no logits, and neither does the probe's
         each if each.model == "target" else replace(each, share=1.0) for each in recording.prefill
     )
-    return Predicted(
+    return PredictedTime(
         prefill=costs.host_ns(method=host) + sum(map(table, prefills)),
         decode=replay(recording, table).busiest + host_ns,
         forwards=len(trace.kind),
@@ -161,7 +161,7 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     )
 
 
-def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:
+def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
     """The line of a method that has none of its own: that of trees, or of the drafting model where
     the file has lines by model (see `Costs.hosts`)."""
     drafting = {kind.model for kind in trace.kinds} - {"target"}
@@ -169,7 +169,7 @@ def _host_of(trace: Trace, trees: bool, costs: Costs) -> str:
     return lines[0] if lines else ""
 
 
-def _unpredictable(
+def _unpredictable_reason(
     record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
     """Why a record cannot be replayed, and what to type to change that."""
@@ -182,7 +182,7 @@ def _unpredictable(
     if record.batch is not None:
         return "its prompts were decoded together, and the probe times forwards of one; --batch 1"
     models = {kind.model for kind in record.forwards.kinds}
-    heads = {name: sha for name, sha in heads_of(manifest).items() if name in models}
+    heads = {name: sha for name, sha in head_labels(manifest).items() if name in models}
     for each in filter(None, (*costs, against)):
         if lacking := sorted(models - each.curves.keys()):
             why = f"the probe has no costs of its {', '.join(lacking)}"
@@ -203,7 +203,7 @@ def _unpredictable(
     return None
 
 
-def _row(label: str, task: str, cells: Sequence[Cell]) -> Row:
+def _row(label: str, task: str, cells: Sequence[PredictedOutput]) -> TaskPrediction:
     timed = [cell for cell in cells if cell.measured is not None]
     void = [cell for cell in cells if cell.measured is None]
     measured = sum(cell.measured or 0 for cell in timed)
@@ -211,7 +211,7 @@ def _row(label: str, task: str, cells: Sequence[Cell]) -> Row:
     efficiency = predicted / measured if measured else None
     errors = [abs(cell.predicted.decode / cell.measured - 1) for cell in timed if cell.measured]
     elsewhere = [cell.elsewhere.decode for cell in cells if cell.elsewhere is not None]
-    return Row(
+    return TaskPrediction(
         label=label,
         task=task,
         outputs=len(cells),
@@ -228,8 +228,8 @@ def _row(label: str, task: str, cells: Sequence[Cell]) -> Row:
     )
 
 
-def _ordered(
-    planned: Iterable[str], cells: Mapping[tuple[str, str], Sequence[Cell]], part: int
+def _sort_rows(
+    planned: Iterable[str], cells: Mapping[tuple[str, str], Sequence[PredictedOutput]], part: int
 ) -> list[str]:
     """Names in the manifest's order, then those that it lacks; only those that have cells."""
     met = dict.fromkeys(key[part] for key in cells)

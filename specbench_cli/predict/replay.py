@@ -1,10 +1,11 @@
 """The replay of a recorded trace at other costs: a trace in, costs in, a timeline out.
 
-`Recording` reads what a trace says of an output: its forwards, the rows before each of them, and
-the messages between workers. `replay` lets every worker do the same again, in the recorded order,
-while each forward takes what a cost function returns. The cost function decides what is predicted:
-this machine or another one (`costs.TableCosts`), an accelerator (the same, over a table made by a
-roofline), or a device for each worker (`parallel.MedianCosts`). Requests that arrive by the clock
+`RecordedForwards` reads what a trace says of an output: its forwards, the rows before each of them,
+and the messages between workers. `replay` lets every worker do the same again, in the recorded
+order, while each forward takes what a cost function returns. The cost function decides what is
+predicted: this machine or another one (`costs.TableCosts`), an accelerator (the same, over a table
+made by a roofline), or a device for each worker (`parallel.MedianCosts`). Requests that arrive by
+the clock
 are not in a recorded order: the engine decodes them once more at such costs (`load`).
 """
 
@@ -55,7 +56,7 @@ forward, send a message or read one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedForwards:
     """The forwards of one output, in the recorded order.
 
     since: The time in ns at which decoding began.
@@ -73,7 +74,7 @@ class Recording:
         *,
         n_layers: Mapping[str, int | None] | None = None,
         since: int = 0,
-    ) -> Recording:
+    ) -> RecordedForwards:
         """Read a trace.
 
         Args:
@@ -147,7 +148,9 @@ class Timeline:
 
 
 def replay(
-    recording: Recording, cost: Callable[[RecordedForward], float], gaps: HostGaps = NO_WAITING
+    recording: RecordedForwards,
+    cost: Callable[[RecordedForward], float],
+    gaps: HostGaps = NO_WAITING,
 ) -> Timeline:
     """Decode a recorded output again, at other costs.
 

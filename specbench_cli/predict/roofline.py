@@ -13,21 +13,21 @@ from typing import Any
 
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.costs import TableCosts
-from specbench_cli.predict.replay import Recording, replay
+from specbench_cli.predict.replay import RecordedForwards, replay
 from specbench_cli.store.schema import BASELINE, Record
 
 STEP = 0.1
 """By how much an input is moved, up and down, to see what that does to a speedup."""
 
-Key = tuple[str, int]
+OutputTurn = tuple[str, int]
 """An output of a label: prompt and turn."""
 
-Times = dict[str, dict[Key, float]]
+Times = dict[str, dict[OutputTurn, float]]
 """Decode times in ns, by label and output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ChangedInput:
     """What a tenth less and a tenth more of an input do to a speedup: its change, as a share."""
 
     less: float
@@ -51,20 +51,20 @@ class RooflineRow:
     speedup: float | None
     per_device: float | None
     measured: float | None
-    sensitivity: Mapping[str, Moved]
+    sensitivity: Mapping[str, ChangedInput]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class RooflineReplay:
     """Rows in the order of the run, and why labels that have none have none."""
 
     rows: tuple[RooflineRow, ...]
     missing: dict[str, str]
 
 
-def replayed(
+def replay_roofline(
     records: Iterable[Record], manifest: Mapping[str, Any], roofline: Roofline
-) -> Replayed:
+) -> RooflineReplay:
     """Replay a run.
 
     Args:
@@ -72,10 +72,10 @@ def replayed(
     Raises:
         UsageError: the models and the longest of its texts do not fit in the devices' memory.
     """
-    found: dict[str, dict[Key, Record]] = {}
+    found: dict[str, dict[OutputTurn, Record]] = {}
     missing: dict[str, str] = {}
     for record in records:
-        why = _lacks(record, roofline)
+        why = _missing_reason(record, roofline)
         if why is not None:
             missing.setdefault(record.label, why)
         else:  # passes differ in their measured times alone
@@ -110,7 +110,7 @@ def replayed(
                 per_device=None if speedup is None else speedup / roofline.devices,
                 measured=measured.get(label),
                 sensitivity={
-                    name: Moved(down[label] / speedup - 1, up[label] / speedup - 1)
+                    name: ChangedInput(down[label] / speedup - 1, up[label] / speedup - 1)
                     for name, down, up in zip(
                         inputs, moved[: len(inputs)], moved[len(inputs) :], strict=True
                     )
@@ -118,10 +118,10 @@ def replayed(
                 },
             )
         )
-    return Replayed(tuple(rows), {k: why for k, why in missing.items() if k not in kept})
+    return RooflineReplay(tuple(rows), {k: why for k, why in missing.items() if k not in kept})
 
 
-def _lacks(record: Record, roofline: Roofline) -> str | None:
+def _missing_reason(record: Record, roofline: Roofline) -> str | None:
     """Why a record cannot be replayed."""
     if record.error is not None:
         return "failed"
@@ -149,7 +149,7 @@ def _length(record: Record, roofline: Roofline) -> int:
 
 
 def _times(
-    kept: Mapping[str, Mapping[Key, Record]],
+    kept: Mapping[str, Mapping[OutputTurn, Record]],
     models: Mapping[str, Mapping[str, Any]],
     rooflines: Sequence[Roofline],
 ) -> list[Times]:
@@ -160,14 +160,14 @@ def _times(
     for label, own in kept.items():
         for key, record in own.items():
             assert record.forwards is not None
-            recording = Recording.of(record.forwards, record.steps, n_layers=n_layers)
+            recording = RecordedForwards.of(record.forwards, record.steps, n_layers=n_layers)
             for times, cost in zip(found, costs, strict=True):
                 times[label][key] = replay(recording, cost).busiest
     return found
 
 
 def _speedups(
-    kept: Mapping[str, Mapping[Key, Record]], times: Mapping[str, Mapping[Key, float]]
+    kept: Mapping[str, Mapping[OutputTurn, Record]], times: Mapping[str, Mapping[OutputTurn, float]]
 ) -> dict[str, float]:
     """Vanilla's time for as many tokens over a label's, over the outputs that both have."""
     plain = kept.get(BASELINE, {})
@@ -175,7 +175,7 @@ def _speedups(
     for label, own in kept.items():
         base = took = 0.0
         for key, record in own.items():
-            n, of = _decoded(record), _decoded(plain[key]) if key in plain else 0
+            n, of = _decoded_tokens(record), _decoded_tokens(plain[key]) if key in plain else 0
             if n and of and times[label][key] and times[BASELINE][key]:
                 base += times[BASELINE][key] * n / of
                 took += times[label][key]
@@ -184,7 +184,7 @@ def _speedups(
     return found
 
 
-def _decoded(record: Record) -> int:
+def _decoded_tokens(record: Record) -> int:
     return (record.n_tokens or 1) - 1
 
 

@@ -11,7 +11,7 @@ from specbench_cli.measure.costs import Costs, CostSetup, find_cached
 from specbench_cli.store.run_dir import COSTS, RunDir
 
 
-def own(run: RunDir) -> list[Costs]:
+def load_costs(run: RunDir) -> list[Costs]:
     """The costs that were probed between a run's prompts, of each of its passes; else those kept of
     the machine, models and set-up that it was made with.
 
@@ -20,9 +20,9 @@ def own(run: RunDir) -> list[Costs]:
         UsageError: a file of them is damaged.
     """
     if found := sorted(run.path.glob(COSTS.format("*"))):
-        return [fitting(Costs.load(file), run) for file in found]
+        return [check_models(Costs.load(file), run) for file in found]
     machine, setup = run.manifest.get("machine", {}), _setup(run)
-    kept = find_cached(machine.get("id"), _weights(run), setup, heads=heads_of(run.manifest))
+    kept = find_cached(machine.get("id"), _weights(run), setup, heads=head_labels(run.manifest))
     if kept is not None:
         return [kept]
     from specbench_cli.measure.machine import fingerprint  # torch takes a second to import
@@ -53,13 +53,13 @@ def probe_command(manifest: Mapping[str, Any], *more: str) -> str:
     return shlex.join([*words, *more])
 
 
-def heads_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+def head_labels(manifest: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 of each head of a run, by its name in traces."""
     held = manifest.get("heads") or {}
     return {name.partition(" ")[0]: facts["sha256"] for name, facts in held.items()}
 
 
-def fitting(costs: Costs, run: RunDir) -> Costs:
+def check_models(costs: Costs, run: RunDir) -> Costs:
     """The costs, if they are of a run's models. Raises UsageError if not."""
     if costs.covers_models(_weights(run)):
         return costs
@@ -73,7 +73,7 @@ def fitting(costs: Costs, run: RunDir) -> Costs:
     )
 
 
-def foreign_to(costs: Costs, run: RunDir) -> str | None:
+def find_difference(costs: Costs, run: RunDir) -> str | None:
     """What sets the costs apart from the run; None if they are of its machine and set-up."""
     if costs.machine.get("id") != run.manifest.get("machine", {}).get("id"):
         return "another machine than the run was made on"

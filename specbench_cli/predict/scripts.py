@@ -59,7 +59,7 @@ def policy_costs(manifest: Mapping[str, Any], costs: Costs) -> Any:
     return StepCosts.model_validate(known) if known else step_costs_from_probe(costs)
 
 
-def method_of(records: Sequence[Record]) -> Method:
+def method_from_records(records: Sequence[Record]) -> Method:
     """Return the method of records.
 
     Raises:
@@ -97,7 +97,7 @@ def check_costs(method: Method, costs: Costs, manifest: Mapping[str, Any]) -> No
         raise CannotSimulate(f"its draft model was not probed: {probe_command(manifest)}")
 
 
-def scripts_of(
+def make_scripts(
     records: Sequence[Record], prompts: PromptIds, config: Mapping[str, Any]
 ) -> list[Script]:
     """Return a script of each record.
@@ -117,12 +117,12 @@ def scripts_of(
             raise CannotSimulate("the run does not hold its prompts, outputs and origins")
         output = tuple(record.output_ids)
         whole = budget if record.finish == "eos" else len(output)
-        right = _right(record.origin, record.prompt_id)
+        right = _predicted_flags(record.origin, record.prompt_id)
         found.append(Script(prompt, output, right, whole, record.finish == "eos"))
     return found
 
 
-def _right(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
+def _predicted_flags(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
     """Return for each token whether the draft model predicts it: recorded for tested tokens, drawn
     for the others."""
     accepted, rejected = origin.count("accepted"), origin.count("recovered")

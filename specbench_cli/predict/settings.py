@@ -19,11 +19,11 @@ from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.scripts import (
     CannotSimulate,
     check_costs,
-    method_of,
+    make_scripts,
+    method_from_records,
     policy_costs,
     prompt_ids,
     replay_scripts,
-    scripts_of,
 )
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, Record
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ModelledSetting:
     """A method's row as it would have been with other parameters: modelled.
 
     label: the row's. of: the recorded row, whose acceptance it has. outputs: how many.
@@ -71,7 +71,7 @@ class Setting:
         return None if not self.measured else self.decode / self.measured - 1
 
 
-def mean_settings(probes: Sequence[Sequence[Setting]]) -> list[Setting]:
+def mean_settings(probes: Sequence[Sequence[ModelledSetting]]) -> list[ModelledSetting]:
     """The same settings by several probes of a machine, before a run and after it: the means."""
     return [
         replace(
@@ -106,7 +106,7 @@ def simulate_settings(
     costs: Costs,
     swept: Mapping[str, Mapping[str, Sequence[Any]]],
     row: str | None,
-) -> tuple[list[Setting], BatchCosts]:
+) -> tuple[list[ModelledSetting], BatchCosts]:
     """Simulate other settings of a run's methods, by what one recorded row accepted.
 
     Args:
@@ -123,33 +123,33 @@ def simulate_settings(
     ids, policy = prompt_ids(prompts), policy_costs(manifest, costs)
     config = manifest.get("config", {}).get("effective", {})
     passes: dict[str, dict[tuple[str, int], list[Record]]] = {}
-    for record in (each for each in records if not each.unasked):
+    for record in (each for each in records if not each.has_prompt_error):
         own = passes.setdefault(record.label, {})
         own.setdefault((record.prompt_id, record.turn), []).append(record)
     rows = {label: [each[0] for each in own.values()] for label, own in passes.items()}
     plain = registry.build(BASELINE, {})
     found = []
     for name, values in swept.items():
-        base = _informed(rows, name, row)
+        base = _choose_row(rows, name, row)
         try:
-            check_costs(method_of(rows[base]), costs, manifest)
-            scripts = scripts_of(rows[base], ids, config)
+            check_costs(method_from_records(rows[base]), costs, manifest)
+            scripts = make_scripts(rows[base], ids, config)
         except CannotSimulate as fault:
             raise UsageError(f"{base}: {fault.message}", "specbench predict --help") from fault
-        vanilla, _ = _decoded(plain, scripts, alone, policy)
+        vanilla, _ = _simulate_decoding(plain, scripts, alone, policy)
         for point in sweep.points(values):
             label = " ".join([name, *sweep.settings(point)])
             method = registry.build(name, {**rows[base][0].params.passed, **point})
-            decode, mat = _decoded(method, scripts, alone, policy)
+            decode, mat = _simulate_decoding(method, scripts, alone, policy)
             found.append(
-                Setting(
+                ModelledSetting(
                     label=label,
                     of=base,
                     outputs=len(scripts),
                     mat=mat,
                     decode=decode,
                     vanilla=vanilla,
-                    measured=_measured(passes.get(label, {}).values(), len(scripts)),
+                    measured=_measured_decode_ns(passes.get(label, {}).values(), len(scripts)),
                     acceptance=_acceptance(rows[base]),
                     length=_length(method),
                 )
@@ -157,7 +157,7 @@ def simulate_settings(
     return found, alone
 
 
-def _decoded(
+def _simulate_decoding(
     method: Method, scripts: Sequence[Script], costs: BatchCosts, policy: Any
 ) -> tuple[float, float]:
     """Return the decode time of all outputs in ns, and tokens per verification."""
@@ -168,7 +168,7 @@ def _decoded(
     return decode, tokens / max(1, steps)
 
 
-def _measured(outputs: Iterable[Sequence[Record]], n: int) -> float | None:
+def _measured_decode_ns(outputs: Iterable[Sequence[Record]], n: int) -> float | None:
     """Return the measured decode time in ns, summed over the outputs' medians; None unless all n of
     them have times."""
     medians = [
@@ -194,7 +194,7 @@ def _length(method: Method) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _informed(rows: Mapping[str, Sequence[Record]], method: str, row: str | None) -> str:
+def _choose_row(rows: Mapping[str, Sequence[Record]], method: str, row: str | None) -> str:
     """The label of the method's row that is asked for, or whose drafts were tested most."""
     own = {label: records for label, records in rows.items() if records[0].method == method}
     named = own if row is None else {label: own[label] for label in own if label == row}

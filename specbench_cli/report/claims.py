@@ -12,7 +12,7 @@ from specbench_cli.report.document import plain
 from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NOTE = (
 class Line:
     """A claim beside a row of its method."""
 
-    row: Row
+    row: MethodSummary
     claim: Claim
     here: str
 
@@ -62,7 +62,7 @@ METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
 
 def lines(summary: Summary, facts: Facts) -> list[Line]:
     """Every confirmed claim of the methods that were run, beside the best row of each."""
-    best: dict[str, Row] = {}
+    best: dict[str, MethodSummary] = {}
     for row in summary.rows:
         known, itself = best.get(row.method), not (row.upper_bound or row.control)
         if itself and (known is None or (row.speedup or 0) > (known.speedup or 0)):

@@ -33,9 +33,9 @@ from specbench_cli.store.manifest import truncate_texts
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Column
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import ByTarget, by_target
-from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.pareto import Sweep, sweep_of
+from specbench_cli.summary.forced import TargetSummaries, group_by_target
+from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.pareto import Sweep, find_sweep
 from specbench_cli.summary.summary import Summary
 
 _LISTED = 50
@@ -55,7 +55,7 @@ def write_markdown(reading: Reading, folder: Path, figures: Sequence[Path]) -> l
         manifest,
         reading.incidents,
         links,
-        sweep_of(summary, manifest),
+        find_sweep(summary, manifest),
         reading.spec_bench,
         parallel.modelled_rows(reading.run.records()) if reading.parallel else (),
         load.load_rows(reading.records),
@@ -79,7 +79,7 @@ def report(
     parts: list[Part] = [
         Preformatted(run_text(summary, facts)),
         *(Picture(path, "speedup over vanilla") for path in _named(figures, "speedup")),
-        *_by_target(by_target(summary, facts.targets), figures),
+        *_by_target(group_by_target(summary, facts.targets), figures),
         *_sweep(sweep, _named(figures, "pareto")),
         *map(_noted, tables.tuning(manifest.get("tuning"))),
         *(_noted(each, load.saturation(loads)) for each in tables.under_load(loads)),
@@ -129,7 +129,7 @@ def _families(summary: Summary) -> Iterator[Part]:
         yield Section(text.family(name, rows), _figures_of(rows), level=3)
 
 
-def _figures_of(rows: Sequence[Row]) -> list[Part]:
+def _figures_of(rows: Sequence[MethodSummary]) -> list[Part]:
     """Return the tables of speed and cost, with separate tables for each kind of rows."""
     parts = [part for chosen in (metrics.SPEED, metrics.COST) for part in _apart(chosen, rows)]
     counted = [row for row in rows if row.draft_kept is not None]
@@ -139,7 +139,9 @@ def _figures_of(rows: Sequence[Row]) -> list[Part]:
     return parts
 
 
-def _apart(chosen: Sequence[Column[Row]], rows: Sequence[Row]) -> Iterator[Part]:
+def _apart(
+    chosen: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
+) -> Iterator[Part]:
     """Yield a table for each kind of rows, with the columns that it needs."""
     starts = [(0, ""), *text.sections(rows), (len(rows), "")]
     for (first, kind), (end, _) in pairwise(starts):
@@ -149,18 +151,18 @@ def _apart(chosen: Sequence[Column[Row]], rows: Sequence[Row]) -> Iterator[Part]
             yield grid(chosen, rows[first:end])
 
 
-def _speedup(row: Row) -> str:
+def _speedup(row: MethodSummary) -> str:
     """Format a speedup with its group, interval and quality cost, if it has them."""
     shown = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.at_what_cost)
     words = [cell(row) for cell in shown]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
 
 
-def _priced(row: Row) -> str:
+def _priced(row: MethodSummary) -> str:
     return f"{metrics.speedup_or_broken(row)} {metrics.at_what_cost(row)}".rstrip()
 
 
-def _by_target(found: ByTarget | None, figures: Sequence[str]) -> Iterator[Part]:
+def _by_target(found: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
     """Yield the tables of a run on several targets: one row per method, one column per target."""
     if found is None:
         return

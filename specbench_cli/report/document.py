@@ -12,7 +12,7 @@ from typing import Any
 
 from specbench_cli.summary import formats, metrics
 from specbench_cli.summary.columns import Align, Cell, Column, Heading, R, informative
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.text import Sections
 
 _SHORT = 32
@@ -120,9 +120,9 @@ def grid(chosen: Sequence[Column[R]], rows: Sequence[R], **more: Any) -> Grid:
 
 
 def pivot(
-    rows: Sequence[Row],
-    parts: Mapping[str, Mapping[str, Row]],
-    shown: Callable[[Row], str],
+    rows: Sequence[MethodSummary],
+    parts: Mapping[str, Mapping[str, MethodSummary]],
+    shown: Callable[[MethodSummary], str],
     heading: str = "method",
     align: Align = "c",
     missing: str = formats.NONE,

@@ -17,7 +17,7 @@ from specbench_cli.store.export import write_parquet
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import as_dict, load_rows
-from specbench_cli.summary.pareto import sweep_of, write_points
+from specbench_cli.summary.pareto import find_sweep, write_points
 
 Figures = Sequence[Path]
 
@@ -83,7 +83,7 @@ def _write(reading: Reading, folder: Path, formats: Sequence[str]) -> list[Path]
 
 def _figures(reading: Reading, place: Path, *, paper: bool) -> list[Path]:
     found = write_figures(reading, place, paper=paper)
-    sweep = sweep_of(reading.summary, reading.run.manifest)
+    sweep = find_sweep(reading.summary, reading.run.manifest)
     if sweep is not None:
         found.append(write_points(sweep, place / "pareto.csv"))
     if loads := load_rows(reading.records):

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 from specbench_cli.errors import UsageError
 from specbench_cli.report.spec_bench.files import Imported
-from specbench_cli.store.jsonl import uncollected
+from specbench_cli.store.jsonl import pause_garbage_collection
 from specbench_cli.store.matrix import members
-from specbench_cli.store.recorded import no_output
-from specbench_cli.store.run_dir import RunDir, latest, runs
+from specbench_cli.store.recorded import no_output_error
+from specbench_cli.store.run_dir import RunDir, find_latest, list_runs
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary import formats
-from specbench_cli.summary.compatibility import Difference, differences, short_names
+from specbench_cli.summary.compatibility import Incompatibility, find_incompatibilities, short_names
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import beside
-from specbench_cli.summary.source import Source, light
+from specbench_cli.summary.forced import join_forced
+from specbench_cli.summary.source import RecordSource, drop_details
 from specbench_cli.summary.summary import Summary, summarise
-from specbench_cli.summary.together import join
+from specbench_cli.summary.together import combine_runs
 
 if TYPE_CHECKING:
     from specbench_cli.report.spec_bench.table import SpecBench
@@ -70,12 +70,12 @@ class Reading:
     spec_bench: the figures by Spec-Bench's formulas, if they were asked for.
     """
 
-    run: Source
+    run: RecordSource
     facts: Facts
     summary: Summary
     incidents: Incidents
     records: Sequence[Record] = ()
-    sources: Sequence[Source] = ()
+    sources: Sequence[RecordSource] = ()
     parallel: bool = False
     spec_bench: SpecBench | None = None
 
@@ -94,20 +94,20 @@ class Reading:
         return " ".join(map(_words, sources)) + forced
 
 
-def _words(source: Source) -> str:
+def _words(source: RecordSource) -> str:
     if isinstance(source, Imported):
         return " ".join(shlex.quote(str(file)) for file in source.files)
     return _given(source.path)
 
 
 def _given(path: Path) -> str:
-    newest = runs() and latest().resolve() == path.resolve()
+    newest = list_runs() and find_latest().resolve() == path.resolve()
     return "last" if newest else shlex.quote(str(path))
 
 
-def read(run: Source) -> Reading:
+def read(run: RecordSource) -> Reading:
     """Read a run's records and compute what there is to report."""
-    with uncollected():
+    with pause_garbage_collection():
         found = _Light.of(run)
         incidents = Incidents()
         for record in found.records:
@@ -129,7 +129,9 @@ def read_matrix(path: Path, *, force: bool = False) -> Reading:
     return read_together(runs, force=force, targets=True)
 
 
-def read_together(runs: Sequence[Source], *, force: bool = False, targets: bool = False) -> Reading:
+def read_together(
+    runs: Sequence[RecordSource], *, force: bool = False, targets: bool = False
+) -> Reading:
     """Read runs that belong together as one.
 
     Args:
@@ -142,15 +144,15 @@ def read_together(runs: Sequence[Source], *, force: bool = False, targets: bool 
     if len(runs) == 1 and not targets:
         return read(runs[0])
     short = short_names([run.path for run in runs])
-    differing = differences(runs, short, targets=targets)
+    differing = find_incompatibilities(runs, short, targets=targets)
     _refuse(differing, runs, force)
-    with uncollected():
+    with pause_garbage_collection():
         found = [_Light.of(run) for run in runs]
     if not differing and not targets:
         differing = _vanilla_parts([own.vanilla for own in found], short)
         _refuse(differing, runs, force)
     forced = [str(difference) for difference in differing]
-    together = join(runs, short, [own.records for own in found], forced, targets=targets)
+    together = combine_runs(runs, short, [own.records for own in found], forced, targets=targets)
     incidents, records = Incidents(together.shown), list[Record]()
     for own, names in zip(found, together.names, strict=True):
         records += map(names.given, own.records)
@@ -159,7 +161,7 @@ def read_together(runs: Sequence[Source], *, force: bool = False, targets: bool 
     if forced or targets:
         parts = [summarise(own.records, run.manifest) for own, run in zip(found, runs, strict=True)]
         labels = [names.labels for names in together.names]
-        summary = beside(parts, labels, by_method=targets)
+        summary = join_forced(parts, labels, by_method=targets)
     else:
         summary = summarise(records, together.manifest)
     return Reading(
@@ -185,7 +187,7 @@ class _Light:
     parallel: bool
 
     @classmethod
-    def of(cls, run: Source) -> _Light:
+    def of(cls, run: RecordSource) -> _Light:
         """Yield the records one at a time. Raise UsageError if there are none."""
         records: list[Record] = []
         vanilla: dict[tuple[str, int], bytes] = {}
@@ -196,7 +198,7 @@ class _Light:
             parallel = parallel or several
             records.append(record)
         if not records:
-            raise no_output(run.path)
+            raise no_output_error(run.path)
         return cls(records, vanilla, parallel)
 
 
@@ -207,12 +209,12 @@ def _lightened(record: Record) -> tuple[Record, bytes | None, bool]:
     if record.label == BASELINE and record.output_ids and record.sampling in _SAME_TOKENS:
         seal = hashlib.sha256(repr(record.output_ids).encode()).digest()
     several = record.forwards is not None and record.forwards.workers > 1
-    return light(record), seal, several
+    return drop_details(record), seal, several
 
 
 def _vanilla_parts(
     seals: Sequence[dict[tuple[str, int], bytes]], short: Sequence[str]
-) -> list[Difference]:
+) -> list[Incompatibility]:
     """Where vanilla, which is the same in runs that belong together, said something else."""
     first, found = seals[0], []
     for name, own in zip(short[1:], seals[1:], strict=True):
@@ -220,11 +222,11 @@ def _vanilla_parts(
         parted = sum(first[at] != own[at] for at in shared)
         if parted:
             told = f"{parted} of {len(shared)} differ"
-            found.append(Difference("vanilla's outputs", {short[0]: "reference", name: told}))
+            found.append(Incompatibility("vanilla's outputs", {short[0]: "reference", name: told}))
     return found
 
 
-def _refuse(found: Sequence[Difference], runs: Sequence[Source], force: bool) -> None:
+def _refuse(found: Sequence[Incompatibility], runs: Sequence[RecordSource], force: bool) -> None:
     if found and not force:
         lines = "".join(f"\n  {difference}" for difference in found[:_LISTED])
         more = f"\n  and in {len(found) - _LISTED} more" if len(found) > _LISTED else ""

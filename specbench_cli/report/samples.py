@@ -25,7 +25,7 @@ from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.comparison import Decode
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 SAME = "same_output"
 """The score of an output that is vanilla's, token by token, or parts from it at a near-tie."""
@@ -73,7 +73,7 @@ class Series:
     """The samples of a row on a task, in the order of the run."""
 
     task: str
-    row: Row
+    row: MethodSummary
     samples: tuple[Sample, ...]
 
     @property

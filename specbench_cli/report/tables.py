@@ -14,8 +14,8 @@ from specbench_cli.report.reading import Incidents
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Cell, Column, Heading
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.pareto import Sweep, swept
+from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.pareto import Sweep, parameter_columns
 from specbench_cli.summary.summary import Summary
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -41,14 +41,14 @@ _KINDS = (
 """The kinds of rows, each with a table of its own: its key, caption and note."""
 
 
-def _key(row: Row) -> str:
+def _key(row: MethodSummary) -> str:
     """Return the kind of a row."""
     if row.lossless:
         return "run" if row.order_matters else "lossless"
     return "lossy-run" if row.order_matters else "lossy"
 
 
-def _columns(key: str) -> Sequence[Column[Row]]:
+def _columns(key: str) -> Sequence[Column[MethodSummary]]:
     """Return the columns of a kind of rows."""
     return metrics.LOSSY_PAGE if key.startswith("lossy") else metrics.PAGE
 
@@ -58,7 +58,7 @@ def _named(found: Grid) -> Grid:
     return replace(found, heads=2) if found.columns[0] is metrics.GROUP else found
 
 
-def overall(summary: Summary, but: Sequence[Column[Row]] = ()) -> list[Grid]:
+def overall(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) -> list[Grid]:
     """Return the tables over all prompts, without some columns.
 
     Lossless and lossy rows have separate tables, since nothing ranks them together. Rows of run
@@ -118,7 +118,7 @@ def by_family(summary: Summary) -> list[Grid]:
     return tables
 
 
-def families(summary: Summary) -> dict[str, dict[str, Row]]:
+def families(summary: Summary) -> dict[str, dict[str, MethodSummary]]:
     """Return the rows of each family by label, with those over all families last. The keys are
     headings."""
     found = {
@@ -169,7 +169,7 @@ def sweep(found: Sweep | None) -> list[Grid]:
         " tokens. The front: no other row has less of one and as little of the other."
     )
     rows = [point.row for point in found.points]
-    return [grid(swept(found), rows, id="sweep", caption="Sweep", note=note)]
+    return [grid(parameter_columns(found), rows, id="sweep", caption="Sweep", note=note)]
 
 
 def tuning(tuned: Mapping[str, Any] | None) -> list[Grid]:

@@ -24,7 +24,7 @@ from specbench_cli.errors import EnvironmentFault, SpecbenchError, UsageError
 from specbench_cli.files import refuse_link
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 ANSWER_S = 5.0
 """Timeout in seconds to connect to a server."""
@@ -53,7 +53,7 @@ def track(run: RunDir, folder: Path, tracker: str) -> list[str]:
     return TRACKERS[tracker](run, rows, folder / tracker)
 
 
-def _wandb(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
+def _wandb(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[str]:
     wandb = _package("wandb", "wandb")
     folder.mkdir(parents=True, exist_ok=True)
     silent = wandb.Settings(  # and nothing of this machine, which is not what was measured on
@@ -83,7 +83,7 @@ def _wandb(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
     return [f"wandb sync {folder / 'wandb'}/offline-run-*"]
 
 
-def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
+def _mlflow(run: RunDir, rows: tuple[MethodSummary, ...], folder: Path) -> list[str]:
     mlflow = _package("mlflow", "mlflow")
     entities = _package("mlflow.entities", "mlflow")
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,9 @@ def _mlflow(run: RunDir, rows: tuple[Row, ...], folder: Path) -> list[str]:
     return [f"mlflow ui --backend-store-uri {uri}"]
 
 
-def _log_rows(client: Any, entities: Any, run: RunDir, rows: tuple[Row, ...], folder: Path) -> None:
+def _log_rows(
+    client: Any, entities: Any, run: RunDir, rows: tuple[MethodSummary, ...], folder: Path
+) -> None:
     """Log every method that MLflow does not have yet."""
     server = os.environ.get("MLFLOW_TRACKING_URI")
     known = client.get_experiment_by_name(PROJECT)
@@ -168,7 +170,7 @@ def _first_line(fault: Exception) -> str:
     return shown(str(fault).strip().partition("\n")[0])
 
 
-def _metrics(row: Row) -> dict[str, float]:
+def _metrics(row: MethodSummary) -> dict[str, float]:
     """The row's figures; those that are missing, or no numbers, are left out."""
     return {
         name: float(value)
@@ -177,7 +179,7 @@ def _metrics(row: Row) -> dict[str, float]:
     }
 
 
-def _config(run: RunDir, row: Row) -> dict[str, Any]:
+def _config(run: RunDir, row: MethodSummary) -> dict[str, Any]:
     """What the row was run with: settings of the run that are single values, its parameters."""
     settings: Mapping[str, Any] = run.manifest["config"]["effective"]
     single = {
@@ -188,7 +190,7 @@ def _config(run: RunDir, row: Row) -> dict[str, Any]:
     return {**single, **{f"{row.method}.{name}": value for name, value in row.params.items()}}
 
 
-def _tags(run: RunDir, row: Row) -> dict[str, str]:
+def _tags(run: RunDir, row: MethodSummary) -> dict[str, str]:
     """By what rows are told apart."""
     return {
         "specbench.run": run.path.name,
@@ -199,7 +201,7 @@ def _tags(run: RunDir, row: Row) -> dict[str, str]:
     }
 
 
-def _id(run: RunDir, row: Row) -> str:
+def _id(run: RunDir, row: MethodSummary) -> str:
     """The same for the same row of a run."""
     return hashlib.sha256(f"{run.path.name}\0{row.label}".encode()).hexdigest()[:16]
 
@@ -220,7 +222,7 @@ def _package(name: str, extra: str) -> Any:
         ) from fault
 
 
-TRACKERS: dict[str, Callable[[RunDir, tuple[Row, ...], Path], list[str]]] = {
+TRACKERS: dict[str, Callable[[RunDir, tuple[MethodSummary, ...], Path], list[str]]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
 }

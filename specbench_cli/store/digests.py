@@ -10,10 +10,10 @@ from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
-NOT_OURS = "0" * 16
+FOREIGN_LINE = "0" * 16
 """Digest that is stored for a line of another program. No line has it."""
 
-Seal = dict[str, Any]
+FileSeal = dict[str, Any]
 """Size in bytes and SHA-256 of a finished file."""
 
 
@@ -22,7 +22,7 @@ def short_digest(value: object) -> str:
     return blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def seal(path: Path) -> Seal | None:
+def seal(path: Path) -> FileSeal | None:
     """Return the size and the SHA-256 of a file, or None if there is no file."""
     try:
         with path.open("rb") as file:

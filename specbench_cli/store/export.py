@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench_cli.store.schema import Batch, Likelihood, Ns, Record, Steps, Trace
+from specbench_cli.store.schema import BatchMembership, Likelihood, Ns, Record, Steps, Trace
 
 if TYPE_CHECKING:
     import pandas
@@ -27,15 +27,15 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
 
     schema, rows = _schema(), iter(records)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := [_flat(record) for record in itertools.islice(rows, _BATCH)]:
+        while batch := [_flatten(record) for record in itertools.islice(rows, _BATCH)]:
             writer.write_table(pa.Table.from_pylist(batch, schema=schema))
 
 
-def frame(records: Iterable[Record]) -> pandas.DataFrame:
+def to_frame(records: Iterable[Record]) -> pandas.DataFrame:
     """The same table for pandas: a row a record."""
     import pyarrow as pa
 
-    rows = [_flat(record) for record in records]
+    rows = [_flatten(record) for record in records]
     return pa.Table.from_pylist(rows, schema=_schema()).to_pandas()
 
 
@@ -57,7 +57,10 @@ def _schema() -> pyarrow.Schema:
             (f"likelihood_{f.name}", pa.list_(number) if f.name == "cumulants" else number)
             for f in fields(Likelihood)
         ]
-        + [(f"batch_{f.name}", text if f.name == "load" else pa.int64()) for f in fields(Batch)]
+        + [
+            (f"batch_{f.name}", text if f.name == "load" else pa.int64())
+            for f in fields(BatchMembership)
+        ]
         + [("verdict_kind", text)]
         + [(n, pa.int64()) for n in ("verdict_position", "verdict_expected")]
         + [("output_ids", ints), ("origin", pa.list_(text)), ("log_probs", pa.list_(number))]
@@ -68,7 +71,7 @@ def _schema() -> pyarrow.Schema:
     )
 
 
-def _flat(record: Record) -> dict[str, Any]:
+def _flatten(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in asdict(record).items():
         if isinstance(value, dict) and name != "extra":

@@ -33,8 +33,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     Raises:
         ValueError: names the field that breaks one.
     """
-    _known("finish", record.finish, FINISHES)
-    _known("guarantee", record.guarantee, GUARANTEES)
+    _ensure_one_of("finish", record.finish, FINISHES)
+    _ensure_one_of("guarantee", record.guarantee, GUARANTEES)
     _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
     timed = record.error is None and not record.void
     _ensure(record.energy_j is None or timed, "energy_j", "of an output whose time is not told")
@@ -43,7 +43,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     verdict = record.verdict
     _ensure(verdict is not None, "verdict", "missing")
     if verdict is not None:
-        _known("verdict.kind", verdict.kind, VERDICTS)
+        _ensure_one_of("verdict.kind", verdict.kind, VERDICTS)
         _validate_verdict(verdict, record.output_ids or [])
     likelihood = record.log_likelihood
     _ensure(likelihood is None or -math.inf < likelihood <= 0, "log_likelihood", "not -inf..0")
@@ -72,15 +72,15 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
         _validate_trace(record, counted)
 
 
-Counted = tuple[int, int, float]
+ForwardCounts = tuple[int, int, float]
 """What `Trace.counted` finds."""
 
-Asked = tuple[str, str, str, str]
+PromptFacts = tuple[str, str, str, str]
 """Task, cluster, family and category of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class RunFacts:
     """Facts of a run from its manifest and prompts. A field is empty if they do not state it.
 
     methods: method name by label; None if it is not stated. tasks: names of the tasks. prompts:
@@ -91,7 +91,7 @@ class Known:
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
     tasks: Collection[str] = ()
-    prompts: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
+    prompts: Mapping[tuple[str, int], PromptFacts] = field(default_factory=dict)
     workers: Collection[str] = ()
     repeats: int | None = None
     loads: int | None = None
@@ -113,47 +113,51 @@ class Known:
         if self.methods:
             _ensure(record.label in self.methods, "label", f"{record.label!r} is no row of the run")
             method = self.methods[record.label]
-            told = f"{record.method!r}, and the manifest says {method!r}"
-            _ensure(method in (None, record.method), "method", told)
+            problem = f"{record.method!r}, and the manifest says {method!r}"
+            _ensure(method in (None, record.method), "method", problem)
         if self.tasks:
             _ensure(record.task in self.tasks, "task", f"{record.task!r} is no task of the run")
         if self.prompts:
-            said = self.prompts.get((record.prompt_id, record.turn))
+            expected = self.prompts.get((record.prompt_id, record.turn))
             what = f"{record.prompt_id!r}, turn {record.turn}"
-            _ensure(said is not None, "prompt_id", f"{what} is not in prompts.jsonl")
-            _ensure(said == _asked(record), "prompt_id", f"{what} is {said} in prompts.jsonl")
+            _ensure(expected is not None, "prompt_id", f"{what} is not in prompts.jsonl")
+            _ensure(
+                expected == _prompt_facts(record),
+                "prompt_id",
+                f"{what} is {expected} in prompts.jsonl",
+            )
         if record.worker is not None:
-            dealt = record.worker in self.workers
-            _ensure(dealt, "worker", f"{record.worker!r} is no worker of the run")
+            is_worker = record.worker in self.workers
+            _ensure(is_worker, "worker", f"{record.worker!r} is no worker of the run")
 
 
-Said = tuple[tuple[str, tuple[object, ...]], ...]
+SharedFacts = tuple[tuple[str, tuple[object, ...]], ...]
 """Of what, and what of it: a prompt, and a row."""
 
 
-def said(record: Record) -> Said:
+def shared_facts(record: Record) -> SharedFacts:
     """What all records of its prompt, and of its row, must say."""
     return (
-        (f"prompt {record.prompt_id}", _asked(record)),
+        (f"prompt {record.prompt_id}", _prompt_facts(record)),
         (f"row {record.label}", (record.method, record.peer)),
     )
 
 
-def agree(own: Said, told: dict[str, tuple[object, ...]]) -> None:
+def check_agreement(facts: SharedFacts, earlier: dict[str, tuple[object, ...]]) -> None:
     """Check that records say the same of a prompt, and of a row.
 
     Args:
-        told: what records before it said; this one's is added.
+        earlier: what records before it said; this one's is added.
 
     Raises:
         ValueError: names the prompt or the row.
     """
-    for what, says in own:
-        before = told.setdefault(what, says)
-        _ensure(before == says, what, f"{says}, and a record before it says {before}")
+    for subject, values in facts:
+        before = earlier.setdefault(subject, values)
+        _ensure(before == values, subject, f"{values}, and a record before it says {before}")
 
 
-def _asked(record: Record) -> Asked:
+def _prompt_facts(record: Record) -> PromptFacts:
     return record.task, record.cluster, record.family, record.category
 
 
@@ -205,9 +209,9 @@ def _validate_tokens(record: Record) -> None:
     within = all(map(le, steps.accepted, steps.committed))
     _ensure(within, "steps.committed", "fewer committed than accepted")
     for at, relaxed in enumerate(steps.relaxed or ()):
-        stood = steps.accepted[at] + relaxed
-        _ensure(relaxed >= 0 and stood <= steps.tested[at], "steps.relaxed", "more than tested")
-        _ensure(stood <= steps.committed[at], "steps.relaxed", "more than committed")
+        kept = steps.accepted[at] + relaxed
+        _ensure(relaxed >= 0 and kept <= steps.tested[at], "steps.relaxed", "more than tested")
+        _ensure(kept <= steps.committed[at], "steps.relaxed", "more than committed")
     if n > 0:
         total = 1 + sum(steps.committed)
         _ensure(total == n, "steps.committed", f"1 + their sum is {total}, not n_tokens = {n}")
@@ -232,35 +236,35 @@ def _validate_steps(record: Record) -> None:
         if not drafted and origin[at : at + 1] not in (["accepted"], ["relaxed"]):
             at += 1  # as every step of vanilla's
             continue
-        words, stood = origin[at : at + committed], accepted + relaxed
+        words, kept = origin[at : at + committed], accepted + relaxed
         at += committed
         right = (
             words.count("accepted") == accepted
-            and "accepted" not in words[stood:]
-            and not (lossy and (words.count("relaxed") != relaxed or "relaxed" in words[stood:]))
+            and "accepted" not in words[kept:]
+            and not (lossy and (words.count("relaxed") != relaxed or "relaxed" in words[kept:]))
             and (levels == 0) == (nodes == 0)
-            and tested <= stood + 1
-            and 1 <= committed <= stood + 1
-            and (committed == stood + 1 or stood == levels or step == last)
+            and tested <= kept + 1
+            and 1 <= committed <= kept + 1
+            and (committed == kept + 1 or kept == levels or step == last)
         )
         if not right:
-            _refuse_step(steps, step, words)
+            _reject_step(steps, step, words)
 
 
-def _refuse_step(steps: Steps, step: int, words: list[str]) -> None:
+def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
     """Say which of its distributions a step breaks."""
     levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
     relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
-    stood, where = accepted + relaxed, f"step {step + 1}"
-    told = {"accepted": accepted, "relaxed": relaxed}
-    for word, n in told.items():
+    kept, where = accepted + relaxed, f"step {step + 1}"
+    counts = {"accepted": accepted, "relaxed": relaxed}
+    for word, n in counts.items():
         found = words.count(word)
         _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
-    _ensure(all(word in told for word in words[:stood]), "origin", f"{where} is out of order")
+    _ensure(all(word in counts for word in words[:kept]), "origin", f"{where} is out of order")
     _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
-    _ensure(steps.tested[step] <= stood + 1, "steps.tested", f"{where}: beyond a rejected one")
+    _ensure(steps.tested[step] <= kept + 1, "steps.tested", f"{where}: beyond a rejected one")
     _ensure(committed >= 1, "steps.committed", f"{where} has none")
-    _ensure(committed <= stood + 1, "steps.committed", f"{where} has more than one undrafted")
+    _ensure(committed <= kept + 1, "steps.committed", f"{where} has more than one undrafted")
     _ensure(False, "steps.committed", f"{where} lacks the token behind a rejected one")
 
 
@@ -276,15 +280,15 @@ def _validate_columns(trace: Trace) -> None:
         _ensure(kind.layers[0] <= kind.layers[1], "forwards.kinds.layers", "end before they begin")
 
 
-def _validate_trace(record: Record, counted: Counted | None) -> None:
+def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
     """What the trace says of forwards against what steps and counters say."""
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None or counted is None:
         return
     targets, drafts, _ = counted
     for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
-        told = getattr(record, name)
-        _ensure(told == count, name, f"{told}, and the trace has {count}")
+        recorded = getattr(record, name)
+        _ensure(recorded == count, name, f"{recorded}, and the trace has {count}")
     needed = len(steps.levels) + 1
     if record.guarantee not in LOSSLESS and all(kind.model != "target" for kind in trace.kinds):
         # The draft model by itself: it made the tokens, one forward each.
@@ -319,7 +323,7 @@ def _validate_drafts(record: Record) -> None:
         _ensure(len(drafted.path) <= committed, "drafts.path", "more than were committed")
 
 
-def _validate_batch(record: Record, counted: Counted | None) -> None:
+def _validate_batch(record: Record, counted: ForwardCounts | None) -> None:
     _ensure(record.version is None or record.version >= 0, "version", "negative")
     batch, work = record.batch, record.target_equivalents
     if work is not None:
@@ -374,5 +378,5 @@ def _ensure(holds: bool, name: str, why: str) -> None:
         raise ValueError(f"{name}: {why}")
 
 
-def _known(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _ensure_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     _ensure(value in allowed, name, f"{value!r} is none of {', '.join(allowed)}")

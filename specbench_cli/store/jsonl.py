@@ -44,7 +44,7 @@ def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int
         OSError: the file cannot be written.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
-    with naming(path):
+    with name_file_in_errors(path):
         fd = files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         with os.fdopen(fd, "rb+", buffering=0) as file:
             _lock(fd, path)
@@ -85,7 +85,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Have errors of the system name a file: those that come of writing name none."""
     try:
         yield
@@ -96,7 +96,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Without the search for cycles, which looks at all that was read again and again: lines have
     none."""
     before = gc.isenabled()

@@ -20,10 +20,10 @@ except ImportError:  # a system without such locks: its runs have none
 LOCK = ".lock"
 """The file in a folder that is locked; it says by which process, and is there while it is held."""
 
-PATIENCE_S = 0.2
+LOCK_WAIT_S = 0.2
 """How long the processes of a writer that was killed may take to be gone."""
-_LOOK_S = 0.01
-_MOST = 4096
+_RETRY_S = 0.01
+_MAX_BYTES = 4096
 """Maximum number of bytes that are read of a lock file. Those of specbench are smaller."""
 
 
@@ -41,11 +41,11 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LOCK_WAIT_S
         while (fd := self._take()) is None:
             if time.monotonic() >= end:
-                raise _held(folder, self._path)
-            time.sleep(_LOOK_S)
+                raise _held_error(folder, self._path)
+            time.sleep(_RETRY_S)
         self.fd = fd
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class Lock:
         try:
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = os.pread(fd, _MOST, 0)
+            found = os.pread(fd, _MAX_BYTES, 0)
             if _refers_to(self._path, fd) and _is_own(found):
                 if found != own:  # write it only now: another process may have locked the file
                     with suppress(OSError):  # on a full disk the lock works without a name
@@ -103,7 +103,7 @@ class SharedLock:
             self._fd = files.open_own(self._path, os.O_RDONLY)
         except (OSError, UsageError) as error:
             raise _lost_lock_error(folder) from error
-        holder = files.json_object(os.pread(self._fd, _MOST, 0)).get("pid")
+        holder = files.json_object(os.pread(self._fd, _MAX_BYTES, 0)).get("pid")
         if holder not in (None, os.getppid(), os.getpid()):
             os.close(self._fd)
             raise _lost_lock_error(folder)
@@ -141,7 +141,7 @@ def _refers_to(path: Path, fd: int) -> bool:
     return (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
 
 
-def _held(folder: Path, path: Path) -> UsageError:
+def _held_error(folder: Path, path: Path) -> UsageError:
     """Return the error for a folder whose lock is not available."""
     content = files.read_own(path) or b""
     if content and not _is_own(content):

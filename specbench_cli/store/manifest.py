@@ -28,7 +28,7 @@ ORDER = ".resume.json"
 """Name of the file with the configuration that a run needs to be resumed."""
 
 
-def _instant(text: str) -> str:
+def _check_timestamp(text: str) -> str:
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -36,11 +36,11 @@ def _instant(text: str) -> str:
     return text
 
 
-_Instant = Annotated[str, AfterValidator(_instant)]
+_Timestamp = Annotated[str, AfterValidator(_check_timestamp)]
 """A moment, as ISO 8601 writes it."""
 
 
-class _Choice(TypedDict, total=False):
+class _MethodConfig(TypedDict, total=False):
     """A method of the configuration."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
@@ -50,12 +50,12 @@ class _Choice(TypedDict, total=False):
     params: dict[str, Json]
 
 
-class _Effective(TypedDict, total=False):
+class _EffectiveConfig(TypedDict, total=False):
     """The configuration, as far as anything reads it back."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
-    methods: list[_Choice]
+    methods: list[_MethodConfig]
     tasks: list[Name]
     target: Name | None
     draft: Name | None
@@ -89,7 +89,7 @@ class _Effective(TypedDict, total=False):
 class _Config(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
-    effective: _Effective
+    effective: _EffectiveConfig
 
 
 class _Git(TypedDict, total=False):
@@ -99,7 +99,7 @@ class _Git(TypedDict, total=False):
     dirty: bool | None
 
 
-class _Hardware(TypedDict, total=False):
+class _HardwareFacts(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     cpu: str | None
@@ -108,11 +108,11 @@ class _Hardware(TypedDict, total=False):
     accelerators: list[Json] | None
 
 
-class _Machine(TypedDict, total=False):
+class _MachineFacts(TypedDict, total=False):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     id: Name | None
-    hardware: _Hardware
+    hardware: _HardwareFacts
     system: dict[str, Json]
     versions: dict[str, str | None]
     git: _Git | None
@@ -138,7 +138,7 @@ class _Weights(TypedDict, total=False):
     engine: Name
 
 
-class _Row(TypedDict):
+class _MethodEntry(TypedDict):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     label: Name
@@ -172,7 +172,7 @@ class _Candidate(TypedDict):
     chosen: bool
 
 
-class _Tuned(TypedDict):
+class _TunedMethod(TypedDict):
     __pydantic_config__ = _OPEN  # type: ignore[misc]
 
     tried: Annotated[Count, Field(ge=1)]
@@ -188,7 +188,7 @@ class _Tuning(TypedDict):
     by: Literal["time", "forwards"]
     development: dict[str, Count]
     held_out: dict[str, Count]
-    rows: dict[str, _Tuned]
+    rows: dict[str, _TunedMethod]
 
 
 class _NearTies(TypedDict):
@@ -238,7 +238,7 @@ class _StepCosts(TypedDict, total=False):
     noisy: bool
 
 
-class _Seal(TypedDict):
+class _FileDigest(TypedDict):
     """Size and SHA-256 of a file of a finished run."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]
@@ -261,17 +261,17 @@ class Manifest(TypedDict, total=False):
 
     schema: Annotated[Count, Field(ge=1)]
     version: Name
-    created_utc: _Instant
-    finished_utc: _Instant
+    created_utc: _Timestamp
+    finished_utc: _Timestamp
     status: Literal["running", "finished", "interrupted"]
     config: _Config
     config_sources: dict[str, str]
-    machine: _Machine
+    machine: _MachineFacts
     versions: dict[str, str | None]
     git: _Git | None
     models: dict[Name, _Weights | None]
     heads: dict[Name, _Weights] | None
-    rows: list[_Row] | None
+    rows: list[_MethodEntry] | None
     tuning: _Tuning | None
     method_files: dict[str, str | None] | None
     upper_bounds: list[Name] | None
@@ -297,7 +297,7 @@ class Manifest(TypedDict, total=False):
     step_costs: _StepCosts | None
     workers: dict[Name, _Worker]
     line_digests: dict[Name, dict[_Hash, _Hash]]
-    files: dict[Name, _Seal]
+    files: dict[Name, _FileDigest]
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def parse(text: str) -> dict[str, Any]:
         ValueError: it is none; names the key and its value.
     """
     try:
-        _reader().validate_json(text)
+        _manifest_adapter().validate_json(text)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
     content: dict[str, Any] = json.loads(text)  # keeps the order of keys, and integers as integers
@@ -321,7 +321,7 @@ def parse(text: str) -> dict[str, Any]:
             f"this run has schema {found['schema']}; this specbench reads up to {SCHEMA}",
             hint="pip install --upgrade specbench-cli",
         )
-    _agree(found)
+    _check_agreement(found)
     if "status" not in found:
         raise ValueError("it has no `status`, which every run's manifest has")
     return found
@@ -342,11 +342,11 @@ def truncate_texts(value: Any) -> Any:
 
 
 @cache
-def _reader() -> TypeAdapter[Manifest]:
+def _manifest_adapter() -> TypeAdapter[Manifest]:
     return TypeAdapter(Manifest)
 
 
-def _agree(manifest: dict[str, Any]) -> None:
+def _check_agreement(manifest: dict[str, Any]) -> None:
     """What a manifest says twice it says once."""
     if "target" in (models := manifest.get("models", {})) and models["target"] is None:
         raise ValueError("models.target must be a mapping of keys to values, got None")
@@ -355,7 +355,7 @@ def _agree(manifest: dict[str, Any]) -> None:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"{what} has {twice!r} twice")
     labels = {row["label"] for row in manifest.get("rows") or ()}
-    for key, label in _labels(manifest) if labels else ():
+    for key, label in _find_labels(manifest) if labels else ():
         if label not in labels:
             raise ValueError(f"{key} names {label!r}, and rows has no such label")
     for role, model in models.items():
@@ -364,7 +364,7 @@ def _agree(manifest: dict[str, Any]) -> None:
             raise ValueError(f"models.{role}.eos has {largest}, and there are {width} tokens")
 
 
-def _labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _find_labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Where a manifest names rows, and by which label."""
     for key in ("upper_bounds", "leaks", "dropped"):
         yield from ((key, label) for label in manifest.get(key) or ())
@@ -372,6 +372,6 @@ def _labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "tuning.rows", label
 
 
-def damaged(file: Path, why: object) -> UsageError:
+def damaged_error(file: Path, why: object) -> UsageError:
     """What is told of a manifest that is none."""
     return UsageError(f"{file} is damaged: {why}", hint="begin a new run: specbench run")

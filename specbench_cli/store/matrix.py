@@ -23,7 +23,7 @@ _MOST_BYTES = 16 * files.MB
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class MatrixOrder:
     """What is asked of a matrix's runs: each one's configuration as JSON, by its folder's name, and
     where its values are from."""
 
@@ -59,7 +59,7 @@ def members(path: Path) -> list[Path]:
     return found
 
 
-def create(path: Path, order: Order) -> None:
+def create(path: Path, order: MatrixOrder) -> None:
     """Make a matrix's folder, without its runs.
 
     Raises:
@@ -90,11 +90,11 @@ def order_file(path: Path) -> Path:
     return path / _ORDER
 
 
-def ordered(path: Path) -> Order | None:
+def read_order(path: Path) -> MatrixOrder | None:
     """What was asked for; None where all of it is done. Raises UsageError where it is damaged."""
     try:
-        told = json.loads(files.read_text(path / _ORDER, _MOST_BYTES))
-        return Order(told["runs"], told["sources"])
+        content = json.loads(files.read_text(path / _ORDER, _MOST_BYTES))
+        return MatrixOrder(content["runs"], content["sources"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -104,7 +104,7 @@ def ordered(path: Path) -> Order | None:
         ) from error
 
 
-def done(path: Path) -> None:
+def finish(path: Path) -> None:
     """Say that all runs are finished."""
     files.remove_own(path / _ORDER, _is_order)
 

@@ -11,13 +11,13 @@ from specbench_cli.errors import UsageError
 from specbench_cli.store.schema import Record
 
 
-def chance(asked: str) -> str:
-    """What `--acceptance` stands for: a number as it was typed, or a run's `acceptance`."""
-    number = re.fullmatch(r"[-+.\d][-+.\deE]*", asked)
-    return asked if number else f"{acceptance(asked):.4f}"
+def resolve_acceptance(value: str) -> str:
+    """What `--acceptance` stands for: a number as it was typed, or a run's `measure_acceptance`."""
+    number = re.fullmatch(r"[-+.\d][-+.\deE]*", value)
+    return value if number else f"{measure_acceptance(value):.4f}"
 
 
-def acceptance(name: str) -> float:
+def measure_acceptance(name: str) -> float:
     """The share of a run's tested levels that stood, of its rows that draft with a draft model.
 
     Args:
@@ -25,9 +25,9 @@ def acceptance(name: str) -> float:
     Raises:
         UsageError: there is no such run, or no such row in it.
     """
-    from specbench_cli.store.run_dir import RunDir, folder  # `run` without a run needs none of it
+    from specbench_cli.store.run_dir import RunDir, find_run  # `run` without a run needs none of it
 
-    run = RunDir.open(folder(name))
+    run = RunDir.open(find_run(name))
     drafting = {
         row["label"]
         for row in run.manifest.get("rows") or ()
@@ -46,7 +46,7 @@ def acceptance(name: str) -> float:
     return accepted / tested
 
 
-def no_output(path: Path) -> UsageError:
+def no_output_error(path: Path) -> UsageError:
     """Return the error for a run without records: it has just begun, or its records were removed.
 
     Args:
@@ -65,13 +65,13 @@ def no_output(path: Path) -> UsageError:
     )
 
 
-def without_prompt_errors(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
+def drop_prompt_errors(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
     """Return the records of prompts that the model can decode.
 
     The other prompts fail for every method, so they do not count as failures of a method. The
     records of the baseline decide, because another method could fake this error.
     """
-    unasked = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.unasked}
-    if not unasked:
+    failed = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.has_prompt_error}
+    if not failed:
         return list(records)
-    return [r for r in records if (r.prompt_id, r.turn, r.pass_) not in unasked]
+    return [r for r in records if (r.prompt_id, r.turn, r.pass_) not in failed]

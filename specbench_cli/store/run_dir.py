@@ -25,19 +25,34 @@ from specbench_cli.config.arrivals import number_of_loads
 from specbench_cli.config.problems import first_problem, is_one_line
 from specbench_cli.errors import FULL, ConcurrentWriteError, UsageError
 from specbench_cli.store import jsonl, matrix, pieces
-from specbench_cli.store.digests import NOT_OURS, Seal, seal, short_digest
-from specbench_cli.store.invariants import Known, Said, agree, said, validate
+from specbench_cli.store.digests import FOREIGN_LINE, FileSeal, seal, short_digest
+from specbench_cli.store.invariants import (
+    RunFacts,
+    SharedFacts,
+    check_agreement,
+    shared_facts,
+    validate,
+)
 from specbench_cli.store.lock import LOCK, Lock, SharedLock, is_lock
-from specbench_cli.store.manifest import ORDER, damaged, parse
-from specbench_cli.store.pieces import Reader, check_line, mend, no_record
-from specbench_cli.store.schema import STRICT, Count, Family, Key, Name, Record, from_json, to_json
+from specbench_cli.store.manifest import ORDER, damaged_error, parse
+from specbench_cli.store.pieces import RecordReader, check_line, invalid_record_error, repair_hint
+from specbench_cli.store.schema import (
+    STRICT,
+    Count,
+    Family,
+    Name,
+    Record,
+    RecordKey,
+    from_json,
+    to_json,
+)
 
 T = TypeVar("T")
 
 RUNS = Path("results/runs")
 """Where runs go that are given no folder."""
 
-_ELSEWHERE = ".elsewhere"
+_OTHER_FOLDERS = ".elsewhere"
 """The file in `RUNS` that says where runs are that were given a folder, a path a line."""
 
 _MANIFEST = "manifest.json"
@@ -72,11 +87,11 @@ class Prompt:
 
 
 @cache
-def _prompts() -> TypeAdapter[Prompt]:
+def _prompt_adapter() -> TypeAdapter[Prompt]:
     return TypeAdapter(Prompt)
 
 
-class _Head(TypedDict):
+class _RecordPrompt(TypedDict):
     """Whose a record is."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
@@ -84,7 +99,7 @@ class _Head(TypedDict):
     prompt_id: Name
 
 
-class _Slim(TypedDict):
+class _RecordHeader(TypedDict):
     """What `Answered` needs of a record; the rest is read over."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
@@ -97,22 +112,22 @@ class _Slim(TypedDict):
     output_ids: list[Count] | None
 
 
-class _Order:
+class _RecordConsistency:
     """What records of a file say of each other."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._seen = set[Key]()
-        self._told: dict[str, tuple[object, ...]] = {}
+        self._seen = set[RecordKey]()
+        self._facts: dict[str, tuple[object, ...]] = {}
 
-    def check(self, number: int, key: Key, own: Said) -> None:
+    def check(self, number: int, key: RecordKey, own: SharedFacts) -> None:
         """Check a line's record against those before it. Raises UsageError."""
         try:
-            agree(own, self._told)
+            check_agreement(own, self._facts)
         except ValueError as error:
-            raise no_record(self.file, number, error) from error
+            raise invalid_record_error(self.file, number, error) from error
         if key in self._seen:
-            raise _twice(self.file, number, key)
+            raise _duplicate_error(self.file, number, key)
         self._seen.add(key)
 
 
@@ -134,11 +149,11 @@ class RunDir:
         self.order: str | None = None
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
-        self._answered: dict[Key, list[int] | None] | None = None
+        self._answered: dict[RecordKey, list[int] | None] | None = None
         # File name -> digest of a line's key -> digest of the line, for all lines of the run.
         self._digests: dict[str, dict[str, str]] = {_RECORDS: {}, _PROMPTS: {}}
-        self._take_digests()
-        self._seals: dict[str, Seal] = {}
+        self._merge_digests()
+        self._seals: dict[str, FileSeal] = {}
 
     @classmethod
     def create(cls, path: Path, manifest: Mapping[str, Any], order: str | None = None) -> RunDir:
@@ -186,7 +201,7 @@ class RunDir:
 
     def _check_empty(self) -> None:
         """Raise UsageError if the folder contains files that are not from a run."""
-        if not self.holds_run(self.path) and not all(map(_is_left_behind, self.path.iterdir())):
+        if not self.holds_run(self.path) and not all(map(_is_leftover, self.path.iterdir())):
             raise UsageError(
                 f"{self.path} is not empty and holds no run", hint="give a new or empty --out"
             )
@@ -207,7 +222,7 @@ class RunDir:
                 f"{path} holds no run (no readable {_MANIFEST})", hint="specbench list runs"
             ) from error
         except ValueError as error:
-            raise damaged(path / _MANIFEST, error) from error
+            raise damaged_error(path / _MANIFEST, error) from error
         return cls(path, manifest)
 
     def hold(self) -> None:
@@ -271,14 +286,14 @@ class RunDir:
                 hint=f"specbench run --resume {shlex.quote(str(self.path))}",
             )
         self.manifest = found
-        self._take_digests()
+        self._merge_digests()
 
-    def _take_digests(self) -> None:
+    def _merge_digests(self) -> None:
         """Add the digests in the manifest, which other processes of the run may have written."""
         for name, found in (self.manifest.get("line_digests") or {}).items():
             self._digests[name] = self._digests.get(name, {}) | found
 
-    def resume(self) -> None:
+    def mark_running(self) -> None:
         """Mark the run as running again."""
         self.update(status="running")
 
@@ -325,7 +340,7 @@ class RunDir:
         if self._answered is not None:
             self._answered |= {record.key: record.output_ids for record in records}
 
-    def answered(self) -> Mapping[Key, list[int] | None]:
+    def answered(self) -> Mapping[RecordKey, list[int] | None]:
         """Return the token ids of every record by its key.
 
         The file is read once, five times faster than by `records`, which also checks the content
@@ -339,16 +354,16 @@ class RunDir:
             self._adopt_prompts()
             digests = self._digests[_RECORDS]
             self._answered, self._digests[_RECORDS] = {}, {}  # without those of deleted lines
-            for number, key, line, ids in self._slim_records():
+            for number, key, line, ids in self._record_headers():
                 try:
                     check_line(key, line, digests, complete=self._is_complete)
                 except ValueError as error:
-                    raise no_record(self.path / _RECORDS, number, error) from error
+                    raise invalid_record_error(self.path / _RECORDS, number, error) from error
                 self._answered[key] = ids
                 self._digests[_RECORDS][short_digest(key)] = short_digest(line)
         return self._answered
 
-    def reread_answered(self) -> Mapping[Key, list[int] | None]:
+    def reread_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
         """Read the records again and return `answered`, including records of other processes.
 
         Raises:
@@ -358,19 +373,19 @@ class RunDir:
         self._seals = self._seal()  # first: if a line changes later, readers notice it
         digests, foreign = self._digests[_RECORDS], list[tuple[int, ValueError]]()
         self._answered = {}
-        for number, key, line, ids in self._slim_records():
+        for number, key, line, ids in self._record_headers():
             try:
                 check_line(key, line, digests, complete=self._watched is not None)
             except ValueError as error:
                 foreign.append((number, error))
-                digests.setdefault(short_digest(key), NOT_OURS)
+                digests.setdefault(short_digest(key), FOREIGN_LINE)
             self._answered[key] = ids
         if foreign:
             (number, why), file = foreign[0], self.path / _RECORDS
             raise ConcurrentWriteError(
                 f"{file} has {len(foreign)} records that this run did not write, the first in line"
                 f" {number}: {why}",
-                hint=mend(file, number),
+                hint=repair_hint(file, number),
             )
         return self._answered
 
@@ -380,13 +395,13 @@ class RunDir:
         file = self.path / _RECORDS
         return file.is_file() and file.stat().st_size > 0
 
-    def wrote(self, key: Key) -> bool:
+    def has_written(self, key: RecordKey) -> bool:
         """Return True if a process of this run wrote or read the record."""
         return short_digest(key) in self._digests[_RECORDS]
 
-    def adopt_lines(self) -> None:
+    def store_line_digests(self) -> None:
         """Store digests of the lines that a killed process of this run wrote."""
-        for _, key, line, _ in self._slim_records():
+        for _, key, line, _ in self._record_headers():
             self._digests[_RECORDS].setdefault(short_digest(key), short_digest(line))
         self._adopt_prompts()
 
@@ -396,35 +411,35 @@ class RunDir:
         for prompt, line in self._prompt_lines(digests, complete=self._is_complete):
             digests.setdefault(short_digest((prompt.prompt_id, prompt.turn)), short_digest(line))
 
-    def _slim_records(self) -> Iterator[tuple[int, Key, str, list[int] | None]]:
+    def _record_headers(self) -> Iterator[tuple[int, RecordKey, str, list[int] | None]]:
         """Return the line number, key, line and token ids of every record.
 
         Raises:
             UsageError: a line is not a record; two records have the same key; the run does not
                 have the repeat or the seed of a record.
         """
-        file, seen, known = self.path / _RECORDS, set[Key](), self._planned()
+        file, seen, known = self.path / _RECORDS, set[RecordKey](), self._planned_facts()
         # Store the size before reading, so that a concurrent write is noticed.
         self._sizes[file.name] = file.stat().st_size if file.exists() else 0
         for number, line in jsonl.read(file):
             try:
-                slim = _slims().validate_json(line)
+                slim = _header_adapter().validate_json(line)
                 known.check_plan(slim["pass_"], slim["seed"])
             except ValueError as error:
                 why = first_problem(error) if isinstance(error, ValidationError) else error
-                raise no_record(file, number, why) from error
+                raise invalid_record_error(file, number, why) from error
             key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
             if key in seen:
-                raise _twice(file, number, key)
+                raise _duplicate_error(file, number, key)
             seen.add(key)
             yield number, key, line, slim["output_ids"]
 
-    def foreign_record(self, key: Key) -> UsageError:
+    def foreign_record(self, key: RecordKey) -> UsageError:
         """Return the error for a record that the plan of the run does not contain."""
         file = self.path / _RECORDS
-        number = next(n for n, found, _, _ in self._slim_records() if found == key)
+        number = next(n for n, found, _, _ in self._record_headers() if found == key)
         prompt, turn, label, pass_ = key
-        return no_record(
+        return invalid_record_error(
             file,
             number,
             f"the run has no prompt {prompt} with turn {turn}, method {label} and pass {pass_}",
@@ -444,12 +459,12 @@ class RunDir:
         yield from self._records(of)
 
     def _records(self, of: Container[str] | None = None) -> Iterator[Record]:
-        reader, order = self._reader(), _Order(self.path / _RECORDS)
+        reader, order = self._reader(), _RecordConsistency(self.path / _RECORDS)
         for number, line in jsonl.read(order.file):
-            if of is not None and not _is_of(line, of):
+            if of is not None and not _may_belong_to(line, of):
                 continue
             record = reader.record(number, line)
-            order.check(number, record.key, said(record))
+            order.check(number, record.key, shared_facts(record))
             yield record
 
     def each(self, make: Callable[[Record], T]) -> Iterator[T]:
@@ -464,15 +479,15 @@ class RunDir:
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
-        order = _Order(self.path / _RECORDS)
-        for read in pieces.read(self._reader(), make):
-            order.check(read.line, read.key, read.said)
-            yield read.made
+        order = _RecordConsistency(self.path / _RECORDS)
+        for read in pieces.read_records(self._reader(), make):
+            order.check(read.line, read.key, read.facts)
+            yield read.value
 
-    def _reader(self) -> Reader:
-        return Reader(
+    def _reader(self) -> RecordReader:
+        return RecordReader(
             self.path / _RECORDS,
-            self._known(),
+            self._run_facts(),
             self._vocabulary(),
             self._digests[_RECORDS],
             self._is_complete,
@@ -486,7 +501,7 @@ class RunDir:
         """
         return self.manifest.get("status") == "interrupted" and "line_digests" in self.manifest
 
-    def _seal(self) -> dict[str, Seal]:
+    def _seal(self) -> dict[str, FileSeal]:
         """Return the size and SHA-256 of the files with records and prompts."""
         found = {name: seal(self.path / name) for name in (_RECORDS, _PROMPTS)}
         return {name: each for name, each in found.items() if each is not None}
@@ -538,22 +553,22 @@ class RunDir:
         words = [f"{name} (changed after the run was finished)" for name in changed]
         self.update(files=self._seal(), mixed=[*(self.manifest.get("mixed") or []), *words])
 
-    def _planned(self) -> Known:
+    def _planned_facts(self) -> RunFacts:
         """Return the seed and the numbers of repeats and loads in the manifest."""
         effective = (self.manifest.get("config") or {}).get("effective") or {}
         loads = None
         with contextlib.suppress(ValueError):
             loads = number_of_loads(effective.get("load") or "")
         repeats = effective.get("repeats")
-        return Known(
+        return RunFacts(
             repeats=repeats, loads=None if repeats is None else loads, seed=effective.get("seed")
         )
 
-    def _known(self) -> Known:
+    def _run_facts(self) -> RunFacts:
         """What the manifest and the prompts say that records must agree with."""
         manifest = self.manifest
         return replace(
-            self._planned(),
+            self._planned_facts(),
             methods={row["label"]: row.get("method") for row in manifest.get("rows") or ()},
             tasks={task["name"] for task in manifest.get("tasks") or ()},
             prompts={
@@ -607,7 +622,7 @@ class RunDir:
                 raise UsageError(
                     f"{file}, line {number} is no prompt: the run has no prompt"
                     f" {prompt.prompt_id} with turn {prompt.turn}",
-                    hint=mend(file, number),
+                    hint=repair_hint(file, number),
                 )
 
     def _prompt_lines(
@@ -620,7 +635,7 @@ class RunDir:
         vocabulary = self._vocabulary()
         for number, line in jsonl.read(file):
             try:
-                prompt = _prompts().validate_json(line)
+                prompt = _prompt_adapter().validate_json(line)
                 name, turn = prompt.prompt_id, prompt.turn
                 if (name, turn) in seen:
                     raise ValueError(f"a second one of {name}, turn {turn}")
@@ -697,7 +712,7 @@ class RunDir:
         files.replace(self.path / _MANIFEST, f"{text}\n")
 
 
-def _is_left_behind(file: Path) -> bool:
+def _is_leftover(file: Path) -> bool:
     """Return True if a process left this file when it was killed while starting a run."""
     if file.name == LOCK:
         return is_lock(file)
@@ -734,25 +749,27 @@ def _is_order(content: bytes) -> bool:
 
 
 @cache
-def _heads() -> TypeAdapter[_Head]:
-    return TypeAdapter(_Head)
+def _prompt_id_adapter() -> TypeAdapter[_RecordPrompt]:
+    return TypeAdapter(_RecordPrompt)
 
 
-def _is_of(line: str, prompts: Container[str]) -> bool:
+def _may_belong_to(line: str, prompts: Container[str]) -> bool:
     """Whether a line may be a record of some prompts."""
     try:
-        return _heads().validate_json(line)["prompt_id"] in prompts
+        return _prompt_id_adapter().validate_json(line)["prompt_id"] in prompts
     except ValidationError:
         return True  # no record, as who reads it whole will say
 
 
 @cache
-def _slims() -> TypeAdapter[_Slim]:
-    return TypeAdapter(_Slim)
+def _header_adapter() -> TypeAdapter[_RecordHeader]:
+    return TypeAdapter(_RecordHeader)
 
 
-def _twice(file: Path, number: int, key: Key) -> UsageError:
-    return UsageError(f"{file}, line {number}: a second record of {key}", hint=mend(file, number))
+def _duplicate_error(file: Path, number: int, key: RecordKey) -> UsageError:
+    return UsageError(
+        f"{file}, line {number}: a second record of {key}", hint=repair_hint(file, number)
+    )
 
 
 def new_path(
@@ -769,32 +786,32 @@ def new_path(
     return path
 
 
-def remember(path: Path, root: Path = RUNS) -> None:
-    """Have `runs` find a run whose folder was chosen: note where it is, seen from `root`. Where
-    nothing can be noted, it goes without."""
+def register_run(path: Path, root: Path = RUNS) -> None:
+    """Have `list_runs` find a run whose folder was chosen: note where it is, seen from `root`.
+    Where nothing can be noted, it goes without."""
     if path.resolve().parent == root.resolve():
         return
     with contextlib.suppress(OSError, ValueError, UsageError):  # another drive, or a link
         place = os.path.relpath(path.resolve(), root.resolve())
         root.mkdir(parents=True, exist_ok=True)
-        if is_one_line(place) and place not in _elsewhere(root):
-            fd = files.open_own(root / _ELSEWHERE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if is_one_line(place) and place not in _read_other_folders(root):
+            fd = files.open_own(root / _OTHER_FOLDERS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             with os.fdopen(fd, "a", encoding="utf-8") as file:
                 file.write(f"{place}\n")
 
 
-def _elsewhere(root: Path) -> list[str]:
+def _read_other_folders(root: Path) -> list[str]:
     try:
-        return files.read_text(root / _ELSEWHERE, MOST_BYTES).splitlines()
+        return files.read_text(root / _OTHER_FOLDERS, MOST_BYTES).splitlines()
     except (OSError, ValueError):
         return []
 
 
-def runs(root: Path = RUNS) -> list[Path]:
+def list_runs(root: Path = RUNS) -> list[Path]:
     """The folders of all runs that were begun from here and are still there, by name; those in
     `root` first. A matrix's are runs like any."""
     usual = {file.parent for name in (_MANIFEST, matrix.MATRIX) for file in root.glob(f"*/{name}")}
-    others = {Path(os.path.normpath(root / place)) for place in _elsewhere(root) if place}
+    others = {Path(os.path.normpath(root / place)) for place in _read_other_folders(root) if place}
     found = (run for place in (*sorted(usual), *sorted(others)) for run in _runs_in(place))
     return [*dict.fromkeys(run for run in found if RunDir.holds_run(run))]
 
@@ -803,27 +820,27 @@ def _runs_in(place: Path) -> list[Path]:
     return matrix.members(place) if matrix.is_matrix(place) else [place]
 
 
-def folder(given: str) -> Path:
+def find_run(name: str) -> Path:
     """The folder that a command's RUN names: `last` (the newest run, or its matrix), a folder, or
     the name of one in `RUNS`. Raises UsageError where there is no last one."""
-    if given == "last":
-        return latest()
-    path, named = Path(given), RUNS / given
-    return named if not _is_held(path) and _is_held(named) else path
+    if name == "last":
+        return find_latest()
+    path, in_runs = Path(name), RUNS / name
+    return in_runs if not _holds_runs(path) and _holds_runs(in_runs) else path
 
 
-def _is_held(path: Path) -> bool:
+def _holds_runs(path: Path) -> bool:
     return RunDir.holds_run(path) or matrix.is_matrix(path)
 
 
-def latest(root: Path = RUNS) -> Path:
+def find_latest(root: Path = RUNS) -> Path:
     """The run whose manifest was written last ("last" on the command line), wherever it is; of a
     matrix's runs their folder.
 
     Raises:
         UsageError: there is no run.
     """
-    found = [((path / _MANIFEST).stat().st_mtime_ns, path) for path in runs(root)]
+    found = [((path / _MANIFEST).stat().st_mtime_ns, path) for path in list_runs(root)]
     if not found:
         raise UsageError(f"there is no run in {root}", hint="specbench run")
     newest = max(found)[1]

@@ -114,7 +114,7 @@ class Steps:
 
 
 @dataclass(slots=True)
-class Drafted:
+class DraftedTokens:
     """Draft of one step.
 
     Attributes:
@@ -164,7 +164,7 @@ class ForwardKind:
         return self.share if self.share < 1 or not n_layers else (end - first) / n_layers
 
 
-class Forward(Protocol):
+class ForwardRecord(Protocol):
     """A metered forward, as the engine records it (read only; the store knows no engine)."""
 
     @property
@@ -189,7 +189,7 @@ class Forward(Protocol):
     def used(self) -> bool: ...
 
 
-class Message(Protocol):
+class MessageRecord(Protocol):
     """A message between two workers, as the engine records it."""
 
     @property
@@ -229,7 +229,9 @@ class Trace:
     messages: list[list[Count]] = field(default_factory=list)
 
     @classmethod
-    def pack(cls, forwards: Iterable[Forward], messages: Iterable[Message] = ()) -> Trace:
+    def pack(
+        cls, forwards: Iterable[ForwardRecord], messages: Iterable[MessageRecord] = ()
+    ) -> Trace:
         """The columns of a sequence of metered forwards, and the messages between workers."""
         trace, index = cls(), dict[ForwardKind, int]()
         for position, f in enumerate(forwards):
@@ -343,7 +345,7 @@ class Likelihood:
 
 
 @dataclass(slots=True)
-class Batch:
+class BatchMembership:
     """Sequences that were decoded together with this one. Times are in ns from the timer's start.
 
     Attributes:
@@ -370,7 +372,7 @@ class Batch:
     load: Name | None = None
 
 
-Key = tuple[str, int, str, int]
+RecordKey = tuple[str, int, str, int]
 """What no two records of a run share: prompt, turn, label, pass."""
 
 
@@ -457,13 +459,13 @@ class Record:
     n_tokens: Count | None
     finish: str
     steps: Steps | None
-    drafts: list[Drafted] | None = None
+    drafts: list[DraftedTokens] | None = None
     extra: dict[str, Whole | Finite] | None = None
     target_forwards: Count | None
     draft_forwards: Count | None
     target_equivalents: Annotated[Finite, Field(ge=0)] | None = None
     version: Count | None = None
-    batch: Batch | None = None
+    batch: BatchMembership | None = None
     worker: Name | None = None
     forwards: Trace | None
     ns: Ns
@@ -481,18 +483,18 @@ class Record:
     error: Reason | None
 
     @property
-    def unasked(self) -> bool:
+    def has_prompt_error(self) -> bool:
         """Return True if the model could not decode the prompt, with any method (`PromptError`)."""
         return self.error is not None and self.error.startswith(f"{PromptError.__name__}: ")
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RecordKey:
         return self.prompt_id, self.turn, self.label, self.pass_
 
 
 def to_json(record: Record) -> str:
     """The record on one line. Raises ValueError on a NaN or an infinity."""
-    data = _reader().dump_python(record, warnings="none")  # much faster than `asdict`
+    data = _record_adapter().dump_python(record, warnings="none")  # much faster than `asdict`
     return json.dumps(
         {"pass" if key == "pass_" else key: value for key, value in data.items()},
         allow_nan=False,
@@ -508,20 +510,20 @@ def from_json(line: str) -> Record:
         ValueError: not a record; names the field and its value.
     """
     try:
-        record = _reader().validate_json(line)
+        record = _record_adapter().validate_json(line)
     except ValidationError as error:
-        _refuse_newer(_schema_of(line))
+        _check_schema(_read_schema(line))
         raise ValueError(first_problem(error)) from None
-    _refuse_newer(record.schema)
+    _check_schema(record.schema)
     return record
 
 
 @cache
-def _reader() -> TypeAdapter[Record]:
+def _record_adapter() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
-def _schema_of(line: str) -> object:
+def _read_schema(line: str) -> object:
     """What a line that is no record of ours says of its schema."""
     try:
         data = json.loads(line)
@@ -530,7 +532,7 @@ def _schema_of(line: str) -> object:
     return data.get("schema") if isinstance(data, dict) else None
 
 
-def _refuse_newer(schema: object) -> None:
+def _check_schema(schema: object) -> None:
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(
             f"this record has schema {schema}; this specbench reads up to {SCHEMA}",

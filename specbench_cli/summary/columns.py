@@ -103,6 +103,8 @@ def write_csv(lines: Sequence[Mapping[str, object]], path: Path, *, empty: str =
     names = list(dict.fromkeys(name for line in lines for name in line)) or [empty]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(map(output.harmless, names))
-        writer.writerows([output.harmless(line.get(name)) for name in names] for line in lines)
+        writer.writerow(map(output.escape_formula, names))
+        writer.writerows(
+            [output.escape_formula(line.get(name)) for name in names] for line in lines
+        )
     return path

@@ -17,12 +17,12 @@ Decode = Callable[[Sequence[int]], str]
 """From ids to text."""
 
 _WORST_FIRST = ("mismatch", "failed", "near-tie")
-_LISTED = 12
+_MAX_LISTED = 12
 """Prompts named where an unknown one was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedSide:
     """One of the two outputs.
 
     token: the one at the first difference; null where there is none or the output had ended.
@@ -56,7 +56,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class OutputComparison:
     """A method's output beside vanilla's.
 
     position: index of the first difference; null where there is none. tolerance: in units of
@@ -76,8 +76,8 @@ class Comparison:
     broken: str | None
     error: str | None
     position: int | None
-    vanilla: Side | None
-    own: Side | None
+    vanilla: ComparedSide | None
+    own: ComparedSide | None
     lanes: list[Lane]
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,9 +85,9 @@ class Comparison:
         return {name.rstrip("_"): value for name, value in asdict(self).items()}
 
 
-def compare(
+def compare_outputs(
     run: RunDir, prompt_id: str, labels: Sequence[str], decode: Decode | None
-) -> list[Comparison]:
+) -> list[OutputComparison]:
     """Put outputs of one prompt beside vanilla's, turn by turn, each method's worst pass.
 
     Args:
@@ -101,7 +101,9 @@ def compare(
     records = list(run.records())
     own = [record for record in records if record.prompt_id == prompt_id]
     if not own:
-        raise _unknown_prompt(prompt_id, list(dict.fromkeys(r.prompt_id for r in records)), run)
+        raise _unknown_prompt_error(
+            prompt_id, list(dict.fromkeys(r.prompt_id for r in records)), run
+        )
     known = list(dict.fromkeys(record.label for record in own))
     for label in labels:
         if label not in known:
@@ -118,27 +120,27 @@ def compare(
         for label in wanted:
             passes = [r for r in own if (r.label, r.turn) == (label, turn)]
             if passes:
-                worst = min(passes, key=_badness)
+                worst = min(passes, key=_rank)
                 vanilla = reference.get((turn, worst.pass_))
                 comparisons.append(
-                    _comparison(
+                    _make_comparison(
                         worst, vanilla, prompts.get(turn), run.manifest, whys.get(label), decode
                     )
                 )
     return comparisons
 
 
-def _comparison(
+def _make_comparison(
     own: Record,
     vanilla: Record | None,
     prompt: Prompt | None,
     manifest: Mapping[str, Any],
     why: str | None,
     decode: Decode | None,
-) -> Comparison:
+) -> OutputComparison:
     ids, reference = own.output_ids, None if vanilla is None else vanilla.output_ids
     position = None if ids is None or reference is None else first_difference(ids, reference)
-    return Comparison(
+    return OutputComparison(
         prompt_id=own.prompt_id,
         turn=own.turn,
         pass_=own.pass_,
@@ -152,9 +154,9 @@ def _comparison(
         broken=why,
         error=own.error,
         position=position,
-        vanilla=None if vanilla is None else _side(vanilla, position, decode),
-        own=_side(own, position, decode),
-        lanes=_lanes(own, decode),
+        vanilla=None if vanilla is None else _make_side(vanilla, position, decode),
+        own=_make_side(own, position, decode),
+        lanes=_make_lanes(own, decode),
     )
 
 
@@ -164,26 +166,26 @@ def first_difference(ids: Sequence[int], reference: Sequence[int]) -> int | None
     return next((at for at, (a, b) in pairs if a != b), None)
 
 
-def _side(record: Record, position: int | None, decode: Decode | None) -> Side | None:
+def _make_side(record: Record, position: int | None, decode: Decode | None) -> ComparedSide | None:
     ids = record.output_ids
     if ids is None:
         return None
     at = len(ids) if position is None else position
     token = ids[at] if at < len(ids) else None
-    return Side(
+    return ComparedSide(
         label=record.label,
         n_tokens=len(ids),
         finish=record.finish,
         ids=ids,
-        text=_text(ids, decode),
+        text=_decode_text(ids, decode),
         token=token,
-        before=_text(ids[:at], decode),
-        token_text=_text(ids[at : at + 1], decode),
-        after=_text(ids[at + 1 :], decode),
+        before=_decode_text(ids[:at], decode),
+        token_text=_decode_text(ids[at : at + 1], decode),
+        after=_decode_text(ids[at + 1 :], decode),
     )
 
 
-def _lanes(record: Record, decode: Decode | None) -> list[Lane]:
+def _make_lanes(record: Record, decode: Decode | None) -> list[Lane]:
     steps, ids = record.steps, record.output_ids
     if steps is None or ids is None:
         return []
@@ -191,7 +193,7 @@ def _lanes(record: Record, decode: Decode | None) -> list[Lane]:
     for drafted, tested, accepted, committed in zip(
         steps.levels, steps.tested, steps.accepted, steps.committed, strict=True
     ):
-        text = _text(ids[at : at + committed], decode)
+        text = _decode_text(ids[at : at + committed], decode)
         origins = (record.origin or [])[at : at + committed]
         relaxed = tuple(place for place, word in enumerate(origins) if word == "relaxed")
         lanes.append(Lane(at, drafted, tested, accepted, committed, text, relaxed))
@@ -199,7 +201,7 @@ def _lanes(record: Record, decode: Decode | None) -> list[Lane]:
     return lanes
 
 
-def _text(ids: Sequence[int], decode: Decode | None) -> str | None:
+def _decode_text(ids: Sequence[int], decode: Decode | None) -> str | None:
     return None if decode is None else decode(ids)
 
 
@@ -212,16 +214,16 @@ def _tolerance(manifest: Mapping[str, Any]) -> float | None:
     return float(measured["value"]) / (effective.get("temperature") or 1.0)
 
 
-def _badness(record: Record) -> tuple[int, int]:
+def _rank(record: Record) -> tuple[int, int]:
     kind = "failed" if record.verdict is None else record.verdict.kind
     worst = _WORST_FIRST.index(kind) if kind in _WORST_FIRST else len(_WORST_FIRST)
     return worst, record.pass_
 
 
-def _unknown_prompt(prompt_id: str, known: Sequence[str], run: RunDir) -> UsageError:
-    shown: Iterable[str] = known[:_LISTED]
-    more = f" and {len(known) - _LISTED} more, in {run.path / 'prompts.jsonl'}"
+def _unknown_prompt_error(prompt_id: str, known: Sequence[str], run: RunDir) -> UsageError:
+    shown: Iterable[str] = known[:_MAX_LISTED]
+    more = f" and {len(known) - _MAX_LISTED} more, in {run.path / 'prompts.jsonl'}"
     return UsageError(
         f"this run has no prompt {prompt_id!r}{did_you_mean(prompt_id, known)}",
-        hint=f"one of {', '.join(shown)}{more if len(known) > _LISTED else ''}",
+        hint=f"one of {', '.join(shown)}{more if len(known) > _MAX_LISTED else ''}",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench_cli.summary.source import Source
+from specbench_cli.summary.source import RecordSource
 
 _SETTINGS = (
     "seed",
@@ -40,7 +40,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Incompatibility:
     """What runs do not share. values: of the runs that say, by their short names."""
 
     what: str
@@ -67,9 +67,9 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [f"{name}#{number}" for number, name in enumerate(whole, start=1)]
 
 
-def differences(
-    runs: Sequence[Source], names: Sequence[str], *, targets: bool = False
-) -> list[Difference]:
+def find_incompatibilities(
+    runs: Sequence[RecordSource], names: Sequence[str], *, targets: bool = False
+) -> list[Incompatibility]:
     """What keeps runs apart; nothing where they belong together. What a run does not say, as one
     without a draft says nothing of drafts, keeps it from none.
 
@@ -77,7 +77,7 @@ def differences(
         targets: they are of several targets: models, heads and the prompts as models read them may
             differ.
     """
-    told = {name: facts(run) for name, run in zip(names, runs, strict=True)}
+    told = {name: collect_facts(run) for name, run in zip(names, runs, strict=True)}
     if targets:
         for run, own in zip(runs, told.values(), strict=True):
             heads = (f"head {head}" for head in run.manifest.get("heads") or ())
@@ -87,11 +87,11 @@ def differences(
     for what in dict.fromkeys(what for own in told.values() for what in own):
         values = {name: own[what] for name, own in told.items() if what in own}
         if len(set(values.values())) > 1:
-            found.append(Difference(what, values))
+            found.append(Incompatibility(what, values))
     return found
 
 
-def facts(run: Source) -> dict[str, str]:
+def collect_facts(run: RecordSource) -> dict[str, str]:
     """What must be the same, in words; what a run does not say is left out."""
     manifest = run.manifest
     config = manifest.get("config", {}).get("effective", {})
@@ -100,11 +100,11 @@ def facts(run: Source) -> dict[str, str]:
     commit = (machine.get("git") or manifest.get("git") or {}).get("commit")
     found: dict[str, str | None] = {}
     for role, model in manifest.get("models", {}).items():
-        found[role] = None if model is None else _sealed(model.get("label"), model)
+        found[role] = None if model is None else _label_with_checksum(model.get("label"), model)
     for head, module in (manifest.get("heads") or {}).items():
-        found[f"head {head}"] = _sealed(None, module)
+        found[f"head {head}"] = _label_with_checksum(None, module)
     for task in manifest.get("tasks", []):
-        found[f"task {task['name']}"] = _sealed(f"version {task.get('version')}", task)
+        found[f"task {task['name']}"] = _label_with_checksum(f"version {task.get('version')}", task)
     found["prompts"] = _prompts(run)
     for setting in _SETTINGS:
         found[setting] = str(config[setting]) if setting in config else None
@@ -118,13 +118,13 @@ def facts(run: Source) -> dict[str, str]:
     return {what: value for what, value in found.items() if value is not None}
 
 
-def _sealed(label: str | None, part: Mapping[str, Any]) -> str:
+def _label_with_checksum(label: str | None, part: Mapping[str, Any]) -> str:
     """A name with the first digits of a checksum."""
     seal = str(part.get("sha256") or part.get("hash") or "")[:_DIGITS]
     return " ".join(word for word in (label, seal) if word)
 
 
-def _prompts(run: Source) -> str | None:
+def _prompts(run: RecordSource) -> str | None:
     """How many questions there are, with a checksum of all that was asked."""
     digest, questions = hashlib.sha256(), set()
     for prompt in sorted(run.prompts(), key=lambda p: (p.prompt_id, p.turn)):

@@ -34,7 +34,7 @@ class Evidence:
 
 def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     """Compare a method's outputs with the baseline's of the same prompt, turn and pass."""
-    paired = _paired(baseline, cells)
+    paired = _pair_records(baseline, cells)
     pairs: dict[tuple[str, str], list[tuple[Record, Record]]] = {}
     for base, own in paired:
         if None not in (_per_token(base), _per_token(own)):
@@ -54,12 +54,14 @@ def compare(baseline: Iterable[Record], cells: Iterable[Record]) -> Evidence:
     )
 
 
-def score_over(baseline: Iterable[Record], cells: Iterable[Record]) -> MeanDifference | None:
+def score_difference(baseline: Iterable[Record], cells: Iterable[Record]) -> MeanDifference | None:
     """The mean difference of the scores of the same prompts, turns and passes."""
-    return _score(_paired(baseline, cells))
+    return _score(_pair_records(baseline, cells))
 
 
-def _paired(baseline: Iterable[Record], cells: Iterable[Record]) -> list[tuple[Record, Record]]:
+def _pair_records(
+    baseline: Iterable[Record], cells: Iterable[Record]
+) -> list[tuple[Record, Record]]:
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
     found = ((reference.get((r.prompt_id, r.turn, r.pass_)), r) for r in cells)
     return [(base, own) for base, own in found if base is not None]

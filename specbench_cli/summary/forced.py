@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specbench_cli.store.schema import BASELINE
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 
-def beside(
+def join_forced(
     summaries: Sequence[Summary],
     labels: Sequence[Mapping[str, str]],
     *,
@@ -27,7 +27,9 @@ def beside(
     every = [row.label for summary in summaries for row in summary.rows]
     place = {label: every.index(label) if by_method else 0 for label in every}
 
-    def gathered(parts: Iterable[tuple[Sequence[Row], Mapping[str, str]]]) -> tuple[Row, ...]:
+    def gathered(
+        parts: Iterable[tuple[Sequence[MethodSummary], Mapping[str, str]]],
+    ) -> tuple[MethodSummary, ...]:
         rows = [(row, own[row.label]) for part, own in parts for row in part]
         rows.sort(key=lambda each: (each[0].order_matters, place[each[0].label]))
         return tuple(
@@ -56,18 +58,18 @@ def beside(
 
 
 @dataclass(frozen=True, slots=True)
-class ByTarget:
+class TargetSummaries:
     """Rows of several targets, as a matrix.
 
     rows: one of each method, or of each method and draft where a target has several; vanilla, which
         is 1 everywhere, is left out. targets: each one's rows by their label in `rows`.
     """
 
-    rows: tuple[Row, ...]
-    targets: Mapping[str, Mapping[str, Row]]
+    rows: tuple[MethodSummary, ...]
+    targets: Mapping[str, Mapping[str, MethodSummary]]
 
 
-def by_target(summary: Summary, runs: Sequence[str]) -> ByTarget | None:
+def group_by_target(summary: Summary, runs: Sequence[str]) -> TargetSummaries | None:
     """A matrix's rows by target; None where they are not of one.
 
     Args:
@@ -75,8 +77,8 @@ def by_target(summary: Summary, runs: Sequence[str]) -> ByTarget | None:
     """
     if not runs:
         return None
-    rows: dict[str, Row] = {}
-    targets: dict[str, dict[str, Row]] = {run.partition("+")[0]: {} for run in runs}
+    rows: dict[str, MethodSummary] = {}
+    targets: dict[str, dict[str, MethodSummary]] = {run.partition("+")[0]: {} for run in runs}
     for row in summary.rows:
         label, _, run = row.label.rpartition(" @")
         target, _, draft = run.partition("+")
@@ -86,4 +88,4 @@ def by_target(summary: Summary, runs: Sequence[str]) -> ByTarget | None:
             label = f"{label} @{draft}"
         rows.setdefault(label, replace(row, label=label))
         targets[target][label] = row
-    return ByTarget(tuple(rows.values()), targets)
+    return TargetSummaries(tuple(rows.values()), targets)

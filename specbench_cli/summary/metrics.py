@@ -1,8 +1,8 @@
 """Every metric of a method, declared once: name, heading, unit, meaning, function and format.
 
-A metric is a field of `Row`. Its name is the key in `summary.csv`, JSON and pandas, in the order of
-the fields. Columns and docs/reference/metrics.md come from the declarations. To add a metric, add a
-field here, and name it in the tables below.
+A metric is a field of `MethodSummary`. Its name is the key in `summary.csv`, JSON and pandas, in
+the order of the fields. Columns and docs/reference/metrics.md come from the declarations. To add a
+metric, add a field here, and name it in the tables below.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class Metric:
     unit: str = ""
     heading: str = ""
     form: Callable[[Any], str] = number
-    cell: Callable[[Row], str] | None = None
+    cell: Callable[[MethodSummary], str] | None = None
     tsv: str = ""
     align: Align = "r"
     choose: bool = False
     plain: bool = False
-    when: Callable[[Sequence[Row]], bool] = lambda _: True
+    when: Callable[[Sequence[MethodSummary]], bool] = lambda _: True
     optional: bool = False
-    look: Callable[[Row], str] = lambda _: ""
+    look: Callable[[MethodSummary], str] = lambda _: ""
 
-    def column(self, name: str) -> Column[Row]:
+    def column(self, name: str) -> Column[MethodSummary]:
         """Return the column of the metric with this name."""
         get = attrgetter(name)
         return Column(
@@ -83,7 +83,8 @@ class Metric:
 def metric(
     of: Callable[[MethodOutputs], Any] | None, meaning: str, *, default: Any = MISSING, **more: Any
 ) -> Any:
-    """Declare a metric as a field of `Row`. The field's name is its key in CSV, JSON and pandas.
+    """Declare a metric as a field of `MethodSummary`. The field's name is its key in CSV, JSON and
+    pandas.
 
     Args:
         default: the value in rows that are not computed from outputs.
@@ -92,7 +93,7 @@ def metric(
     return field(default=default, metadata={"metric": Metric(of, meaning, **more)})
 
 
-def any_has(name: str) -> Callable[[Sequence[Row]], bool]:
+def any_has(name: str) -> Callable[[Sequence[MethodSummary]], bool]:
     """Return a function that returns True if a row has a value of a metric."""
     return lambda rows: any(getattr(row, name) is not None for row in rows)
 
@@ -110,22 +111,22 @@ _FEW_LETTERS = 3
 _LETTER = re.compile("[A-Za-z]'*")
 
 
-def speedup_or_broken(row: Row) -> str:
+def speedup_or_broken(row: MethodSummary) -> str:
     """Format a row's speedup, or BROKEN if its output is wrong."""
     return "BROKEN" if row.broken else ratio(row.speedup)
 
 
-def interval(row: Row) -> str:
+def interval(row: MethodSummary) -> str:
     """Format the 95% interval of a row's speedup."""
     return between(row.speedup_low, row.speedup_high)
 
 
-def letters_of(row: Row) -> list[str]:
+def letters_of(row: MethodSummary) -> list[str]:
     """Return a row's group letters as a list. After Z and z they continue with A'."""
     return _LETTER.findall(row.letters)
 
 
-def group(row: Row) -> str:
+def group(row: MethodSummary) -> str:
     """Format a row's group letters. Shorten runs of more than three consecutive letters, as A-E."""
     found = list(enumerate(letters_of(row)))
     parts = []
@@ -135,7 +136,7 @@ def group(row: Row) -> str:
     return "".join(parts)
 
 
-def verdicts(row: Row) -> str:
+def verdicts(row: MethodSummary) -> str:
     """Format the verdicts on a row's outputs, bad ones first."""
     counts = {
         "mismatch": row.mismatch,
@@ -149,19 +150,19 @@ def verdicts(row: Row) -> str:
     return ", ".join(special + counted + ["reference"] * bool(row.reference))
 
 
-def lost(row: Row) -> str:
+def lost(row: MethodSummary) -> str:
     """Format the accuracy difference of a lossy row in points, with the 95% interval."""
     if row.lossless:
         return NONE
     return points(row.score_difference, row.score_difference_low, row.score_difference_high)
 
 
-def at_what_cost(row: Row) -> str:
+def at_what_cost(row: MethodSummary) -> str:
     """Return the accuracy difference as a phrase to follow a speedup, or "" for a lossless row."""
     return "" if lost(row) == NONE else f"at {lost(row)} points, n {row.n_scored}"
 
 
-def has_partial(rows: Iterable[Row]) -> bool:
+def has_partial(rows: Iterable[MethodSummary]) -> bool:
     """Return True if a row has partial forwards, so that target forwards are not all of its
     work."""
     return any(
@@ -172,36 +173,36 @@ def has_partial(rows: Iterable[Row]) -> bool:
     )
 
 
-def _kind(row: Row) -> str:
+def _kind(row: MethodSummary) -> str:
     special = "upper bound" if row.upper_bound else "control" if row.control else "ours"
     return "peer" if row.peer else special
 
 
-def _shares(row: Row) -> tuple[float, ...]:
+def _shares(row: MethodSummary) -> tuple[float, ...]:
     """Return the shares of target, draft and host in decode time, or () if one is unknown."""
     shares = (row.share_target, row.share_draft, row.share_host)
     known = tuple(share for share in shares if share is not None)
     return known if len(known) == len(shares) else ()
 
 
-def _time(row: Row) -> str:
+def _time(row: MethodSummary) -> str:
     named = zip(("target", "draft", "host"), _shares(row), strict=False)
     return ", ".join(f"{name} {share:.0%}" for name, share in named) or NONE
 
 
-def _positions(row: Row) -> str:
+def _positions(row: MethodSummary) -> str:
     return ", ".join(map(percent, row.acceptance_by_position[:8])) or NONE
 
 
-def _macro(row: Row) -> str:
+def _macro(row: MethodSummary) -> str:
     return number(row.mat_macro) + (f" ({row.mat_note})" if row.mat_note else "")
 
 
-def _lossy(rows: Sequence[Row]) -> bool:
+def _lossy(rows: Sequence[MethodSummary]) -> bool:
     return not all(row.lossless for row in rows)
 
 
-def _several(name: str, *but: object) -> Callable[[Sequence[Row]], bool]:
+def _several(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
     """Return a function that returns True if rows differ in a metric."""
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
@@ -209,7 +210,7 @@ def _several(name: str, *but: object) -> Callable[[Sequence[Row]], bool]:
 def _written(key: str, meaning: str, heading: str = "") -> Any:
     """Declare a metric from the token accounting."""
     return metric(
-        lambda o: o.ledger.get(key),
+        lambda o: o.token_accounting.get(key),
         meaning,
         unit="tokens",
         heading=heading,
@@ -222,7 +223,7 @@ def _written(key: str, meaning: str, heading: str = "") -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MethodSummary:
     """All metrics of a method over a set of its outputs. Missing values are None."""
 
     label: str = metric(
@@ -442,7 +443,7 @@ class Row:
         "method_kept", "words that no model wrote", heading="method's own"
     )
     method_discarded: int | None = metric(
-        lambda o: o.ledger.get("method_discarded"), "the same, discarded", unit="tokens"
+        lambda o: o.token_accounting.get("method_discarded"), "the same, discarded", unit="tokens"
     )
     scored: int | None = _written(
         "scored", "tokens that the target read to judge them", heading="scored"
@@ -545,10 +546,10 @@ class Row:
         "vanilla's outputs that transformers' own module was asked about",
     )
     likelihood_deviations: float | None = metric(
-        lambda o: o.surprise[0], "deviations of drawn outputs from the target's distribution"
+        lambda o: o.deviation[0], "deviations of drawn outputs from the target's distribution"
     )
     likelihood_chance: float | None = metric(
-        lambda o: o.surprise[1], "probability of such deviations"
+        lambda o: o.deviation[1], "probability of such deviations"
     )
     log_likelihood_difference: float | None = metric(
         lambda o: one.difference if (one := o.evidence.likelihood) else None,
@@ -670,7 +671,7 @@ class Row:
     )
 
     @classmethod
-    def of(cls, outputs: MethodOutputs) -> Row:
+    def of(cls, outputs: MethodOutputs) -> MethodSummary:
         """Compute every metric of a method's outputs."""
         return cls(**{name: m.of(outputs) for name, m in METRICS.items() if m.of is not None})
 
@@ -695,9 +696,13 @@ class Row:
         return "" if self.baseline == BASELINE else self.baseline
 
 
-METRICS: dict[str, Metric] = {field.name: field.metadata["metric"] for field in fields(Row)}
+METRICS: dict[str, Metric] = {
+    field.name: field.metadata["metric"] for field in fields(MethodSummary)
+}
 """Every metric by name."""
-NULLABLE_NUMBERS = [f.name for f in fields(Row) if f.type in ("float | None", "int | None")]
+NULLABLE_NUMBERS = [
+    f.name for f in fields(MethodSummary) if f.type in ("float | None", "int | None")
+]
 """Metrics that are numbers or None."""
 
 
@@ -705,7 +710,7 @@ AS_MANY = 0.05
 """Largest difference of a control's rate from the row's."""
 
 
-def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
+def alike(row: MethodSummary, ranked: Iterable[MethodSummary]) -> list[str]:
     """Return the labels of the rows that do not differ significantly from one of them."""
     own = set(letters_of(row))
     return [
@@ -715,7 +720,7 @@ def alike(row: Row, ranked: Iterable[Row]) -> list[str]:
     ]
 
 
-def as_many(control: Row, row: Row) -> bool:
+def as_many(control: MethodSummary, row: MethodSummary) -> bool:
     """Return True if a control was set to accept about as many tokens as a row's rule did."""
     rate = row.rule_rate
     return rate is None or abs(control.params.get("rate", 0.0) - rate) <= AS_MANY
@@ -725,13 +730,13 @@ def as_many(control: Row, row: Row) -> bool:
 
 
 def words(
-    heading: str, name: str, shown: Callable[[Row], str], meaning: str = "", **more: Any
-) -> Column[Row]:
+    heading: str, name: str, shown: Callable[[MethodSummary], str], meaning: str = "", **more: Any
+) -> Column[MethodSummary]:
     """Return a text column that is also its own data."""
     return Column(heading, meaning, "l", shown=shown, data={name: shown}, **more)
 
 
-def _values(*names: str, **renamed: str) -> dict[str, Callable[[Row], Value]]:
+def _values(*names: str, **renamed: str) -> dict[str, Callable[[MethodSummary], Value]]:
     """Return the data of a column that shows several metrics.
 
     Args:
@@ -853,7 +858,7 @@ VOID = Column(
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def table(*columns: str | Column[Row]) -> tuple[Column[Row], ...]:
+def table(*columns: str | Column[MethodSummary]) -> tuple[Column[MethodSummary], ...]:
     """Return the columns of a table, by the names of metrics."""
     return tuple(_COLUMNS[each] if isinstance(each, str) else each for each in columns)
 

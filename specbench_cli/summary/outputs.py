@@ -19,7 +19,10 @@ TEXT = "text"
 """Key in `extra` of records whose ids are of text that was tokenised here: the engine that made it
 reports no ids."""
 _AUTHORS = ("draft", "target", "method")
-LEDGER = (*(f"{author}_{fate}" for author in _AUTHORS for fate in ("kept", "discarded")), "scored")
+TOKEN_COUNTS = (
+    *(f"{author}_{fate}" for author in _AUTHORS for fate in ("kept", "discarded")),
+    "scored",
+)
 """Keys in `extra` of tokens by author, kept in the output or discarded."""
 JUDGED, STOOD = "spans", "stood"
 """Keys in `extra` of steps that an accept rule judged, and of those that it kept."""
@@ -84,10 +87,10 @@ class MethodOutputs:
 
     def shown(self, measured: Speedup) -> Speedup:
         """Return a speedup, or only a note with the reason if it must not be shown."""
-        return measured if self._withheld is None else Speedup(note=self._withheld)
+        return measured if self._withheld_reason is None else Speedup(note=self._withheld_reason)
 
     @cached_property
-    def _withheld(self) -> str | None:
+    def _withheld_reason(self) -> str | None:
         """Reason to hide speedups: wrong, unscored or unchecked outputs. None if there is none."""
         if self.broken_why is not None:
             return f"BROKEN: {self.broken_why}"
@@ -127,7 +130,7 @@ class MethodOutputs:
         return {p for (p, _), kind in self.worst.items() if kind in good} | self.mismatched
 
     @cached_property
-    def surprise(self) -> tuple[float | None, float | None]:
+    def deviation(self) -> tuple[float | None, float | None]:
         """Deviation of drawn outputs from the target's distribution, and its probability."""
         return surprise(self.records) or (None, None)
 
@@ -234,9 +237,9 @@ class MethodOutputs:
             for r in self.records
             if r.steps is not None
         ]
-        drafted = _reaching(chain.from_iterable(steps.levels for steps, _ in known))
+        drafted = _count_reached(chain.from_iterable(steps.levels for steps, _ in known))
         first = chain.from_iterable(steps.accepted for steps, origin in known if origin is None)
-        accepted = Counter(_reaching(first))
+        accepted = Counter(_count_reached(first))
         for steps, origin in known:
             if origin is not None:
                 accepted.update(_accepted_levels(steps, origin))
@@ -253,11 +256,13 @@ class MethodOutputs:
         return ratio(self.relaxed, asked)
 
     @cached_property
-    def ledger(self) -> dict[str, int]:
+    def token_accounting(self) -> dict[str, int]:
         """Token accounting, as the method counts, or from the steps of a lossy accept rule."""
         counted = [r.extra for r in self.records if r.extra and "target_kept" in r.extra]
         if counted:
-            totals = {name: int(sum(each.get(name, 0) for each in counted)) for name in LEDGER}
+            totals = {
+                name: int(sum(each.get(name, 0) for each in counted)) for name in TOKEN_COUNTS
+            }
             return {k: n for k, n in totals.items() if n or not k.startswith("method")}
         known = [(r.steps, r.n_tokens or 0) for r in self.records if r.steps is not None]
         known = [(steps, n) for steps, n in known if steps.relaxed is not None]
@@ -303,7 +308,7 @@ class MethodOutputs:
     # ---- times -----------------------------------------------------------------------------------
 
     @cached_property
-    def timed(self) -> list[Record]:
+    def timed_records(self) -> list[Record]:
         """Records with a trusted time."""
         return [r for r in self.records if not r.void and r.error is None]
 
@@ -311,7 +316,7 @@ class MethodOutputs:
     def shares(self) -> tuple[float | None, float | None, float | None]:
         """Shares of target, draft and host in their sum."""
         spent = np.zeros(3)
-        for r in self.timed:
+        for r in self.timed_records:
             if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
                 spent += r.ns.verify, r.ns.draft, r.ns.host
         if not spent.sum():
@@ -322,38 +327,42 @@ class MethodOutputs:
     def learn_share(self) -> float | None:
         """Compute the share of learning in the wall time of the outputs that it can delay."""
         spans = [
-            (r.ns.learn, r.ns.total) for r in self.timed if r.ns.learn is not None and r.ns.total
+            (r.ns.learn, r.ns.total)
+            for r in self.timed_records
+            if r.ns.learn is not None and r.ns.total
         ]
         return ratio(sum(learn for learn, _ in spans), sum(total for _, total in spans))
 
     def tokens_per_s(self) -> float | None:
         """Compute tokens per second of wall time."""
-        spans = [(r.n_tokens, r.ns.total) for r in self.timed if r.n_tokens and r.ns.total]
+        spans = [(r.n_tokens, r.ns.total) for r in self.timed_records if r.n_tokens and r.ns.total]
         return ratio(1e9 * sum(n for n, _ in spans), sum(ns for _, ns in spans))
 
     def ttft_ms(self) -> float | None:
         """Compute the median prefill time in milliseconds."""
-        return percentile([r.ns.prefill / 1e6 for r in self.timed if r.ns.prefill is not None], 50)
+        return percentile(
+            [r.ns.prefill / 1e6 for r in self.timed_records if r.ns.prefill is not None], 50
+        )
 
     @cached_property
     def ms_per_token(self) -> list[float]:
         """Decode time per token of each output, in milliseconds."""
         return [
             r.ns.decode / (r.n_tokens - 1) / 1e6
-            for r in self.timed
+            for r in self.timed_records
             if r.ns.decode is not None and r.n_tokens is not None and r.n_tokens > 1
         ]
 
     def tokens_per_joule(self) -> float | None:
         """Compute tokens per joule; None if an output has no energy."""
-        joules = [r.energy_j for r in self.timed]
+        joules = [r.energy_j for r in self.timed_records]
         known = [each for each in joules if each is not None]
         if len(known) < len(joules) or sum(known) <= 0:
             return None
-        return sum(r.n_tokens or 0 for r in self.timed) / sum(known)
+        return sum(r.n_tokens or 0 for r in self.timed_records) / sum(known)
 
 
-def _reaching(depths: Iterable[int]) -> dict[int, int]:
+def _count_reached(depths: Iterable[int]) -> dict[int, int]:
     """Count the depths that reach each level, from 1 to the deepest."""
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):

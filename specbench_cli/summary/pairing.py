@@ -17,18 +17,18 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 Loss = Literal["void", "failed"]
 
 
-def total(record: Record) -> tuple[int | None, int | None]:
+def total_time(record: Record) -> tuple[int | None, int | None]:
     """Wall time and all tokens."""
     return record.ns.total, record.n_tokens
 
 
-def decode(record: Record) -> tuple[int | None, int | None]:
+def decode_time(record: Record) -> tuple[int | None, int | None]:
     """Time after prefill and the tokens committed in it."""
     return record.ns.decode, None if record.n_tokens is None else record.n_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairedRecords:
     """The pairs of several methods.
 
     labels: the methods that have at least one pair, in the order of `times`.
@@ -43,16 +43,16 @@ class Pairs:
         return dict(zip(self.labels, (x / y).tolist(), strict=True))
 
 
-def pair(
+def pair_times(
     baseline: Iterable[Record], cells: Mapping[str, Sequence[Record]], measure: Measure
-) -> Pairs:
+) -> PairedRecords:
     """Pair every method's cells with the baseline's.
 
     The baseline's time is scaled to the method's number of tokens, which changes nothing where the
     outputs are identical. Two workers' cells are no pair: they are of two devices.
     """
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
-    processes = _index(process(key[2]) for key in reference)
+    processes = _index(process_number(key[2]) for key in reference)
     clusters = _index((r.task, r.cluster) for r in reference.values())
     families = _index(r.family for r in reference.values())
     strata = np.zeros(len(clusters), dtype=np.int64)
@@ -64,25 +64,25 @@ def pair(
     for row, own in enumerate(cells.values()):
         for r in own:
             base = reference.get((r.prompt_id, r.turn, r.pass_))
-            if base is None or loss(base) or loss(r) or base.worker != r.worker:
+            if base is None or untimed_reason(base) or untimed_reason(r) or base.worker != r.worker:
                 continue
             (v, n_v), (m, n_m) = measure(base), measure(r)
             if v and n_v and m and n_m:
-                at = row, processes[process(r.pass_)], clusters[r.task, r.cluster]
+                at = row, processes[process_number(r.pass_)], clusters[r.task, r.cluster]
                 x[at] += v * n_m / n_v
                 y[at] += m
     paired = y.sum((1, 2)) > 0
     labels = tuple(label for label, has in zip(cells, paired, strict=True) if has)
-    return Pairs(labels, PairedTimes(x[paired], y[paired], strata))
+    return PairedRecords(labels, PairedTimes(x[paired], y[paired], strata))
 
 
-def process(pass_: int) -> int:
+def process_number(pass_: int) -> int:
     """Which of a row's processes made a pass. By the whole number a cell finds the vanilla of its
     own load and, where several runs are read as one (`together`), of its own run."""
     return pass_ % PASSES_APART
 
 
-def loss(record: Record) -> Loss | None:
+def untimed_reason(record: Record) -> Loss | None:
     """Why a record's times do not count."""
     if record.error is not None:
         return "failed"

@@ -16,7 +16,7 @@ from specbench_cli.config.sweep import written
 from specbench_cli.summary import metrics
 from specbench_cli.summary.columns import Column, Value, write_csv
 from specbench_cli.summary.formats import NONE
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 _RATES = ("discard_rate", "verification_rate")
@@ -28,7 +28,7 @@ _GAINS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """A row of a sweep.
 
     swept: the parameters of its method that were swept, with their values here.
@@ -36,7 +36,7 @@ class Point:
     front: whether no other row is better.
     """
 
-    row: Row
+    row: MethodSummary
     swept: dict[str, Any]
     along: str | None
     front: bool
@@ -56,10 +56,10 @@ class Sweep:
     """
 
     params: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
 
-def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
+def find_sweep(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     """The sweep that a run made; None if it made none."""
     config = manifest.get("config", {}).get("effective", {})
     swept: dict[str, dict[str, list[Any]]] = config.get("sweep") or {}
@@ -72,12 +72,12 @@ def sweep_of(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
     for row in (rows[label] for label in labels if label in rows):
         own = {} if row.control else swept.get(row.method, {})
         values = {name: row.params.get(name) for name in own}
-        points.append(Point(row, values, _along(own), row.label in front))
+        points.append(SweepPoint(row, values, _main_parameter(own), row.label in front))
     params = dict.fromkeys(name for own in swept.values() for name in own)
     return Sweep(tuple(params), tuple(points))
 
 
-def swept(sweep: Sweep) -> tuple[Column[Row], ...]:
+def parameter_columns(sweep: Sweep) -> tuple[Column[MethodSummary], ...]:
     """Return the columns of a sweep: parameters, costs, gains and the Pareto front."""
     front = {point.row.label for point in sweep.points if point.front}
     return metrics.table(
@@ -90,14 +90,14 @@ def swept(sweep: Sweep) -> tuple[Column[Row], ...]:
     )
 
 
-def _parameter(name: str) -> Column[Row]:
+def _parameter(name: str) -> Column[MethodSummary]:
     """Return the column of a parameter; numbers sort as numbers."""
 
-    def value(row: Row) -> Value:
+    def value(row: MethodSummary) -> Value:
         found = row.params.get(name)
         return found if found is None or isinstance(found, int | float) else written(found)
 
-    def shown(row: Row) -> str:
+    def shown(row: MethodSummary) -> str:
         found = row.params.get(name)
         return NONE if found is None else written(found)
 
@@ -123,17 +123,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _along(own: Mapping[str, Sequence[Any]]) -> str | None:
+def _main_parameter(own: Mapping[str, Sequence[Any]]) -> str | None:
     """The parameter to draw lines along: the one with most numbers."""
     return max(own, key=lambda name: sum(map(is_number, own[name])), default=None)
 
 
-def is_ranked(row: Row) -> bool:
+def is_ranked(row: MethodSummary) -> bool:
     """Whether a row may stand on the front: nothing broken, lossy, informed or a peer."""
     return row.lossless and not (row.broken or row.peer or row.upper_bound)
 
 
-def _front(rows: Sequence[Row]) -> set[str]:
+def _front(rows: Sequence[MethodSummary]) -> set[str]:
     """The labels of the rows that none dominates."""
     at = {
         row.label: (row.discard_rate, row.verification_rate)

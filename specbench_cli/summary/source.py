@@ -13,7 +13,7 @@ from specbench_cli.store.schema import Record
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """Records with a manifest that says how they were made.
 
     path: the folder; of several runs, the first one's.
@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
 
-def light(record: Record) -> Record:
+def drop_details(record: Record) -> Record:
     """A record without traces, ids and drafts: most of a run's bulk, which no figure needs. Origins
     stay where counters do not say which levels were accepted: between relaxed ones."""
     if record.forwards is None and record.output_ids is None and record.drafts is None:

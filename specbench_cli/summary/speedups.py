@@ -14,11 +14,11 @@ from specbench_cli.stats.bootstrap import (
     resample,
 )
 from specbench_cli.stats.simultaneous import find_different_pairs, group_letters
-from specbench_cli.store.recorded import without_prompt_errors
+from specbench_cli.store.recorded import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
-from specbench_cli.summary.pairing import Measure, Pairs, loss, pair
+from specbench_cli.summary.pairing import Measure, PairedRecords, pair_times, untimed_reason
 
-MAX_LOST = 0.1
+MAX_UNTIMED = 0.1
 """Of a row's cells; beyond it the row has no speedup."""
 
 
@@ -73,7 +73,7 @@ def speedups(
         resamples: of the bootstrap, which has a fixed seed.
         baseline: a label; of rows of another program, that one's own vanilla.
     """
-    pairs = pair(cells.get(baseline, ()), cells, measure)
+    pairs = pair_times(cells.get(baseline, ()), cells, measure)
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
     found = {label: _point(label, cells, pairs, baseline) for label in cells}
     if drawn is not None:
@@ -87,15 +87,15 @@ def speedups(
 
 
 def _point(
-    label: str, cells: Mapping[str, Sequence[Record]], pairs: Pairs, baseline: str
+    label: str, cells: Mapping[str, Sequence[Record]], pairs: PairedRecords, baseline: str
 ) -> Speedup:
     """The point estimate, or why there is none."""
     if baseline not in cells and baseline != BASELINE:
         return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
     for needed in dict.fromkeys((baseline, label)):
-        own = without_prompt_errors(cells.get(needed, ()), cells.get(BASELINE, ()))
-        lost = Counter(why for record in own if (why := loss(record)))
-        if lost.total() > MAX_LOST * len(own):
+        own = drop_prompt_errors(cells.get(needed, ()), cells.get(BASELINE, ()))
+        lost = Counter(why for record in own if (why := untimed_reason(record)))
+        if lost.total() > MAX_UNTIMED * len(own):
             reasons = ", ".join(f"{n} {why}" for why, n in sorted(lost.items()))
             return Speedup(note=f"{needed} lost {lost.total()} of {len(own)} cells ({reasons})")
     if label not in pairs.labels:

@@ -30,12 +30,12 @@ from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import broken, near_ties
 from specbench_cli.stats.bootstrap import RESAMPLES
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
-from specbench_cli.summary.evidence import Evidence, compare, score_over
+from specbench_cli.summary.evidence import Evidence, compare, score_difference
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row, as_many
+from specbench_cli.summary.metrics import MethodSummary, as_many
 from specbench_cli.summary.outputs import MethodOutputs
-from specbench_cli.summary.pairing import decode, process, total
-from specbench_cli.summary.source import light as without_bulk
+from specbench_cli.summary.pairing import decode_time, process_number, total_time
+from specbench_cli.summary.source import drop_details as without_bulk
 from specbench_cli.summary.speedups import Speedup, speedups
 
 PEER_BASELINE = "hf:vanilla"
@@ -56,20 +56,20 @@ class Summary:
         times were void.
     """
 
-    lossless: tuple[Row, ...]
-    lossy: tuple[Row, ...]
-    families: dict[str, tuple[Row, ...]]
+    lossless: tuple[MethodSummary, ...]
+    lossy: tuple[MethodSummary, ...]
+    families: dict[str, tuple[MethodSummary, ...]]
     prompts: dict[str, int]
     passes: int
     noise_floor: float | None
     vanilla_ratio: float | None
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MethodSummary, ...]:
         """Lossless rows, then lossy ones."""
         return self.lossless + self.lossy
 
-    def proof(self) -> tuple[Row, float] | None:
+    def proof(self) -> tuple[MethodSummary, float] | None:
         """The checked row of ours that is proved least, with the bound on its rate of mismatches
         (95%); None if no output could be checked."""
         bounds = [
@@ -103,7 +103,7 @@ def summarise(
     whys = broken(light, manifest)
     rows, overall = _rows(light, manifest, whys, resamples, evident=True)
     order = {row.label: place for place, row in enumerate(rows)}
-    families = dict[str, tuple[Row, ...]]()
+    families = dict[str, tuple[MethodSummary, ...]]()
     for family in sorted({r.family for r in light}):
         part = [r for r in light if r.family == family]
         own, _ = _rows(part, manifest, whys, resamples, evident=False)
@@ -117,7 +117,7 @@ def summarise(
         lossy=tuple(row for row in rows if not row.lossless),
         families=families,
         prompts={task: len(ids) for task, ids in prompts.items()},
-        passes=len({process(r.pass_) for r in light}),
+        passes=len({process_number(r.pass_) for r in light}),
         noise_floor=_noise_floor(rows, Facts.of(manifest).aa_noise),
         vanilla_ratio=None if peer is None else 1 / peer,
     )
@@ -130,7 +130,7 @@ def _rows(
     resamples: int,
     *,
     evident: bool,
-) -> tuple[list[Row], dict[str, Speedup]]:
+) -> tuple[list[MethodSummary], dict[str, Speedup]]:
     """The rows of some records, lossless ones first; of both kinds best first, those without a
     speedup behind them and upper bounds last, after them in the same order those that learn from
     prompt to prompt, and then those of other engines, each over its own vanilla; and all speedups,
@@ -148,11 +148,11 @@ def _rows(
     }
     wall, decoding = (
         {base: speedups(own, measure, resamples, base) for base, own in engines.items()}
-        for measure in (total, decode)
+        for measure in (total_time, decode_time)
     )
     target, draft = (_model(manifest, role) for role in ("target", "draft"))
     rows = [
-        Row.of(
+        MethodSummary.of(
             MethodOutputs(
                 records=own,
                 wall=wall[bases[label]].of[label],
@@ -212,12 +212,12 @@ def _devices(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> int:
 
 
 def _over_random(
-    cells: Mapping[str, Sequence[Record]], rows: Sequence[Row], row: Row
+    cells: Mapping[str, Sequence[Record]], rows: Sequence[MethodSummary], row: MethodSummary
 ) -> dict[str, Any]:
     """What a row's rule knows: its score against that of the control that is like it, where that
     was to let as many pass."""
     control = (o for o in rows if o.params.get("like") == row.label and as_many(o, row))
-    found = score_over(next((cells[other.label] for other in control), ()), cells[row.label])
+    found = score_difference(next((cells[other.label] for other in control), ()), cells[row.label])
     ends = (None, None, None) if found is None else (found.mean, found.low, found.high)
     return dict(zip(("over_random", "over_random_low", "over_random_high"), ends, strict=True))
 
@@ -233,7 +233,7 @@ def _model(manifest: Mapping[str, Any], role: str) -> str | None:
     return None if label is None else str(label)
 
 
-def _noise_floor(rows: Iterable[Row], known: float | None) -> float | None:
+def _noise_floor(rows: Iterable[MethodSummary], known: float | None) -> float | None:
     """How far a second vanilla row may lie from 1: the farther end of its interval."""
     for row in rows:
         if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:

@@ -11,7 +11,7 @@ from specbench_cli.summary.metrics import (
     AS_MANY,
     REPLAY,
     WORK,
-    Row,
+    MethodSummary,
     as_many,
     group,
     has_partial,
@@ -33,7 +33,7 @@ Sections = tuple[tuple[int, str], ...]
 they are."""
 
 
-def sections(rows: Iterable[Row]) -> Sections:
+def sections(rows: Iterable[MethodSummary]) -> Sections:
     """The kinds of a table's rows, which lie together; the first rows' needs no words."""
     found: list[tuple[int, str]] = []
     before = ""
@@ -149,7 +149,7 @@ FEW = 20
 (docs/explanations/statistics.md): fewer say little of others of their kind."""
 
 
-def family(name: str, rows: Iterable[Row]) -> str:
+def family(name: str, rows: Iterable[MethodSummary]) -> str:
     """A family as tables by family head it, with its questions."""
     return f"{name} ({max((row.n_prompts for row in rows), default=0)})"
 
@@ -306,12 +306,12 @@ def controls(summary: Summary) -> list[str]:
     return lines
 
 
-def _judged(row: Row) -> str:
+def _judged(row: MethodSummary) -> str:
     """What a row's accept rule is asked about; one over steps has a rate among its parameters."""
     return "the judged steps" if "rate" in row.params else "the rejected levels"
 
 
-def _controls(other: Row, row: Row) -> bool:
+def _controls(other: MethodSummary, row: MethodSummary) -> bool:
     return other.control and other.method == row.method
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from specbench_cli.store.run_dir import Prompt
 from specbench_cli.store.schema import BASELINE, PASSES_APART, Record
-from specbench_cli.summary.pairing import process
-from specbench_cli.summary.source import Source
+from specbench_cli.summary.pairing import process_number
+from specbench_cli.summary.source import RecordSource
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _UNFINISHED = ("interrupted", "running")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class RunNames:
     """What a run's rows and passes are called in the report: by their own label, by their own
     number."""
 
@@ -40,7 +40,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Together:
+class CombinedRuns:
     """Runs read as one; see `report.source.Source`.
 
     shown: a pass's number in the report -> what a reader is told.
@@ -48,8 +48,8 @@ class Together:
 
     path: Path
     manifest: dict[str, Any]
-    runs: Sequence[Source]
-    names: Sequence[Names]
+    runs: Sequence[RecordSource]
+    names: Sequence[RunNames]
     shown: dict[int, str] = field(default_factory=dict)
 
     def records(self, of: Container[str] | None = None) -> Iterator[Record]:
@@ -71,14 +71,14 @@ class Together:
                     yield prompt
 
 
-def join(
-    runs: Sequence[Source],
+def combine_runs(
+    runs: Sequence[RecordSource],
     short: Sequence[str],
     records: Sequence[Sequence[Record]],
     forced: Sequence[str],
     *,
     targets: bool = False,
-) -> Together:
+) -> CombinedRuns:
     """Runs as one.
 
     Args:
@@ -90,7 +90,7 @@ def join(
     firsts = [{record.label: record for record in reversed(own)} for own in records]
     labels = _labels(runs, short, firsts, every=bool(forced) or targets)
     passes, shown = _passes(short, records, labels)
-    names = [Names(*pair) for pair in zip(labels, passes, strict=True)]
+    names = [RunNames(*pair) for pair in zip(labels, passes, strict=True)]
     manifest = _manifest(runs, short, labels)
     manifest["row_files"] = {
         own[label]: file
@@ -112,11 +112,11 @@ def join(
             models = ((run.manifest.get("models") or {}).get(role) or {} for run in runs)
             labels_of = dict.fromkeys(str(m["label"]) for m in models if "label" in m)
             manifest["models"][role] = {**(model or {}), "label": " | ".join(labels_of)}
-    return Together(runs[0].path, manifest, runs, names, shown)
+    return CombinedRuns(runs[0].path, manifest, runs, names, shown)
 
 
 def _labels(
-    runs: Sequence[Source],
+    runs: Sequence[RecordSource],
     short: Sequence[str],
     firsts: Sequence[Mapping[str, Record]],
     *,
@@ -153,7 +153,7 @@ def _passes(
 ) -> tuple[list[dict[int, int]], dict[int, str]]:
     """Each run's passes as the report numbers them, and what it says of them."""
     own = [sorted({record.pass_ for record in run}) for run in records]
-    processes = [sorted(set(map(process, passes))) for passes in own]
+    processes = [sorted(set(map(process_number, passes))) for passes in own]
     had: dict[str, int] = {}
     starts = []
     for made, run in zip(processes, labels, strict=True):
@@ -170,7 +170,7 @@ def _passes(
     for name, passes, made, start in zip(short, own, processes, starts, strict=True):
         numbered.append({})
         for pass_ in passes:
-            place = start + made.index(process(pass_)) if resampled else 0
+            place = start + made.index(process_number(pass_)) if resampled else 0
             number = PASSES_APART * len(shown) + place
             numbered[-1][pass_] = number
             shown[number] = f"{pass_} @{name}"
@@ -178,13 +178,13 @@ def _passes(
 
 
 def _manifest(
-    runs: Sequence[Source], short: Sequence[str], labels: Sequence[Mapping[str, str]]
+    runs: Sequence[RecordSource], short: Sequence[str], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, Any]:
     """The first run's manifest with what the others add to it."""
     all_of = [run.manifest for run in runs]
     merged: dict[str, Any] = json.loads(json.dumps(all_of[0]))
     config = merged.setdefault("config", {}).setdefault("effective", {})
-    config["methods"] = _renamed(
+    config["methods"] = _rename_labels(
         [m.get("config", {}).get("effective", {}).get("methods") or [] for m in all_of], labels
     )
     loads = [
@@ -192,7 +192,7 @@ def _manifest(
     ]
     if loads:
         config["load"] = " | ".join(dict.fromkeys(loads))
-    merged["rows"] = _renamed([m.get("rows") or [] for m in all_of], labels)
+    merged["rows"] = _rename_labels([m.get("rows") or [] for m in all_of], labels)
     for part in ("models", "heads", "method_files"):
         merged[part] = {}
         for manifest in all_of:
@@ -230,7 +230,7 @@ def _manifest(
     return merged
 
 
-def _renamed(
+def _rename_labels(
     lists: Sequence[Sequence[Mapping[str, Any]]], labels: Sequence[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
     """Entries with a label, each label once."""

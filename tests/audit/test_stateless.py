@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench_cli import registry
-from specbench_cli.api import FeatureHead, Trained, fill_from
+from specbench_cli.api import ArtifactSpec, FeatureHead, fill_from
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
@@ -92,7 +92,7 @@ class ByLevels(FeatureHead):
 
 class Sequential(Linear):
     def artifacts(self):
-        return (Trained(ByLevels, self.params.head),)
+        return (ArtifactSpec(ByLevels, self.params.head),)
 
     def start(self, session):
         self.head = session.artifact(*self.artifacts())
@@ -122,7 +122,7 @@ def test_a_head_that_is_declared_and_drafts_needs_no_word():
 def test_a_row_that_is_none_of_the_targets_reads_as_another():
     target, draft = random_table(4, 1), random_table(4, 2)
     case = Case("near", (target, draft), Sampling(), prompt=(1, 0, 2))
-    head = case.create_workspace().artifact(Trained(HEAD))
+    head = case.create_workspace().artifact(ArtifactSpec(HEAD))
     right, wrong = head(target[2, 1][None]), head(target[2, 1][None] + 1)
     assert torch.equal(right[0, 0], draft[1, int(target[2, 1].argmax())])
     assert not torch.equal(right, wrong)

@@ -13,7 +13,7 @@ EXAMPLES = ("lookup", "drafted", "tree")
 
 @pytest.fixture(autouse=True)
 def _no_other_plugins(monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -22,7 +22,7 @@ PLUGIN = Path(__file__).parent / "plugins" / "recurrent.py"
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
 
 
 def test_it_passes_the_audit_on_states_of_both_kinds() -> None:

@@ -158,7 +158,7 @@ def test_help_of_each_command_has_panels_examples_and_defaults_on_80_columns(
     own = [param for param in command.params if not getattr(param, "hidden", False)]
     options = [param for param in own if param.param_type_name == "option"]
     assert [param.name for param in options if param.rich_help_panel is None] == []
-    app.plain_help(command)
+    app.normalize_help(command)
     command.get_help(typer.Context(command, info_name=" ".join(words)))
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
@@ -170,7 +170,7 @@ def test_help_of_each_command_has_panels_examples_and_defaults_on_80_columns(
 
 
 def test_only_the_command_that_is_named_is_built():
-    asked = app._make_order(["train", "draft", "--help"])
+    asked = app._select_commands(["train", "draft", "--help"])
     (group,) = asked.registered_groups
     assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
     assert not asked.registered_commands
@@ -220,7 +220,7 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (EnvironmentFault("missing"), 3, "error: missing\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (app._Terminated(), 143, "error: terminated\n"),
-        (app._HungUp(), 129, "error: hung up\n"),
+        (app._HangupSignal(), 129, "error: hung up\n"),
         (OSError(errno.EIO, "of a closed terminal"), 129, ""),
         (
             OSError(errno.EFBIG, "File too large", "here.jsonl"),
@@ -335,7 +335,7 @@ def save(path=Path("/dev/full")):
 
 @pytest.mark.parametrize("writes", [write_text, write_json, save])
 def test_full_disk_names_the_file_that_could_not_be_written(run, monkeypatch, writes):
-    monkeypatch.setattr(registry, "guard_neighbours", writes)
+    monkeypatch.setattr(registry, "check_shadowing", writes)
     assert run("doctor") == (
         3,
         "",
@@ -384,7 +384,7 @@ def load():
     Finalised()
     time.sleep(60)
 
-registry.guard_neighbours = load
+registry.check_shadowing = load
 sys.argv = ["specbench", "doctor"]
 app.main()
 """
@@ -424,7 +424,7 @@ def test_interrupt_that_an_import_made_something_else_of_is_an_interrupt(monkeyp
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setattr(app, "_interrupted", [])
-    monkeypatch.setattr(registry, "guard_neighbours", load)
+    monkeypatch.setattr(registry, "check_shadowing", load)
     assert app._run(["doctor"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
@@ -448,7 +448,7 @@ def messages_of_python(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        app._clean_messages_of_python()
+        app._escape_python_messages()
         yield
     logging.setLogRecordFactory(factory)
 
@@ -497,7 +497,7 @@ def _fail_in_a_finaliser():
         def __del__(self):
             raise RuntimeError(HIDDEN)
 
-    before, sys.unraisablehook = sys.unraisablehook, app._once_more
+    before, sys.unraisablehook = sys.unraisablehook, app._resend_signal
     Object()
     sys.unraisablehook = before
 

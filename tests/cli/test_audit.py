@@ -18,7 +18,7 @@ def audited(capsys, tmp_path, monkeypatch, short_audit):
     """Runs `specbench audit` in an empty folder; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     monkeypatch.setattr(runner, "usable_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
 
     def call(*args):

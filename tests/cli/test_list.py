@@ -18,7 +18,7 @@ def listed(capsys, tmp_path, monkeypatch):
     """Runs `specbench list` in an empty folder; returns stdout."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
-    monkeypatch.setattr(registry, "_plugged_in", {})  # other tests' plug-ins
+    monkeypatch.setattr(registry, "_plugin_methods", {})  # other tests' plug-ins
 
     def call(*args):
         assert app._run(["list", *args]) == 0

@@ -72,7 +72,7 @@ def test_last_is_the_run_written_last(make_run, at_root):
         make_run(name).rename(folder)
         os.utime(folder / "manifest.json", ns=(place, place))
     assert reading.load_side("last").name == "newer"
-    assert run_dir.folder("last") == Path("results/runs/newer")
+    assert run_dir.find_run("last") == Path("results/runs/newer")
 
 
 def test_name_is_this_machines_baseline(two_machines, monkeypatch):

@@ -82,7 +82,7 @@ class Sinks(Subject):
             "LaTeX": str(escape(text)),
             "a page's data": str(embedded({text: text})),
             "JUnit": junit._escape_illegal(text),
-            "a CSV cell": str(output.harmless(text)),
+            "a CSV cell": str(output.escape_formula(text)),
         }
         for where, said in shown.items():
             if found := _hidden(said):
@@ -144,7 +144,7 @@ def _wrong(text: str, told: str) -> str | None:
         return f"JSON reads {_brief(told)} for {_brief(text)}"
     if output.plain(output.plain(text)) != output.plain(text):
         return f"cleaning twice is not cleaning once: {_brief(text)}"
-    cell = str(output.harmless(text))
+    cell = str(output.escape_formula(text))
     written = io.StringIO(newline="")
     csv.writer(written, lineterminator="\n").writerow([cell, "b"])
     if next(csv.reader(io.StringIO(written.getvalue(), newline=""))) != [cell, "b"]:

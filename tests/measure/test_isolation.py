@@ -201,7 +201,7 @@ CHANGES = {
     "the clock": lambda patch: patch.setattr(time, "perf_counter_ns", lambda: 0),
     "built-in functions": lambda patch: patch.setattr("builtins.sorted", lambda each: each),
     "specbench's code": lambda patch: patch.setattr(
-        "specbench_cli.engine.verify.decide.chosen", lambda *_: None
+        "specbench_cli.engine.verify.decide.decide_by_choice", lambda *_: None
     ),
 }
 

@@ -73,7 +73,7 @@ def test_no_method_file_holds_what_the_papers_file_is_for(name):
 
 
 def test_a_plugin_says_it_itself_or_builds_on_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     file = tmp_path / "mine.py"
     file.write_text('''
 from methods.sps import Sps

@@ -81,7 +81,7 @@ def test_output_is_the_servers_whoever_it_is_and_however_it_ends(server, decode,
     session = decode(http(double.url))
     assert list(session.output()) == rule(PROMPT, BUDGET)
     assert session.finish == ("eos" if rule is cut else "length")
-    assert session.counted == ({"text": 1} if kind == "openai" else {})
+    assert session.counts == ({"text": 1} if kind == "openai" else {})
     asked = double.requests[0]
     sent = asked["input_ids"] if kind == "sglang" else asked["prompt"]
     assert sent == (words(PROMPT) if kind == "openai" else list(PROMPT))
@@ -92,7 +92,7 @@ def test_a_servers_own_counters_are_of_the_one_request(server, decode, kind):
     method = http(server(kind, answer, speculates=True).url)
     for budget in (13, BUDGET):
         steps = -(-(budget - 1) // 3)
-        counted = decode(method, budget=budget).counted
+        counted = decode(method, budget=budget).counts
         assert counted == {"drafted": 4 * steps, "accepted": budget - 1 - steps}
 
 
@@ -123,7 +123,7 @@ def test_drawn_outputs_are_drawn_anew_in_each_pass_and_coupled_ones_refused(serv
 def test_the_first_token_has_a_time_of_its_own(server, decode):
     session = decode(http(server("llama.cpp", answer).url))
     text = session.harness.text
-    assert session.sees_first
+    assert session.knows_first_token_time
     assert text.started_ns < text.first_ns < text.last_ns <= session.now()
 
 

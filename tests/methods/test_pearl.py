@@ -172,7 +172,7 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
             text = session.tokens()
             before = text[: len(text) - len(step.outcome.committed)]
             assert desk.text[: len(before)] == before
-            ((_, drafts),) = desk.held
+            ((_, drafts),) = desk.states
             assert find_wrong_rows(drafts, desk.text) is None
             assert find_wrong_rows(session.state, text[:-1]) is None
             assert session.state.length() == len(text) - 1

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from specbench_cli.engine.models.load import cut, load_decoder
+from specbench_cli.engine.models.load import load_decoder, restrict_output
 from specbench_cli.errors import EnvironmentFault, ExitCode, UsageError
 from specbench_cli.models import describe, model_names, resolve
 from specbench_cli.models.adapter import EMBEDDINGS, LAYERS, OUTPUT, RECORD
@@ -260,14 +260,14 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
 
 
 @pytest.fixture
-def parted(tmp_path, monkeypatch, tiny_checkpoint):
+def split_prompt(tmp_path, monkeypatch, tiny_checkpoint):
     """A draft of a tiny target, whole, and a folder of what it has of its own."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_checkpoint("llama"), base)
     (base / "tokenizer.json").write_text("{}")
     target = LlamaForCausalLM.from_pretrained(base)
-    whole = cut(deepcopy(target), torch.tensor([1, 4, 5, 9]))
+    whole = restrict_output(deepcopy(target), torch.tensor([1, 4, 5, 9]))
     with torch.no_grad():  # another model than its target in all that is its own
         for name, tensor in whole.named_parameters():
             if "layers" in name:

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from specbench_cli.engine.models.checkpoint import DrawnWeights, config_facts, weights_of
+from specbench_cli.engine.models.checkpoint import RandomWeights, config_facts, open_weights
 from specbench_cli.engine.models.fused import FusedDecoder
-from specbench_cli.engine.models.hosted import HostedDecoder
+from specbench_cli.engine.models.hosted import TransformersDecoder
 from specbench_cli.engine.models.load import load_decoder, module_of, sha256_of
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import EnvironmentFault, UsageError
@@ -36,7 +36,9 @@ def test_every_shapes_config_is_one_that_transformers_reads():
         assert config.eos_token_id is None
 
 
-@pytest.mark.parametrize(("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", HostedDecoder)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", TransformersDecoder)]
+)
 def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_them(name, kind):
     folder = create_shape_folder(name)
     ids = torch.arange(7)[None] + 100
@@ -63,12 +65,12 @@ def test_half_precision_is_drawn_too():
 
 def test_a_checkpoint_that_lacks_its_weights_is_no_shape(tmp_path):
     folder = create_shape_folder("tiny-1m")
-    assert isinstance(weights_of(folder), DrawnWeights)
+    assert isinstance(open_weights(folder), RandomWeights)
     said = json.loads((folder / "config.json").read_text())
     del said["specbench"]
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(EnvironmentFault, match=r"lacks model\.safetensors"):
-        weights_of(tmp_path)
+        open_weights(tmp_path)
 
 
 def test_a_shape_is_resolved_by_its_name_and_others_are_named():

@@ -15,8 +15,8 @@ from specbench_cli.predict.accelerators import (
     ROWS,
     Accelerator,
     Roofline,
-    accelerators,
     distinct_experts,
+    load_accelerators,
 )
 
 SMALL = ModelShape(
@@ -207,7 +207,7 @@ def test_shapes_have_as_many_parameters_as_their_models():
 
 
 def test_every_entry_names_its_source():
-    for device in accelerators().values():
+    for device in load_accelerators().values():
         assert device.source.startswith("https://") and device.read
         assert device.flops["bfloat16"] > device.flops.get("float32", 0)
     assert all(

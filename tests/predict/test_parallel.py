@@ -13,8 +13,8 @@ from specbench_cli.predict.parallel import COLUMNS, MedianCosts, median_gaps, mo
 from specbench_cli.predict.replay import (
     HostGaps,
     RecordedForward,
+    RecordedForwards,
     RecordedMessage,
-    Recording,
     replay,
 )
 from specbench_cli.store.schema import ForwardKind, Trace
@@ -41,7 +41,7 @@ def forward(worker, start, end, n_tokens=1, used=True):
 
 def recorded(forwards, messages=()):
     ordered = sorted(forwards, key=lambda each: each.start)
-    return Recording(tuple(ordered), tuple(messages))
+    return RecordedForwards(tuple(ordered), tuple(messages))
 
 
 def modelled(recording, medians=None, gaps=NO_GAPS):

@@ -4,7 +4,7 @@ import pytest
 
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.prediction import ALL, predict, predict_output
-from specbench_cli.predict.settings import Setting, break_even
+from specbench_cli.predict.settings import ModelledSetting, break_even
 from specbench_cli.report.terminal.prediction import print_settings
 from specbench_cli.store.schema import ForwardKind, Ns, Params, Steps, Trace
 from tests.records import record_of
@@ -335,7 +335,7 @@ def test_break_even_is_where_a_drafts_tokens_pay_for_its_step():
 
 def test_best_setting_is_named_as_modelled_and_as_measured(capsys):
     rows = [
-        Setting(f"sps length={k}", "sps", 3, 2.0, modelled, 9e9, measured, 0.7, 0.4)
+        ModelledSetting(f"sps length={k}", "sps", 3, 2.0, modelled, 9e9, measured, 0.7, 0.4)
         for k, modelled, measured in ((1, 5e9, 5.5e9), (2, 4e9, 4.4e9), (3, 4.2e9, 4.0e9))
     ]
     print_settings(rows, ["modelled"])

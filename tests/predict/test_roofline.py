@@ -12,7 +12,7 @@ from specbench_cli import app
 from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.accelerators import Roofline
 from specbench_cli.predict.prediction import predict, predict_output
-from specbench_cli.predict.roofline import replayed
+from specbench_cli.predict.roofline import replay_roofline
 from specbench_cli.store.run_dir import RunDir
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "default-2cores"
@@ -68,7 +68,7 @@ def test_every_row_is_modelled_and_says_what_it_hangs_on(run, made):
 def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
     source = RunDir.open(made)
     roofline = Roofline.of("h100x2", "llama-2-70b+7b")
-    found = replayed(source.records(), source.manifest, roofline)
+    found = replay_roofline(source.records(), source.manifest, roofline)
     table = roofline.table(source.manifest["models"])
     once = {}
     for record in source.records():

@@ -99,7 +99,7 @@ def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
         (tmp_path / str(batch)).mkdir()
         (tmp_path / str(batch) / "manifest.json").write_text("{}")
     monkeypatch.setattr(points, "read", read)
-    monkeypatch.setattr(points, "facts", lambda run: {"seed": "0", "batch": str(run.batch)})
+    monkeypatch.setattr(points, "collect_facts", lambda run: {"seed": "0", "batch": str(run.batch)})
     monkeypatch.setattr(
         points.RunDir, "open", lambda path: SimpleNamespace(path=path, batch=int(path.name))
     )

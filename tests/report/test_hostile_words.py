@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from specbench_cli import app, output
 from specbench_cli.comparison.pages import junit
 from specbench_cli.comparison.pages import markdown as comparison_page
-from specbench_cli.output import harmless
+from specbench_cli.output import escape_formula
 from specbench_cli.report.html.page import embedded
 from specbench_cli.report.markdown_table import fenced, inline, table
 from specbench_cli.report.paper.tex import escape
@@ -249,7 +249,7 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     assert found == {words: words}
     for page in (table([words], [[words]]), inline(words), fenced(words), str(escape(words))):
         assert not hidden(page)
-    assert not hidden(str(harmless(words)))
+    assert not hidden(str(escape_formula(words)))
     assert not hidden(str(embedded({words: words})))
     assert not hidden(comparison_page.code(words))
     assert not hidden(junit._escape_illegal(words))
@@ -422,10 +422,10 @@ def test_a_code_block_is_closed_by_no_line_of_its_text():
     ],
 )
 def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
-    assert harmless(word) == f"'{output.plain(word)}"
-    assert harmless(-1.5) == -1.5
+    assert escape_formula(word) == f"'{output.plain(word)}"
+    assert escape_formula(-1.5) == -1.5
     written = io.StringIO()
-    csv.writer(written).writerow([harmless(-1.5), harmless("sps")])
+    csv.writer(written).writerow([escape_formula(-1.5), escape_formula("sps")])
     assert written.getvalue().strip() == "-1.5,sps"
 
 
@@ -436,7 +436,7 @@ def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
     ],
 )
 def test_no_part_of_a_csv_cell_that_a_spreadsheet_splits_off_is_a_formula(word):
-    found = str(harmless(word))
+    found = str(escape_formula(word))
     assert not re.search(r"[;\t\r\n]\s*[=+@-]", found)
     assert not found.lstrip().startswith(tuple("=+@-"))
 

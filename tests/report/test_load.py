@@ -15,7 +15,7 @@ from specbench_cli.report.figures.load import draw
 from specbench_cli.report.markdown import render
 from specbench_cli.report.reading import Incidents
 from specbench_cli.report.terminal.table import load_lines
-from specbench_cli.store.schema import PASSES_APART, Batch
+from specbench_cli.store.schema import PASSES_APART, BatchMembership
 from specbench_cli.summary.columns import write_csv
 from specbench_cli.summary.load import (
     as_dict,
@@ -52,7 +52,7 @@ def queue(synthetic):
                 like,
                 prompt_id=f"mini/{place}",
                 pass_=pass_,
-                batch=Batch(n, place, end, times[2], 1, times[0], times[1], load),
+                batch=BatchMembership(n, place, end, times[2], 1, times[0], times[1], load),
             )
             for pass_, place, load, times in found
         ]

@@ -9,11 +9,11 @@ import pytest
 from specbench_cli.report.content import report
 from specbench_cli.report.markdown import render
 from specbench_cli.report.reading import Incidents
-from specbench_cli.summary.pareto import sweep_of, write_points
+from specbench_cli.summary.pareto import find_sweep, write_points
 
 
 def test_points_are_in_the_order_asked_for_and_say_what_was_swept(swept_run):
-    sweep = sweep_of(*swept_run())
+    sweep = find_sweep(*swept_run())
     assert sweep.params == ("length",)
     assert [(p.row.label, p.swept, p.along, p.series) for p in sweep.points[:3]] == [
         ("vanilla", {}, None, "vanilla"),
@@ -36,7 +36,7 @@ def test_rates_are_what_drafting_wasted_and_saved(swept_run):
 
 
 def test_front_holds_every_row_that_none_dominates_and_no_other(swept_run):
-    sweep = sweep_of(*swept_run())
+    sweep = find_sweep(*swept_run())
     ranked = [p for p in sweep.points if not p.row.peer]
     for point in ranked:
         at = point.row.discard_rate, point.row.verification_rate
@@ -51,25 +51,25 @@ def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(swept_run, synth
     lossy = synthetic.Fake("relaxed", guarantee="quality_only", **best)
     broken = synthetic.Fake("bad", verdict="mismatch", **best)
     peer = synthetic.Fake("hf:assisted", peer=True, **best)
-    front = {p.row.label for p in sweep_of(*swept_run(lossy, broken, peer)).points if p.front}
+    front = {p.row.label for p in find_sweep(*swept_run(lossy, broken, peer)).points if p.front}
     assert not front & {"relaxed", "bad", "hf:assisted"}
     assert "sps length=1" in front
 
 
 @pytest.mark.parametrize("config", [{"sweep": {}}, {"tune": 8}])
 def test_run_that_does_not_sweep_has_none(swept_run, config):
-    assert sweep_of(*swept_run(**config)) is None
+    assert find_sweep(*swept_run(**config)) is None
 
 
 def test_lines_of_a_product_run_along_the_parameter_with_most_numbers(swept_run):
     swept = {"sps": {"rule": ["author", "other"], "length": [1, 3], "max": [20]}}
-    points = sweep_of(*swept_run(sweep=swept)).points
+    points = find_sweep(*swept_run(sweep=swept)).points
     assert {p.along for p in points if p.row.method == "sps"} == {"length"}
     assert points[1].series == "sps rule=None max=None"
 
 
 def test_csv_has_the_figures_of_every_point(swept_run, tmp_path):
-    sweep = sweep_of(*swept_run())
+    sweep = find_sweep(*swept_run())
     with write_points(sweep, tmp_path / "figures" / "pareto.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == [p.row.label for p in sweep.points]
@@ -81,7 +81,7 @@ def test_csv_has_the_figures_of_every_point(swept_run, tmp_path):
 def test_report_has_the_table_and_the_plot(swept_run):
     summary, manifest = swept_run()
     figures = ["figures/speedup.svg", "figures/pareto.svg"]
-    page = render(report(summary, manifest, Incidents(), figures, sweep_of(summary, manifest)))
+    page = render(report(summary, manifest, Incidents(), figures, find_sweep(summary, manifest)))
     section = page.split("## Sweep")[1].split("\n## ")[0]
     head, _, *rows = (line for line in section.splitlines() if line.startswith("|"))
     assert head.startswith("| method | length | MAT | accept | speedup | 95% CI |")

@@ -15,7 +15,7 @@ from specbench_cli.report.terminal.table import WIDTH, run_text
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import Params, Steps
 from specbench_cli.summary import metrics, text
-from specbench_cli.summary.comparison import compare
+from specbench_cli.summary.comparison import compare_outputs
 from specbench_cli.summary.metrics import SPEED
 from specbench_cli.summary.summary import summarise
 
@@ -145,10 +145,10 @@ def test_side_by_side_marks_relaxed_tokens(tmp_path, synthetic, manifest):
     first = records[0]
     asked = "mini/0", first.cluster, "mini", first.family, first.category
     run.append_prompts([Prompt(*asked, 1, "?", [1])])
-    (found,) = compare(run, "mini/0", ["lax"], None)
+    (found,) = compare_outputs(run, "mini/0", ["lax"], None)
     assert [lane.relaxed for lane in found.lanes] == [(1,), ()]
     lines = page(found).splitlines()
     assert RELAXED in lines
     assert any("=~=x+" in line for line in lines)
-    (vanilla,) = compare(run, "mini/0", ["vanilla"], None)
+    (vanilla,) = compare_outputs(run, "mini/0", ["vanilla"], None)
     assert RELAXED not in page(vanilla)

@@ -17,8 +17,8 @@ from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.outputs import write
 from specbench_cli.report.reading import read, read_together
 from specbench_cli.report.terminal.table import footer, print_runs
-from specbench_cli.summary.compatibility import differences, short_names
-from specbench_cli.summary.forced import by_target
+from specbench_cli.summary.compatibility import find_incompatibilities, short_names
+from specbench_cli.summary.forced import group_by_target
 
 
 def setting(**values):
@@ -131,7 +131,7 @@ def test_other_prompts_are_refused(make_run):
 
 def test_a_run_without_a_draft_belongs_to_one_with(make_run):
     a, b = make_run("a"), make_run("b", change=lambda m: m["models"].pop("draft"))
-    assert differences([a, b], "ab") == []
+    assert find_incompatibilities([a, b], "ab") == []
     assert read_together([b, a]).facts.draft == "embedded-1m"
 
 
@@ -282,7 +282,7 @@ def test_a_row_that_one_target_has_no_draft_for_is_named_with_that_target(matrix
 
 def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp_path):
     reading = read_together(matrix, targets=True)
-    found = by_target(reading.summary, reading.facts.targets)
+    found = group_by_target(reading.summary, reading.facts.targets)
     assert [row.label for row in found.rows] == ["sps @x", "sps @y", "pld"]
     assert {target: sorted(own) for target, own in found.targets.items()} == {
         "a": ["pld", "sps @x", "sps @y"],

@@ -248,9 +248,9 @@ def test_deleted_record_is_only_missing(run, leave):
     assert [key[1] for key in run.answered()] == [2, 3]
     assert len(list(run.records())) == 2
     run.hold()
-    run.resume()
-    assert not run.wrote(("mini/3", 1, "sps", 1))
-    assert run.wrote(("mini/3", 2, "sps", 1))
+    run.mark_running()
+    assert not run.has_written(("mini/3", 1, "sps", 1))
+    assert run.has_written(("mini/3", 2, "sps", 1))
 
 
 def test_record_that_is_added_to_an_interrupted_run_is_named(run, make_record, prompt):
@@ -271,7 +271,7 @@ def test_records_that_a_killed_process_wrote_last_are_kept(run, make_record, pro
     assert len(run.manifest["line_digests"]["records.jsonl"]) == 3
     assert len(run.answered()) == len(list(run.records())) == 4
     run.hold()
-    run.resume()
+    run.mark_running()
     put(run, [*lines(run)[:3], edited(lines(run)[3])])
     with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
         list(stopped(run).records())
@@ -281,8 +281,8 @@ def test_lines_of_a_killed_repeat_get_digests(run, make_record, prompt):
     parent = RunDir.open(run.path)
     run.append_prompts([prompt(turn=4)])
     run.append([make_record(turn=4)])
-    parent.adopt_lines()
-    assert parent.wrote(("mini/3", 4, "sps", 1))
+    parent.store_line_digests()
+    assert parent.has_written(("mini/3", 4, "sps", 1))
     parent.manifest["status"] = "interrupted"
     assert len(list(parent.records())) == 4
 
@@ -303,7 +303,7 @@ def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
     held = lines(run)
     put(run, [edited(line) if place == at else line for place, line in enumerate(held)])
     with pytest.raises(ConcurrentWriteError, match=rf"first in line {at + 1}: .* changed it"):
-        run.reread_answered()
+        run.reread_output_ids()
     with pytest.raises(UsageError, match=rf"line {at + 1} is no record"):
         stopped(run).answered()
 
@@ -311,7 +311,7 @@ def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
 def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, make_record):
     put(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
     with pytest.raises(ConcurrentWriteError, match="first in line 4: another program added it"):
-        run.reread_answered()
+        run.reread_output_ids()
     run = stopped(run)
     with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
         run.answered()
@@ -320,14 +320,14 @@ def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, m
 
 
 def test_edit_between_the_last_check_and_the_end_is_noticed_by_readers(run):
-    run.reread_answered()
+    run.reread_output_ids()
     put(run, [edited(line) for line in lines(run)])
     with pytest.raises(UsageError, match="was changed after the run was finished"):
         list(finished(run).records())
 
 
 def test_records_read_by_several_processes_are_checked_too(run, monkeypatch):
-    monkeypatch.setattr(pieces, "LARGE", 1)
+    monkeypatch.setattr(pieces, "MIN_PARALLEL_BYTES", 1)
     monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
     run = stopped(run)
     assert len(list(run.each(to_json))) == 3

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 import pandas as pd
 
 from specbench_cli.store.export import write_parquet
-from specbench_cli.store.schema import Batch, Drafted, Likelihood, Ns, Record
+from specbench_cli.store.schema import BatchMembership, DraftedTokens, Likelihood, Ns, Record
 
 
 def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
@@ -18,7 +18,7 @@ def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
         finish="error", error="boom",
     )  # fmt: skip
     whole = make_record(
-        drafts=[Drafted([6, 7], None, [0, 1]), Drafted([9, 3], [-1, -1], [])],
+        drafts=[DraftedTokens([6, 7], None, [0, 1]), DraftedTokens([9, 3], [-1, -1], [])],
         extra={"reused": 4},
         log_probs=[-0.5, 0.0, -2.0, -1.5, -0.75],
     )
@@ -49,7 +49,7 @@ def test_parquet_lacks_no_field_of_a_record(tmp_path, make_record):
     cumulants = [at / 8 for at in range(16)]
     whole = make_record(
         likelihood=Likelihood(-2.5, 4.0, cumulants),
-        batch=Batch(2, 1, 200, 90),
+        batch=BatchMembership(2, 1, 200, 90),
         target_equivalents=2.5,
         version=3,
     )

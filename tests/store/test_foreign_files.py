@@ -15,8 +15,8 @@ import pytest
 from specbench_cli import files
 from specbench_cli.errors import ConcurrentWriteError, ExitCode, UsageError
 from specbench_cli.store import jsonl, matrix
-from specbench_cli.store.lock import LOCK, PATIENCE_S, Lock
-from specbench_cli.store.run_dir import Prompt, RunDir, remember
+from specbench_cli.store.lock import LOCK, LOCK_WAIT_S, Lock
+from specbench_cli.store.run_dir import Prompt, RunDir, register_run
 
 ORDER = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
 OURS = (".lock", ".resume.json", ".manifest.json.new", ".manifest.json.0123abcd.new")
@@ -217,7 +217,7 @@ def test_list_of_runs_elsewhere_is_not_written_through_a_link(tmp_path, victim):
     root = tmp_path / "results/runs"
     root.mkdir(parents=True)
     (root / ".elsewhere").symlink_to(victim)
-    remember(tmp_path / "mine", root)
+    register_run(tmp_path / "mine", root)
     assert victim.read_text() == "precious"
 
 
@@ -240,9 +240,9 @@ def test_run_of_a_matrix_is_no_link_to_another_folder(tmp_path):
         matrix.members(tmp_path / "matrix")
 
 
-@pytest.mark.parametrize("end", [matrix.done, matrix.discard])
+@pytest.mark.parametrize("end", [matrix.finish, matrix.discard])
 def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
-    matrix.create(tmp_path / "m", matrix.Order({"a": ORDER}, {}))
+    matrix.create(tmp_path / "m", matrix.MatrixOrder({"a": ORDER}, {}))
     (tmp_path / "m/.matrix.resume.json").write_text(MINE)
     end(tmp_path / "m")
     assert (tmp_path / "m/.matrix.resume.json").read_text() == MINE
@@ -436,5 +436,5 @@ def _contend(folder, start, began):
         Lock(folder)
     except UsageError:
         os._exit(2)
-    time.sleep(2 * PATIENCE_S)
+    time.sleep(2 * LOCK_WAIT_S)
     os._exit(0)

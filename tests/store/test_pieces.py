@@ -10,7 +10,7 @@ import pytest
 from specbench_cli.errors import UsageError
 from specbench_cli.store import pieces
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.source import light
+from specbench_cli.summary.source import drop_details
 
 PIECE = 20_000
 
@@ -29,20 +29,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "LARGE", 1)
-    monkeypatch.setattr(pieces, "_PIECE", PIECE)
+    monkeypatch.setattr(pieces, "MIN_PARALLEL_BYTES", 1)
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", PIECE)
     monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
 
 
 def refused(run: RunDir) -> str:
     with pytest.raises(UsageError) as error:
-        list(run.each(light))
+        list(run.each(drop_details))
     return str(error.value)
 
 
 def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
     file = run.path / "records.jsonl"
-    spans = pieces._spans(file)
+    spans = pieces._split_file(file)
     whole = file.read_bytes()
     assert len(spans) > 8
     assert b"".join(whole[start:end] for start, end in spans) == whole
@@ -52,7 +52,7 @@ def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
 def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
     run: RunDir, tmp_path: Path
 ) -> None:
-    assert list(run.each(light)) == [light(record) for record in run.records()]
+    assert list(run.each(drop_details)) == [drop_details(record) for record in run.records()]
 
     lines = (run.path / "records.jsonl").read_text().splitlines(keepends=True)
     damaged = json.loads(lines[50]) | {"n_tokens": -1}
@@ -71,4 +71,4 @@ def test_what_a_process_that_died_should_have_read_is_read_all_the_same(
 ) -> None:
     command = [sys.executable, "-c", "import os; os._exit(9)"]
     monkeypatch.setattr(pieces, "python_command", lambda *_, **__: command)
-    assert list(run.each(light)) == [light(record) for record in run.records()]
+    assert list(run.each(drop_details)) == [drop_details(record) for record in run.records()]

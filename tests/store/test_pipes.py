@@ -12,10 +12,10 @@ from specbench_cli.errors import UsageError
 from specbench_cli.judge.broken import certificates
 from specbench_cli.measure.run_checks import load_resume_config
 from specbench_cli.plan.power import _measured_spread
-from specbench_cli.predict.recommend.journal import Journal, finished
+from specbench_cli.predict.recommend.journal import Journal, read_result
 from specbench_cli.registry import load
 from specbench_cli.store import matrix
-from specbench_cli.store.run_dir import runs
+from specbench_cli.store.run_dir import list_runs
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def _limit():
     [
         (".resume.json", load_resume_config),
         (".recommendation.resume.json", Journal.read),
-        ("recommendation.json", finished),
-        (".matrix.resume.json", matrix.ordered),
+        ("recommendation.json", read_result),
+        (".matrix.resume.json", matrix.read_order),
         ("alignment.json", lambda folder: list(_drafts(folder))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -50,7 +50,7 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
 @pytest.mark.parametrize(
     ("name", "read", "found"),
     [
-        (".elsewhere", runs, []),
+        (".elsewhere", list_runs, []),
         ("sps.json", lambda folder: certificates("sps", folder), []),
         (
             "sps.json",

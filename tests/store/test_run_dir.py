@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.errors import FULL, ExitCode, UsageError
-from specbench_cli.store.run_dir import Prompt, RunDir, latest, new_path, remember, runs
+from specbench_cli.store.run_dir import (
+    Prompt,
+    RunDir,
+    find_latest,
+    list_runs,
+    new_path,
+    register_run,
+)
 from specbench_cli.store.schema import to_json
 
 
@@ -38,7 +45,7 @@ def test_manifest_says_running_then_finished(run):
 def test_resumed_run_is_running_again_and_keeps_its_facts(run):
     run.close("interrupted", noisy=True)
     again = RunDir.open(run.path)
-    again.resume()
+    again.mark_running()
     assert RunDir.open(run.path).manifest["status"] == "running"
     assert RunDir.open(run.path).manifest["noisy"] is True
 
@@ -170,12 +177,12 @@ def test_last_run_is_the_one_whose_manifest_was_written_last(tmp_path):
         run = RunDir.create(tmp_path / name, {})
         os.utime(run.path / "manifest.json", ns=(place, place))
     (tmp_path / "notes").mkdir()
-    assert latest(tmp_path) == tmp_path / "b"
+    assert find_latest(tmp_path) == tmp_path / "b"
 
 
 def test_no_run_at_all_says_how_to_make_one(tmp_path):
     with pytest.raises(UsageError, match="there is no run") as caught:
-        latest(tmp_path)
+        find_latest(tmp_path)
     assert caught.value.hint == "specbench run"
 
 
@@ -402,14 +409,14 @@ def test_run_in_a_folder_of_its_own_is_found_once_and_no_longer_than_it_is_there
     RunDir.create(root / "usual", {})
     RunDir.create(chosen, {})
     for path in (chosen, chosen, root / "usual"):
-        remember(path, root)
-    assert runs(root) == [root / "usual", chosen]
-    assert latest(root) == chosen
+        register_run(path, root)
+    assert list_runs(root) == [root / "usual", chosen]
+    assert find_latest(root) == chosen
     shutil.rmtree(chosen)
-    assert runs(root) == [root / "usual"]
+    assert list_runs(root) == [root / "usual"]
 
 
 def test_folder_of_runs_that_cannot_be_made_is_no_fault_of_the_run(tmp_path):
     (tmp_path / "results").write_text("a file")
-    remember(tmp_path / "mine", tmp_path / "results/runs")
-    assert runs(tmp_path / "results/runs") == []
+    register_run(tmp_path / "mine", tmp_path / "results/runs")
+    assert list_runs(tmp_path / "results/runs") == []

@@ -16,7 +16,7 @@ from specbench_cli.store import manifest
 from specbench_cli.store.invariants import validate
 from specbench_cli.store.schema import (
     SCHEMA,
-    Drafted,
+    DraftedTokens,
     ForwardKind,
     Likelihood,
     Ns,
@@ -88,7 +88,7 @@ def test_record_of_the_first_schema_is_read(make_record):
 
 def test_what_schema_4_added_reads_back(make_record):
     record = make_record(
-        drafts=[Drafted([6, 7], None, [0, 1]), Drafted([9, 3], [-1, -1], [])],
+        drafts=[DraftedTokens([6, 7], None, [0, 1]), DraftedTokens([9, 3], [-1, -1], [])],
         extra={"reused": 41, "share": 0.5},
         log_probs=[-0.125, 0.0, -2.0, -1.5, -0.75],
     )
@@ -221,12 +221,27 @@ def test_valid_record_passes(make_record):
         ("log_probs", {"log_probs": [-1.0, -1.0, 0.1, -1.0, -1.0]}),
         ("extra", {"extra": {"reused": float("nan")}}),
         ("drafts", {"drafts": []}),
-        ("drafts", {"drafts": [Drafted([], None, [])], "steps": None, "peer": True}),
-        ("drafts.tokens", {"drafts": [Drafted([6], None, []), Drafted([9, 3], None, [])]}),
-        ("drafts.parents", {"drafts": [Drafted([6, 7], [-1], []), Drafted([9, 3], None, [])]}),
-        ("drafts.parents", {"drafts": [Drafted([6, 7], [-1, 1], []), Drafted([9, 3], None, [])]}),
-        ("drafts.path", {"drafts": [Drafted([6, 7], None, [2]), Drafted([9, 3], None, [])]}),
-        ("drafts.path", {"drafts": [Drafted([6, 7], None, []), Drafted([9, 3], None, [0, 1])]}),
+        ("drafts", {"drafts": [DraftedTokens([], None, [])], "steps": None, "peer": True}),
+        (
+            "drafts.tokens",
+            {"drafts": [DraftedTokens([6], None, []), DraftedTokens([9, 3], None, [])]},
+        ),
+        (
+            "drafts.parents",
+            {"drafts": [DraftedTokens([6, 7], [-1], []), DraftedTokens([9, 3], None, [])]},
+        ),
+        (
+            "drafts.parents",
+            {"drafts": [DraftedTokens([6, 7], [-1, 1], []), DraftedTokens([9, 3], None, [])]},
+        ),
+        (
+            "drafts.path",
+            {"drafts": [DraftedTokens([6, 7], None, [2]), DraftedTokens([9, 3], None, [])]},
+        ),
+        (
+            "drafts.path",
+            {"drafts": [DraftedTokens([6, 7], None, []), DraftedTokens([9, 3], None, [0, 1])]},
+        ),
         ("score", {"score": 1.5}),
         ("n_tokens, output_ids", {"n_tokens": None}),
         ("output_ids", {"n_tokens": 6}),

@@ -489,7 +489,8 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     assert logits is not None and logits.shape[-1] == target.config.vocab_size
     assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], says)
     assert draft.n_layers == 3
-    # Trained further, it keeps them; from random weights of its shape there is nothing to keep.
+    # Trained further, it keeps them; from random weights of its shape there is nothing to
+    # keep.
     assert facts["frozen"] == ["embeddings", "output"]
     further = replace(
         aligner(tmp_path / "further", folder), layers=0, vocabulary=None, draft=lambda: whole / "kl"

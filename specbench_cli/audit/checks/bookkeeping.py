@@ -159,7 +159,7 @@ def _find_drafter_error(session: ObservedSession, step: Step) -> str | None:
     for desk in session.desks():
         if desk.text[: len(committed)] != committed:
             return f"its drafter has the text {desk.text}, but {committed} is committed"
-        for decoder, state in desk.held:
+        for decoder, state in desk.states:
             wrong = find_wrong_rows(state, desk.text, decoder.first, beyond=True)
             if wrong is not None:
                 return f"the state of its drafter's {decoder.name}: {wrong}"

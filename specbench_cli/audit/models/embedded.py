@@ -11,7 +11,7 @@ import torch
 
 from specbench_cli.audit.models.observed_session import ObservedSession, nominal_cost
 from specbench_cli.engine.learning import Memory
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder, module_of
 from specbench_cli.engine.request import Request
@@ -79,13 +79,13 @@ def embedded_pair() -> EmbeddedPair:
     read = Tokenizer.from_file(str(target.path / "tokenizer.json"))
     prompts = [tuple(read.encode(text).ids) for text in TEXTS]
 
-    def make(wanted: Trained) -> Any:
+    def make(wanted: ArtifactSpec) -> Any:
         return _head(wanted, target, decoders)
 
     return EmbeddedPair(Workspace(decoders, 256, load_artifact=make, costs=nominal_cost), prompts)
 
 
-def _head(wanted: Trained, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
+def _head(wanted: ArtifactSpec, target: Checkpoint, decoders: dict[str, Decoder]) -> Any:
     """Return the shipped head of the target, or one with random weights if none is shipped."""
     kind = wanted.kind
     try:

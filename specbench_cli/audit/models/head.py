@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from specbench_cli.audit.models.table import TableDecoder, TableState, continue_greedily
-from specbench_cli.engine.models.artifact import Artifact, Trained
+from specbench_cli.engine.models.artifact import Artifact, ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, ModelInput
 from specbench_cli.engine.models.head import (
     NORMED,
     FeatureHead,
     Head,
+    LevelOutput,
     LookAhead,
-    Said,
     SequentialHead,
 )
 from specbench_cli.engine.types import Features, ModelOutput
@@ -176,14 +176,14 @@ class TableSequentialHead(_CountedHead, SequentialHead):
 
     tables: tuple[Tensor, Tensor]
 
-    def forward(self, rows: Tensor, ids: Tensor, level: int) -> Said:  # type: ignore[override]
+    def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
         """See the class."""
         self.__dict__["ran"] += 1  # also counts calls that bypass the meter
         draft, target = self.tables
         known = (draft if level else target).flatten(0, 1)
         lasts = [_find_row(known, row[-self.vocab_size :]) % self.vocab_size for row in rows]
         said = draft[torch.tensor(lasts), ids]
-        return Said(said, said)
+        return LevelOutput(said, said)
 
 
 class TableParallel(TableDecoder):
@@ -218,7 +218,7 @@ class TableParallel(TableDecoder):
         return ModelOutput(logits, rows[None])
 
 
-def make_table_artifact(decoders: Mapping[str, Decoder], wanted: Trained) -> Any:
+def make_table_artifact(decoders: Mapping[str, Decoder], wanted: ArtifactSpec) -> Any:
     """Return a trained module whose output comes from the draft's table.
 
     Args:

@@ -10,7 +10,7 @@ from specbench_cli.audit.models.head import (
     TableLookAhead,
     TableSequentialHead,
 )
-from specbench_cli.engine.models.artifact import Trained
+from specbench_cli.engine.models.artifact import ArtifactSpec
 from specbench_cli.engine.models.decoder import Decoder, State
 from specbench_cli.engine.models.head import FeatureHead
 from specbench_cli.engine.models.meter import Metered, MeteredHead
@@ -20,7 +20,7 @@ from specbench_cli.engine.session import Session
 from specbench_cli.engine.types import ModelOutput
 from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.watch import Watch
-from specbench_cli.engine.workers.drafter import Desk
+from specbench_cli.engine.workers.drafter import DraftSession
 from specbench_cli.engine.workspace import Workspace
 
 
@@ -55,7 +55,7 @@ class ObservedSession(Session):
         """Return a contradiction between the ended decoding and its clock or trace, or None."""
         self.watch.end()
         for worker in self.harness.workers:
-            worker.settle()
+            worker.drain()
         self.harness.meter.resolve()
         return self.watch.find_fault(self.harness.meter)
 
@@ -66,7 +66,7 @@ class ObservedSession(Session):
         self.__dict__.setdefault("model_states", []).append((model, state))
         return state
 
-    def artifact(self, wanted: Trained) -> Any:
+    def artifact(self, wanted: ArtifactSpec) -> Any:
         """See `Session`."""
         made = super().artifact(wanted)
         if isinstance(made, MeteredHead):
@@ -93,18 +93,18 @@ class ObservedSession(Session):
         """Number of rows that a draft read at a wrong position or with wrong features."""
         return sum(getattr(state, "misread", 0) for _, state in self.model_states)
 
-    def desks(self) -> Iterator[Desk]:
+    def desks(self) -> Iterator[DraftSession]:
         """Those of the drafters beside the target."""
         for worker in self.harness.workers:
-            if worker.desk is not None:
-                yield worker.desk
+            if worker.session is not None:
+                yield worker.session
 
     def states(self) -> Iterator[tuple[Decoder | Partial, State, Sequence[int]]]:
         """Yield (model, state, text) of every state, including those of drafters."""
         for decoder, state in self.model_states:
             yield decoder, state, self.tokens()
         for desk in self.desks():
-            for decoder, state in desk.held:
+            for decoder, state in desk.states:
                 yield decoder, state, desk.text
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, no_trees
+from specbench_cli.engine.models.decoder import Decoder, ModelInput, State, trees_fault
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.types import Features, Hidden, ModelOutput, Tokens, expand_skip
 
@@ -322,7 +322,7 @@ class TableDecoder(Decoder):
         """See `Decoder`. Returns the rows unchanged."""
         return rows
 
-    def said(self, rows: Tensor, ids: Tensor) -> Tensor:
+    def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor:
         """See `Decoder`. Returns the logits of the ids."""
         return rows[..., ids]
 
@@ -394,7 +394,7 @@ class RecurrentTable(TableDecoder):
         """See `Decoder`. Only whole forwards over chains."""
         state, layers = model_input.state, model_input.layers
         if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
-            raise no_trees(self)
+            raise trees_fault(self)
         assert isinstance(state, RecurrentTableState)
         read = TableState(state.capacity, self.n_layers)
         read.append(state.rows)

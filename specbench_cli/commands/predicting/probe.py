@@ -33,7 +33,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
         options: all options of the command.
         check: raises UsageError for programs in `specbench.yaml` that the user did not permit.
     """
-    asked = _asked(given, options.methods, options.set, check)
+    asked = _make_config(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.costs import CostSetup, cache_path, check_writable
@@ -51,7 +51,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     file = options.out or cache_path(machine["id"], probed_models(bench), setup)
     overwrite = options.overwrite or options.out is None  # specbench owns the cache
     check_writable(file, overwrite=overwrite)
-    found = _measured(bench, plan, options)
+    found = _measure_rounds(bench, plan, options)
     costs = make_costs(found, bench, plan, machine)
     costs.save(file, overwrite=overwrite, tracked=True)
     if options.as_json:
@@ -63,7 +63,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
     return ExitCode.OK
 
 
-def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
+def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
     """Return the times of all rounds.
 
     Raises:
@@ -103,7 +103,7 @@ def _measured(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
     return found
 
 
-def _asked(
+def _make_config(
     given: dict[str, Any],
     methods: Sequence[str],
     sets: Sequence[str],
@@ -129,10 +129,12 @@ def _asked(
     target = resolve(asked.target)
     drafted = bool(asked.draft or target.draft)
     usual = ("sps", "sps-tree") if drafted else ()
-    return ask(("vanilla", *usual, *(methods or _shipped(target.shipped_heads, drafted))), sets)
+    return ask(
+        ("vanilla", *usual, *(methods or _methods_with_heads(target.shipped_heads, drafted))), sets
+    )
 
 
-def _shipped(kinds: frozenset[str], drafted: bool) -> list[str]:
+def _methods_with_heads(kinds: frozenset[str], drafted: bool) -> list[str]:
     """Our methods all of whose trained modules are among these kinds.
 
     Args:

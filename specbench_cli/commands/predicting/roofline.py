@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DTYPE = "bfloat16"
 
 
-def asked_for(options: PredictOptions) -> Roofline | None:
+def roofline_from_options(options: PredictOptions) -> Roofline | None:
     """Return the roofline that the options name, or None if they name none.
 
     Raises:
@@ -52,11 +52,11 @@ def asked_for(options: PredictOptions) -> Roofline | None:
 
 def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
     """Replay a run."""
-    from specbench_cli.predict.roofline import lines_of, replayed
+    from specbench_cli.predict.roofline import lines_of, replay_roofline
     from specbench_cli.report.terminal.prediction import print_replayed, roofline_head
 
     models = run.manifest.get("models", {})
-    found = replayed(run.records(), run.manifest, roofline)
+    found = replay_roofline(run.records(), run.manifest, roofline)
     if json:
         rows = lines_of(found.rows)
         output.json_line(

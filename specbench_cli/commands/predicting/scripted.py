@@ -50,13 +50,13 @@ def under_load(
 ) -> ExitCode:
     """Predict and print the latency and throughput of a run's methods under load."""
     from specbench_cli.config.arrivals import Arrivals
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
     try:
         loads = Arrivals.sweep(load)
     except ValueError as error:
         raise UsageError(f"--load {error}", "specbench predict --help") from error
-    found = _predict_load(RunDir.open(folder(name)), loads, options, roofline)
+    found = _predict_load(RunDir.open(find_run(name)), loads, options, roofline)
     if options.as_json:
         output.json_line(_as_dict(found))
     else:
@@ -72,7 +72,7 @@ def _predict_load(
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.costs import BatchCosts
     from specbench_cli.predict.load import simulate_load
-    from specbench_cli.predict.run_costs import fitting, own
+    from specbench_cli.predict.run_costs import check_models, load_costs
     from specbench_cli.summary import load as table
 
     config = run.manifest.get("config", {}).get("effective", {})
@@ -81,8 +81,8 @@ def _predict_load(
         roofline = replace(roofline, batch=size)
         probes = [BatchCosts(elsewhere.under_load(run, roofline))]
     else:
-        given = [fitting(Costs.load(file), run) for file in options.costs]
-        probes = [BatchCosts(each) for each in given or own(run)]
+        given = [check_models(Costs.load(file), run) for file in options.costs]
+        probes = [BatchCosts(each) for each in given or load_costs(run)]
     simulated, missing = simulate_load(
         *(run.records(), run.prompts(), run.manifest, probes, loads, size, chunk)
     )
@@ -95,14 +95,14 @@ def _predict_load(
 def _as_dict(found: LoadPrediction) -> dict[str, Any]:
     """Return a prediction under load for JSON."""
     from specbench_cli.commands.predicting import roofline as elsewhere
-    from specbench_cli.predict.run_costs import foreign_to
+    from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary import load as table
 
     costs, roofline = found.probes[0].costs, found.roofline
     return {
         "event": "done",
         "run": found.run.path,
-        "costs": costs.facts | {"modelled_for": foreign_to(costs, found.run)},
+        "costs": costs.facts | {"modelled_for": find_difference(costs, found.run)},
         "also": [each.costs.facts for each in found.probes[1:]],
         "roofline": None if roofline is None else elsewhere.facts(roofline),
         "batch": found.size,
@@ -158,20 +158,20 @@ def _apart(size: int) -> str:
     )
 
 
-def resettled(name: str, options: PredictOptions) -> ExitCode:
+def predict_settings(name: str, options: PredictOptions) -> ExitCode:
     """What other settings of a run's rows would have taken."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
-    from specbench_cli.predict.run_costs import fitting, foreign_to, own
+    from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
     from specbench_cli.predict.settings import mean_settings, simulate_settings
     from specbench_cli.report.terminal.prediction import print_settings
-    from specbench_cli.store.run_dir import RunDir, folder
+    from specbench_cli.store.run_dir import RunDir, find_run
 
     swept: dict[str, dict[str, Sequence[object]]] = {}
     for (method, param), values in from_sweeps(options.sweep).swept.items():
         swept.setdefault(method, {})[param] = values.value
-    run = RunDir.open(folder(name))
-    probes = [fitting(Costs.load(file), run) for file in options.costs] or own(run)
+    run = RunDir.open(find_run(name))
+    probes = [check_models(Costs.load(file), run) for file in options.costs] or load_costs(run)
     costs, also = probes[0], probes[1:]
     by_probe, prices = zip(
         *(
@@ -184,7 +184,7 @@ def resettled(name: str, options: PredictOptions) -> ExitCode:
     forwards, extrapolated = (
         sum(getattr(each, of) for each in prices) for of in ("forwards", "extrapolated")
     )
-    foreign = foreign_to(costs, run)
+    foreign = find_difference(costs, run)
     if options.as_json:
         worked_out = ("speedup", "break_even", "error")
         rows = [asdict(each) | {of: getattr(each, of) for of in worked_out} for each in found]

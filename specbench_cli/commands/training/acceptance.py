@@ -53,10 +53,10 @@ def specdec(asked: AcceptanceOptions) -> None:
         weight = asked.rejection_weight
         result = trainer.fit(replace(recipe, mixing=asked.mixing, rejection_weight=weight))
         shared.finish({recipe.name: result}, asked.out)
-    _calibrated(result, weight, asked.out)
+    _write_calibration(result, weight, asked.out)
 
 
-def _calibrated(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
+def _write_calibration(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
     """Write what the predictions are worth, and draw it."""
     from specbench_cli.report.figures.training import draw_calibration
 

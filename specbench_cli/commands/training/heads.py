@@ -136,7 +136,7 @@ def _trains(name: str, what: str, more: str) -> Callable[[], None]:
     def command(asked: HeadOptions) -> None:
         with shared.bars() as report:
             trainer = trainer_for(asked, report, report.count, name)
-            kind = kind_named(name)
+            kind = resolve_kind(name)
             train_head(trainer, kind, trainer.schedule(kind), asked)
 
     command.__name__ = name
@@ -174,7 +174,7 @@ def train_head(
 COMMANDS = tuple(_trains(name, *said) for name, said in KINDS.items())
 
 
-def kind_named(name: str) -> Kind:
+def resolve_kind(name: str) -> Kind:
     """The kind of head of that name, or the one that the method of that name drafts with.
 
     Raises:
@@ -215,7 +215,7 @@ def stateless(asked: MethodHeadOptions) -> None:
     if asked.method is None and len(names) != 1:
         which = f"which of {', '.join(names)}?" if names else "the head of which method?"
         raise UsageError(which, "specbench train head METHOD [--plugin FILE]")
-    kind = kind_named(asked.method or names[0])
+    kind = resolve_kind(asked.method or names[0])
     with shared.bars() as report:
         trainer = trainer_for(asked, report, report.count)
         train_head(trainer, kind, trainer.schedule(kind, ours=False), asked)

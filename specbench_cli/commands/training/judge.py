@@ -38,7 +38,7 @@ def judge(asked: JudgeOptions) -> None:
     questions = _questions(
         tokenizer, asked.seed, 40 if asked.smoke else asked.questions or N_QUESTIONS
     )
-    mined = _mined(models, other, tokenizer, questions)
+    mined = _mine_labels(models, other, tokenizer, questions)
     weight, bias, judged = fit(mined)
     facts = {
         "target": models.label,
@@ -53,7 +53,7 @@ def judge(asked: JudgeOptions) -> None:
     output.note(f"specbench run -m judge --set judge.head={asked.out / 'judge'}")
 
 
-def _mined(
+def _mine_labels(
     models: Checkpoint,
     other: Checkpoint,
     tokenizer: PreTrainedTokenizerFast,

@@ -14,12 +14,12 @@ from typing import Any
 from specbench_cli.comparison.cell import ComparedOutput, Counters, PairKey, Times
 from specbench_cli.comparison.side import RowFacts, Side
 from specbench_cli.errors import UsageError
-from specbench_cli.store.jsonl import uncollected
-from specbench_cli.store.recorded import no_output
+from specbench_cli.store.jsonl import pause_garbage_collection
+from specbench_cli.store.recorded import no_output_error
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Record, Steps, Trace
-from specbench_cli.summary.compatibility import facts
-from specbench_cli.summary.pairing import loss
+from specbench_cli.summary.compatibility import collect_facts
+from specbench_cli.summary.pairing import untimed_reason
 
 _DIGITS = 16
 """Of a checksum: enough to tell outputs apart, few enough to be committed by the thousand."""
@@ -36,13 +36,13 @@ def read_run(path: Path) -> Side:
     cells: dict[PairKey, ComparedOutput] = {}
     processes: dict[int, list[ComparedOutput]] = defaultdict(list)
     seen: dict[str, RowFacts] = {}
-    with uncollected():
+    with pause_garbage_collection():
         for cell, row in run.each(_output_and_row):
             cells[cell.key] = cell
             processes[cell.key.pass_].append(cell)
             seen[row.label] = _merge_row(seen.get(row.label), row)
     if not cells:
-        raise no_output(path)
+        raise no_output_error(path)
     answered = {key.prompt_turn for key in cells}
     try:
         return Side(
@@ -74,7 +74,7 @@ def read_run(path: Path) -> Side:
 
 def output_from_record(record: Record) -> ComparedOutput:
     """What a comparison needs of a record."""
-    lost = loss(record) is not None
+    lost = untimed_reason(record) is not None
     return ComparedOutput(
         key=PairKey(record.prompt_id, record.turn, record.label, record.pass_, record.seed),
         task=record.task,
@@ -149,7 +149,7 @@ def _weighted_mean(
 
 
 def _facts(run: RunDir) -> dict[str, str]:
-    found, config = facts(run), run.manifest.get("config", {}).get("effective", {})
+    found, config = collect_facts(run), run.manifest.get("config", {}).get("effective", {})
     if devices := config.get("devices"):
         found["devices"] = ",".join(f"{role}={device}" for role, device in devices.items())
     if "load" in config:

@@ -13,7 +13,7 @@ from specbench_cli.comparison.cell import ComparedOutput, Counters
 from specbench_cli.comparison.side import Side
 from specbench_cli.errors import UsageError
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.compatibility import differences, short_names
+from specbench_cli.summary.compatibility import find_incompatibilities, short_names
 
 
 def join_runs(name: str, runs: Sequence[Path]) -> Side:
@@ -38,7 +38,7 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
                 hint=f"specbench run --resume {shlex.quote(str(run))}",
             )
     short = short_names(runs)
-    differing = list(map(str, differences([RunDir.open(run) for run in runs], short)))
+    differing = list(map(str, find_incompatibilities([RunDir.open(run) for run in runs], short)))
     for other, run_name in zip(sides[1:], short[1:], strict=True):
         differing += _describe_differences(sides[0], other, short[0], run_name)
     if differing:

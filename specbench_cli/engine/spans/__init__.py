@@ -1,4 +1,5 @@
-"""Texts that two models write span by span: where spans end, who writes and keeps them, who pays.
+"""Texts that a draft model and the target write segment by segment.
 
-A span is what one model writes and another judges as a whole: a step of a reasoning, a chunk.
+A segment is a reasoning step or a chunk of text that one model writes and another judges as a
+whole.
 """

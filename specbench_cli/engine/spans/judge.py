@@ -1,4 +1,6 @@
-"""Accept rules over spans: a span stands as a whole, or what the lossless rule takes of it does.
+"""Accept rules for segments. An accepted segment is kept as a whole.
+
+Of a rejected segment, only the tokens that the lossless rule accepts are kept.
 
 Plans read the rules and their parameters, so this module does not import torch.
 """
@@ -13,6 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.verify.accept import AcceptRule
+from specbench_cli.former_names import renamed_members
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,12 +23,13 @@ if TYPE_CHECKING:
     from specbench_cli.engine.verify.random import Random
 
 
+@renamed_members(stands="accepted", enough="accepts", toss="random_grade")
 @dataclass(frozen=True, kw_only=True)
 class SegmentRule(AcceptRule, ABC):
-    """Base of rules over spans: a method finds a span's grade, the rule says what comes of it.
+    """Base of accept rules for segments: the method computes a grade, the rule decides by it.
 
     Attributes:
-        stands: whether the span that was judged last does.
+        accepted: True if the last judged segment was accepted.
     """
 
     accepted: bool = field(default=False, repr=False)
@@ -33,22 +37,23 @@ class SegmentRule(AcceptRule, ABC):
 
     @abstractmethod
     def accepts(self, grade: float) -> bool:
-        """Whether a span of that grade stands."""
+        """Return True if a segment with this grade is accepted."""
 
     def random_grade(self, random: Random, like: Tensor) -> float | None:
-        """A span's grade by a coin, where that is what decides; None: the method finds one.
+        """Return a random grade if the rule decides at random. None means that the method computes
+        one.
 
         Args:
-            like: says dtype and device.
+            like: Tensor with the dtype and device to use.
         """
         return None
 
     def judge(self, grade: float) -> Self:
-        """The rule for the span at hand."""
+        """Return the rule with its decision on the current segment."""
         return replace(self, accepted=self.accepts(grade))
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """All of a span that stands, nothing of another."""
+        """Return True for all tokens of an accepted segment, and False for all others."""
         import torch
 
         return torch.full_like(tokens, self.accepted, dtype=torch.bool)
@@ -60,35 +65,36 @@ class SegmentRule(AcceptRule, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSegment(SegmentRule):
-    """The control of rules over spans: a coin decides, whatever a span says."""
+    """Control of segment rules: accepts at random with a fixed rate."""
 
     rate: float
     name: ClassVar[str] = "random"
 
     def random_grade(self, random: Random, like: Tensor) -> float:
-        """1 with probability `rate`, else 0; see `SpanRule`."""
+        """Return 1 with probability `rate`, else 0."""
         from specbench_cli.engine import host
 
         return float(host.number(random.bernoulli(like.new_full((1,), self.rate)).sum()))
 
     def accepts(self, grade: float) -> bool:
-        """Where the coin says so."""
+        """Return True for grade 1."""
         return grade > 0
 
     @property
     def is_exact(self) -> bool:
-        """At rate 0."""
+        """True at rate 0."""
         return self.rate <= 0
 
 
 Delimiting = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
-"""The type of a delimiter: `\\n`, as a command line has it, is a line's end."""
+r"""Type of a delimiter parameter. `\n` from the command line means a newline."""
 
 
+@renamed_members(coin="random_rule", ruled="choose_rule")
 class SegmentParams(MethodParams):
-    """Parameters of a method that writes span by span: a base of its own.
+    """Parameters of a method that writes segment by segment. List it first among the base classes.
 
-    The coin is its control: as many spans stand, whatever they say.
+    With `rate` or `like`, segments are accepted at random: a control.
     """
 
     delimiter: Delimiting = Field(
@@ -104,11 +110,12 @@ class SegmentParams(MethodParams):
 
     @property
     def random_rule(self) -> RandomSegment | None:
-        """What judges in the method's place, if anything does."""
+        """The random rule that replaces the method's rule. None without `rate` and `like`."""
         if self.rate is None and self.like is None:
             return None
         return RandomSegment(rate=self.rate or 0.0)
 
     def choose_rule(self, own: SegmentRule) -> SegmentRule:
-        """What judges: the coin, if there is one and the method's own rule is not off."""
+        """Return the random rule if there is one and the method's own rule is not exact, else
+        `own`."""
         return own if own.is_exact else self.random_rule or own

@@ -1,4 +1,4 @@
-"""A text that a draft and a target write together, span by span."""
+"""Text that a draft model and the target write together, segment by segment."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from specbench_cli.engine.spans.token_accounting import Author, TokenAccounting
 from specbench_cli.engine.types import Draft, Step, Tokens
 from specbench_cli.engine.verify.accept import AcceptRule
 from specbench_cli.engine.verify.choosing import Pick
+from specbench_cli.former_names import renamed_members
 
 
 class Delimiter:
-    r"""The end of a span, looked for in its text and not in its ids.
+    r"""End of a segment, searched in its text and not in its ids.
 
-    A delimiter comes as one token, as several, or inside one that says more: "\n\n" is one token to
-    some tokenizers, two to others, and a part of ".\n\n" to most. The span ends with the token that
-    completes it, whatever else that says.
+    A delimiter may be one token, several, or part of one: "\n\n" is one token in some tokenizers,
+    two in others, and part of ".\n\n" in most. The segment ends with the token that completes the
+    delimiter, whatever follows in that token.
 
     Args:
-        text: what ends a span; empty: nothing does.
-        words: what ids stand for.
+        text: The delimiter. Empty means that no text ends a segment.
+        words: The vocabulary, which maps ids to bytes.
     """
 
     def __init__(self, text: str, words: Vocabulary) -> None:
         self._data, self._pieces = text.encode(), words.pieces
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Whether the last token of a span completes a delimiter that lies in the span."""
+        """Return True if the last token completes a delimiter that lies within the segment."""
         if not self._data or not ids:
             return False
         last = self._piece(ids[-1])
@@ -45,7 +46,7 @@ class Delimiter:
         return self._data in tail[max(0, len(tail) - len(last) - len(self._data) + 1) :]
 
     def split(self, ids: Sequence[int]) -> list[list[int]]:
-        """The spans of a whole text; the last one may lack its delimiter."""
+        """Return the segments of a text. The last one may lack its delimiter."""
         spans: list[list[int]] = [[]]
         for token in ids:
             if self.ends(spans[-1]):
@@ -54,25 +55,38 @@ class Delimiter:
         return [span for span in spans if span]
 
     def _piece(self, token: int) -> bytes:
-        """Bytes of a token; none of one that pads the vocabulary."""
+        """Return the bytes of a token. Padding tokens of the vocabulary have none."""
         return self._pieces[token] if token < len(self._pieces) else b""
 
 
+@renamed_members(
+    ledger="token_accounting",
+    begun="num_segments",
+    graded="num_judged",
+    written="open_ids",
+    over="segment_ended",
+    delimited="ends_with_delimiter",
+    replacing="is_replacing",
+    ask="score_question",
+    target="write_with_target",
+    say="insert_tokens",
+    settle="verify_and_commit",
+)
 class Segments:
-    """The open span of a session's text, and the two models that may go on with it.
+    """Open segment of a session's text, and the two models that can continue it.
 
-    Made before the session's prefill; the draft then reads the prompt. No token of the target's
-    follows a draft that stands as a whole: the next one is whoever's turn it is.
+    Create it before the session's prefill. The draft then reads the prompt. No bonus token follows
+    a draft that is accepted completely.
 
     Args:
-        delimiter: text that ends a span, see `Delimiter`.
-        cap: tokens of a span at most.
+        delimiter: Text that ends a segment; see `Delimiter`.
+        cap: Maximum number of tokens of a segment.
 
     Attributes:
-        words: what the target's ids stand for, as bytes, and how a text is cut into them.
-        ledger: what each model wrote, and what became of it.
-        begun: spans so far, the open one included.
-        graded: drafts that were judged by a rule so far.
+        words: Text of the target's ids, as bytes, and the tokenization of a text.
+        token_accounting: Number of tokens that each model wrote, and how many were kept.
+        num_segments: Number of segments so far, including the open one.
+        num_judged: Number of drafts that a rule has judged.
     """
 
     def __init__(self, session: Session, delimiter: str, cap: int) -> None:
@@ -91,21 +105,21 @@ class Segments:
         self.token_accounting.record_settled("target", 1, 0)
         self.begin()
 
-    # ---- the open span --------------------------------------------------------------------------
+    # ---- the open segment -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a span behind the text."""
+        """Begin a segment at the end of the text."""
         self._first, self._judged = len(self._session.tokens()), False
         self.num_segments += 1
 
     @property
     def open_ids(self) -> Sequence[int]:
-        """Ids of the open span so far."""
+        """Ids of the open segment so far."""
         return self._session.tokens()[self._first :]
 
     @property
     def segment_ended(self) -> bool:
-        """Whether the open span has come to its end, or the text has."""
+        """True if the open segment or the text has ended."""
         return (
             self._session.finish is not None
             or len(self.open_ids) >= self._cap
@@ -114,19 +128,22 @@ class Segments:
 
     @property
     def ends_with_delimiter(self) -> bool:
-        """Whether the open span ends with its delimiter, and the text goes on behind it."""
+        """True if the open segment ends with its delimiter and the text has not ended."""
         return self._session.finish is None and self._delimiter.ends(self.open_ids)
 
     @property
     def is_replacing(self) -> bool:
-        """Whether the open span was judged, and the target writes what is left of it."""
+        """True if the open segment was judged and the target writes the rest of it."""
         return self._judged and not self.segment_ended
 
-    # ---- who writes -----------------------------------------------------------------------------
+    # ---- writing --------------------------------------------------------------------------------
 
     def draft(self, most: int | None = None) -> Draft:
-        """Have the draft go on with the open span, or begin the next one where that is over: to its
-        end, or for so many tokens at most."""
+        """Let the draft model write the open segment, or the next one if that has ended.
+
+        Args:
+            most: Maximum number of tokens. None means up to the end of the segment.
+        """
         if self.segment_ended:
             self.begin()
         session, picks, ids = self._session, list[Pick](), list(self.open_ids)
@@ -143,8 +160,10 @@ class Segments:
         return session.chain_of_picks(picks)
 
     def score_question(self, question: Sequence[int]) -> Tensor:
-        """Logits [V] of the target behind a question that it reads behind what it scored last; its
-        rows are forgotten at once. `session.reserve` has room for them."""
+        """Return the target's logits [V] after a question that follows the last scored tokens.
+
+        The question's rows are discarded at once. `session.reserve` must have space for them.
+        """
         session, state = self._session, self._session.state
         length = state.position()
         x = Tokens(host.ids([question], session.device))
@@ -154,25 +173,29 @@ class Segments:
         return row
 
     def write_with_target(self, length: int, most: int | None = None) -> Iterator[Step]:
-        """Have the target write the rest of the open span, or at most so many tokens of it:
-        losslessly, with drafts of `length` tokens, or none."""
+        """Let the target write the rest of the open segment, losslessly.
+
+        Args:
+            length: Draft length; 0 means no drafts.
+            most: Maximum number of tokens. None means up to the end of the segment.
+        """
         end = len(self.open_ids) + (self._cap if most is None else most)
         while not self.segment_ended and len(self.open_ids) < end:
             draft = self.draft(min(length, end - len(self.open_ids)))
             yield self.verify_and_commit(draft, self._session.score(draft))
 
     def insert_tokens(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
-        """Write words of the method's own, as far as there is room, where `accept` lets them."""
+        """Insert tokens of the method's own, as far as `accept` and the remaining budget allow."""
         draft = self._session.chain(ids[: self._session.max_draft_length()])
         self.token_accounting.record_generated("method", draft.nodes)
         return self.verify_and_commit(
             draft, self._session.score(draft), accept, author="method", **counts
         )
 
-    # ---- what becomes of it ---------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------
 
     def discard(self, draft: Draft, **counts: int) -> None:
-        """Throw a draft away that nobody has read; `counts` are told with the next step."""
+        """Discard a draft that was not scored. `counts` are added to the next step."""
         self._unreported.update(counts)
         self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
         self.token_accounting.record_settled("draft", 0, draft.nodes)
@@ -185,13 +208,14 @@ class Segments:
         author: Author = "draft",
         **counts: float,
     ) -> Step:
-        """Verify a draft, commit what stands, roll both states back, and write it down.
+        """Verify a draft, commit the accepted tokens, roll both states back, and update the
+        accounting.
 
         Args:
-            rows: the target's logits [m + 1, V] at the root and the draft's tokens.
-            accept: what lets it stand as a whole though the lossless rule does not.
-            author: who wrote it.
-            counts: of the method's own, for the step.
+            rows: The target's logits [m + 1, V] at the root and the draft's tokens.
+            accept: Rule that may accept the draft as a whole.
+            author: Author of the draft.
+            counts: Counts of the method's own, for the step.
         """
         session = self._session
         outcome = session.verify(draft, rows[: max(1, draft.nodes)], accept)
@@ -212,8 +236,9 @@ class Segments:
 
 
 def mean_log_prob(rows: Tensor, draft: Draft) -> float:
-    """Mean logarithm of the probability that the target gives a span's tokens, at temperature 1
-    whatever it decodes at; minus infinity where it cannot say one of them.
+    """Return the mean log-probability of a segment's tokens under the target, at temperature 1.
+
+    Minus infinity if the target cannot generate one of them.
 
     Args:
         rows: [m, V] or more, the target's logits in each token's place.

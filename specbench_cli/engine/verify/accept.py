@@ -26,6 +26,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from specbench_cli.engine.params import MethodParams
 from specbench_cli.engine.types import Guarantee
 from specbench_cli.errors import MethodFault
+from specbench_cli.former_names import renamed_members
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,15 +41,15 @@ NEVER = 1e9
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """Draft tokens with all that an accept rule may ask of their places, m of them.
+    """Draft tokens with everything that an accept rule may use, m tokens.
 
-    tokens: [m] int64. parents: of each, its parent's index, `ROOT` for the root.
+    tokens: [m] int64. parents: Index of each token's parent, `ROOT` for the root.
     p: [m, V], the target's distribution in each token's place, at its parent.
-    q: [m, V], what each was drawn from; None where tokens were chosen.
-    scores: [m, V], what the target's choice is the greatest of, in each token's place; None where
+    q: [m, V], the distribution that each token was drawn from. None if tokens were chosen.
+    scores: [m, V], the scores whose argmax is the target's choice, in each token's place. None if
         it is drawn.
-    features: [m, width], what `session.capture_layers` asked of the target's rows that have read
-        each token; None where nothing did.
+    features: [m, width], captured features of the target's rows that have read each token
+        (`session.capture_layers`). None if none are captured.
     """
 
     tokens: Tensor
@@ -59,15 +60,17 @@ class DraftContext:
     features: Tensor | None = None
 
 
+@renamed_members(off="is_exact", passing="relaxed_mask")
 @dataclass(frozen=True)
 class AcceptRule:
-    """Base of accept rules: a frozen dataclass of its numbers, and one function: `lets_pass`, or
-    `passing` where the target's distribution does not say it.
+    """Base of accept rules: a frozen dataclass with its parameters.
+
+    Override `lets_pass`, or `relaxed_mask` if the rule needs more than the target's distribution.
 
     Class attributes:
-        name: in tables and records.
-        guarantee: what is left of the output's promise.
-        pure: whether `lets_pass` alone says what passes, but for `chance`.
+        name: Name in tables and records.
+        guarantee: Remaining guarantee of the output.
+        pure: True if, apart from `chance`, the result depends on `lets_pass` alone.
     """
 
     name: ClassVar[str]
@@ -75,18 +78,20 @@ class AcceptRule:
     pure: ClassVar[bool] = True
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Which draft tokens stand though the lossless rule rejects them.
+        """Return the draft tokens that are kept although the lossless rule rejects them.
 
         Args:
             p: [m, V], the target's distribution in each token's place, at its parent.
             tokens: [m] int64.
+
         Returns:
             [m] bool.
         """
         raise MethodFault(f"the rule {self.name} does not decide by p and tokens: see `passing`")
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Which of some draft tokens pass, [m] bool: those that `lets_pass`, each by `chance`."""
+        """Return the draft tokens to keep, [m] bool: those that `lets_pass`, each with probability
+        `chance`."""
         passes = self.lets_pass(places.p, places.tokens)
         if self.chance == 1:
             return passes
@@ -96,26 +101,29 @@ class AcceptRule:
 
     @property
     def chance(self) -> float:
-        """The chance that a token which may pass does; tossed once for the children of a node."""
+        """Probability that a token which may pass does. Drawn once for all children of a node."""
         return 1.0
 
     @property
     def stricter(self) -> AcceptRule | None:
-        """The same rule with its numbers nearer to their off position: it lets pass no token that
-        this one does not. None where a rule says of none."""
+        """The same rule with parameters closer to their exact values, or None if the rule does not
+        define one.
+
+        It keeps no token that this rule rejects.
+        """
         return None
 
     @property
     def is_exact(self) -> bool:
-        """Whether no token can pass: the method is then exact."""
+        """True if no token can pass, so that the method is exact."""
         return False
 
     def control(self, rate: float) -> RandomAccept:
-        """The rule that lets as many pass, whatever they are.
+        """Return the control rule, which keeps the same share of tokens at random.
 
         Args:
-            rate: of the levels that the lossless rule rejected, the share that this rule let pass,
-                as measured (`rule rate` in reports).
+            rate: Share of the levels rejected by the lossless rule that this rule kept, as measured
+                (`rule rate` in reports).
         """
         return RandomAccept(rate)
 
@@ -127,9 +135,9 @@ class AcceptRule:
 
 @dataclass(frozen=True)
 class Threshold(AcceptRule):
-    """Lets pass what the target gives at least a probability of epsilon.
+    """Keeps tokens whose target probability is at least epsilon.
 
-    Every committed token then has that probability at least, or is the lossless rule's.
+    Every committed token then has at least this probability, or comes from the lossless rule.
     """
 
     epsilon: float
@@ -141,22 +149,22 @@ class Threshold(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Above 1."""
+        """True above 1."""
         return self.epsilon > 1
 
     @property
     def stricter(self) -> AcceptRule:
-        """Twice the probability."""
+        """The rule with twice the epsilon."""
         return replace(self, epsilon=2 * self.epsilon)
 
 
 @dataclass(frozen=True)
 class Typical(AcceptRule):
-    """Typical acceptance: the less sure the target is, the less a token needs.
+    """Typical acceptance: the threshold decreases with the entropy of the target's distribution.
 
     Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-    Heads, ICML 2024, arXiv:2401.10774, section 2.3.1. There it judges all draft tokens, and the
-    first one is taken in any case; here it is asked of those that the lossless rule rejects.
+    Heads, ICML 2024, arXiv:2401.10774, section 2.3.1. In the paper it decides all draft tokens, and
+    the first one is always accepted. Here it decides only tokens that the lossless rule rejects.
     """
 
     epsilon: float
@@ -172,23 +180,26 @@ class Typical(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Where not even what is sure can pass: an entropy is at most the log of the vocabulary's
-        size."""
+        """True if even a token with probability 1 cannot pass.
+
+        The entropy is at most the logarithm of the vocabulary size.
+        """
         return self.epsilon >= 1 and self.delta >= NEVER
 
     @property
     def stricter(self) -> AcceptRule:
-        """Twice of both."""
+        """The rule with twice the epsilon and twice the delta."""
         return replace(self, epsilon=2 * self.epsilon, delta=2 * self.delta)
 
 
 @dataclass(frozen=True)
 class Lenient(AcceptRule):
-    """Lenience: a token stands as if the target made it so many times as likely.
+    """Lenience: a token is accepted as if its target probability were 1 / factor times as high.
 
     Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
     Decoding, ICML 2023, arXiv:2211.17192, appendix A.5: q(x) is multiplied by the factor before it
-    is compared with p(x). Where tokens are chosen, factor times the best one's p takes q's place.
+    is compared with p(x). For tokens chosen without a draw, factor times the best token's p
+    replaces q.
     """
 
     factor: float
@@ -200,9 +211,13 @@ class Lenient(AcceptRule):
         return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Drawn: a token that the lossless rule rejects, which it does with probability 1 -
-        min(1, p/q), passes so often that it stands with probability min(1, p / (factor q)) in all.
-        Chosen: if its score would be the greatest, were p(x) 1 / factor times as much."""
+        """Return the draft tokens to keep, [m] bool.
+
+        Drawn tokens: a token that the lossless rule rejects (with probability 1 - min(1, p/q)) is
+        kept so often that its total acceptance probability is min(1, p / (factor q)). Chosen
+        tokens: a token is kept if its score would be the greatest with p(x) / factor in place of
+        p(x).
+        """
         if places.scores is not None:
             lead = places.scores.amax(-1) - _gather_tokens(places.scores, places.tokens)
             return lead <= -math.log(self.factor) if self.factor > 0 else lead < math.inf
@@ -212,33 +227,33 @@ class Lenient(AcceptRule):
         )
         strict = (p / q).clamp_max(1.0)
         lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
-        # Where the lossless rule takes all, nothing is left to pass.
+        # Avoid 0 / 0 where the lossless rule accepts with probability 1.
         return random.bernoulli((lenient - strict) / (1 - strict).clamp_min(1e-12)).bool()
 
     @property
     def is_exact(self) -> bool:
-        """At factor 1."""
+        """True at factor 1."""
         return self.factor >= 1
 
     @property
     def stricter(self) -> AcceptRule:
-        """Half way to 1."""
+        """The rule with a factor half way to 1."""
         return replace(self, factor=(1 + self.factor) / 2)
 
 
 @dataclass(frozen=True)
 class RandomAccept(AcceptRule):
-    """The control of every accept rule: lets a token pass at a fixed rate, whatever it is.
+    """Control of every accept rule: keeps tokens at random with a fixed rate.
 
-    Of a tree a toss decides for the children of a node together, so that as many levels pass,
-    however many children there are.
+    In a tree, one draw decides for all children of a node, so that the share of levels that pass
+    does not depend on the number of children.
     """
 
     rate: float
     name: ClassVar[str] = "random"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """All of them."""
+        """Return True for all tokens."""
         import torch
 
         return torch.ones_like(tokens, dtype=torch.bool)
@@ -250,7 +265,7 @@ class RandomAccept(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """At rate 0."""
+        """True at rate 0."""
         return self.rate <= 0
 
 
@@ -262,7 +277,7 @@ def _gather_tokens(p: Tensor, tokens: Tensor) -> Tensor:
 
 
 class AcceptParams(MethodParams):
-    """Parameters of a method that takes an accept rule: the first of the bases of its own."""
+    """Parameters of a method with an accept rule. List it first among the base classes."""
 
     accept: Literal["exact", "threshold", "typical", "lenient", "random"] = Field(
         "exact",
@@ -290,7 +305,7 @@ class AcceptParams(MethodParams):
 
     @property
     def rule(self) -> AcceptRule | None:
-        """The rule that these stand for."""
+        """The accept rule of these parameters. None for "exact"."""
         match self.accept:
             case "threshold":
                 return Threshold(self.epsilon)
@@ -304,7 +319,7 @@ class AcceptParams(MethodParams):
 
     @model_serializer(mode="wrap")
     def _serialize_used(self, written: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Without the parameters of rules that are not asked."""
+        """Serialize the parameters without those of other rules."""
         rule = self.rule
         asked = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
         if self.accept == "random" and self.like is not None:

@@ -1,12 +1,12 @@
-"""Verification of chains: which draft tokens stand, and which token follows them. Pure functions.
+"""Verification of chains: number of accepted draft tokens, and the next token. Pure functions.
 
-Two rules serve all decoding modes (`accept` has those that are not exact):
+Two rules serve all decoding modes. `accept` has the rules that are not exact.
 
 * `match`: the target has chosen its token at every position (argmax of its logits, or of log p +
-  noise); the draft stands as far as it names the chosen tokens, and the choice after that is
+  noise). Draft tokens are accepted while they equal these choices. Then the next choice is
   committed.
-* `rejection`: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A draft token that
-  was not drawn from a known distribution is a draw from the point mass on it.
+* `rejection`: Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A draft token
+  that was not drawn is treated as a draw from a one-hot distribution.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from specbench_cli.engine.verify.random import Random
 def match(
     draft: Sequence[int], choices: Sequence[int], passes: Sequence[bool] | None = None
 ) -> int:
-    """Number of leading draft tokens that equal the target's choices, or pass all the same.
+    """Return the number of leading draft tokens that equal the target's choices or pass the accept
+    rule.
 
     Args:
         draft: m ids.
         choices: m + 1 ids, the target's choice at each position.
-        passes: what an accept rule lets pass (`decide.passing`); None: nothing.
+        passes: Tokens that an accept rule keeps (`decide.relaxed_mask`). None means none.
     """
     n = 0
     while n < len(draft) and (draft[n] == choices[n] or (passes is not None and passes[n])):
@@ -37,11 +38,12 @@ def match(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm(max(p - q, 0)), the distribution of the token in place of a rejected one; p where that
-    is empty.
+    """Return norm(max(p - q, 0)), the distribution that replaces a rejected token.
+
+    Where it is empty, return p.
 
     Args:
-        p, q: [..., V] distributions; a row of zeros in q gives p back.
+        p, q: [..., V] distributions. A row of zeros in q returns p.
     """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
@@ -72,24 +74,25 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
 def relaxed_rejection(
     tokens: Tensor, q: Tensor | None, p: Tensor, random: Random, passes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `rejection`, where a token that is rejected may pass all the same.
+    """Verify a chain by speculative sampling with an accept rule.
 
     Args:
-        passes: [m] bool, what an accept rule lets pass (`decide.passing`).
+        passes: [m] bool, the tokens that the accept rule keeps (`decide.relaxed_mask`).
+
     Returns:
-        (taken, stand, next): [m] bool, the tokens that were not rejected, and two scalars as of
+        (taken, accepted, next): [m] bool, the tokens that were not rejected, and two scalars as of
         `rejection`.
     """
     q, chances = _acceptance_probs(tokens, q, p)
-    # A trial each: behind a token that passes the trials go on. No wait tells which one failed.
+    # One trial per token, since trials continue after a token that the accept rule keeps. Finding
+    # the failed one would need a sync.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
     stand = (taken | passes).cumprod(0).sum()
     return taken, stand, _draw_next(stand, q, p, random)
 
 
 def one_hot(tokens: Tensor, p: Tensor) -> Tensor:
-    """The distributions [m, V] of tokens [m] that nothing was drawn for, of the kind of p [...,
-    V]."""
+    """Return one-hot distributions [m, V] of the tokens [m], with the dtype and V of p [..., V]."""
     distributions = p.new_zeros(tokens.shape[0], p.shape[-1])
     return distributions.scatter_(1, tokens[:, None], 1.0)
 
@@ -115,18 +118,19 @@ def _draw_next(stand: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
 
 
 def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[Tensor, Tensor]:
-    """Verification of a chain, without a wait for the device; takes the place of `rejection`.
+    """Verify a chain by block verification, without waiting for the device.
 
-    With c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)), the chance that at least i tokens
-    stand is c_i. The longest prefix to pass its own test stands: the whole block passes with
-    probability c_m, the first i < m tokens with s_i / (s_i + 1 - c_i), where s_i is the mass of
-    max(c_i p_{i+1} - q_{i+1}, 0), the distribution (up to its norm) of the token that then follows.
+    With c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)), at least i tokens are accepted with
+    probability c_i. The longest prefix that passes its own test is accepted: the whole block passes
+    with probability c_m, the first i < m tokens with s_i / (s_i + 1 - c_i). Here s_i is the mass of
+    max(c_i p_{i+1} - q_{i+1}, 0), the unnormalized distribution of the next token.
 
     Args:
         tokens: [m] int64, the draft.
-        q: [m, V], the distribution that each token was drawn from; None for tokens chosen without a
+        q: [m, V], the distribution that each token was drawn from. None for tokens chosen without a
             draw.
         p: [m + 1, V], the target's warped distribution at each position.
+
     Returns:
         (accepted, next): two int64 scalars, as of `rejection`.
     """
@@ -141,10 +145,9 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     c = torch.stack(chances)
     left = (c[:m, None] * p[:m] - q).clamp_min(0).sum(-1)
     lost = 1.0 - c[:m]
-    # 0 / 0: the distributions agree and nothing was lost so far, so that a longer prefix stands for
-    # sure.
+    # 0 / 0: the distributions agree so far, so a longer prefix is accepted with certainty.
     passes = torch.cat((torch.where(lost > 0, left / (left + lost), 1.0), c[m:]))
-    # From the longest prefix down to the empty one, which stands if no other does.
+    # Test from the longest prefix down. The empty one is accepted if no other is.
     accepted = m - random.bernoulli(1.0 - passes[1:].flip(0)).sum()
     row = accepted[None]
     # norm(max(c p - q, 0)); whatever is reached has c > 0.

@@ -1,6 +1,6 @@
-"""How draft tokens are chosen from a draft model's logits, as the decoding rule asks.
+"""Choice of draft tokens from a draft model's logits, under the decoding rule.
 
-The session has one, and so has every worker that drafts beside it.
+The session has a `Chooser`, and so has every worker that drafts beside it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 from specbench_cli.engine.verify.siblings import remaining_distribution
 
 Pick = tuple[Tensor, Tensor | None]
-"""Draft tokens [n] int64, and the distributions [n, V] that they were drawn from where they are
-needed."""
+"""Draft tokens [n] int64, and the distributions [n, V] that they were drawn from, or None."""
 
 
 class Chooser:
-    """Chooses draft tokens under a rule; `at` and `first` are positions in the output.
+    """Chooses draft tokens under a decoding rule. `at` and `first` are positions in the output.
 
     Attributes:
-        sampling: the decoding rule.
-        random: the primitives `categorical` and `bernoulli`.
-        vocab_size: the target's, V.
+        sampling: The decoding rule.
+        random: Primitives `categorical` and `bernoulli`.
+        vocab_size: The target's vocabulary size, V.
     """
 
     def __init__(self, sampling: Sampling, random: Random, noise: Noise, vocab_size: int) -> None:
@@ -39,19 +38,22 @@ class Chooser:
         self._noise = noise
 
     def warp(self, rows: Tensor) -> Tensor:
-        """The distributions that logits [..., V'] stand for under the rule's temperature and
-        cuts."""
+        """Return the distributions of logits [..., V'] under the rule's temperature, top-k and
+        top-p."""
         return distribution.warp(self.align(rows), self.sampling)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
-        """Keyed noise of output positions first..first+n-1, [n, V]; the same for every method."""
+        """Return the Gumbel noise [n, V] of the output positions first to first + n - 1.
+
+        It is the same for every method.
+        """
         return self._noise.rows(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Decision scores of logits [n, V]: their argmax is the choice.
+        """Return decision scores of logits [n, V]. The argmax of a row is its choice.
 
         Args:
-            depths: how far behind `first` each row stands; default: one after another.
+            depths: Offset of each row's position from `first`. Default: 0, 1, 2, ...
         """
         if self.sampling.rule == "greedy":
             return rows
@@ -63,12 +65,13 @@ class Chooser:
         return distribution.log_warp(rows, self.sampling) + noise
 
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:
-        """A draft token from each row of logits, [n, V'], and their distributions if they were
-        drawn.
+        """Choose or draw a draft token from each row of logits [n, V'].
+
+        Returns the distributions too if the tokens were drawn.
 
         Args:
-            at: position of the first row's token; default: the others' come behind it.
-            depths: how far behind `at` each row's token stands.
+            at: Position of the first row's token. By default the others follow it.
+            depths: Offset of each row's token from `at`.
         """
         rows = self.align(rows)
         if self.sampling.draws:
@@ -79,7 +82,7 @@ class Chooser:
     def branch(
         self, rows: Tensor, width: int, at: int, how: DrawMode = "independent"
     ) -> tuple[Tensor, Tensor | None]:
-        """Children of the draft nodes of one level; see `Session.branch`."""
+        """Return children of the draft nodes of one level; see `Session.branch`."""
         rows = self.align(rows)
         if not self.sampling.draws:
             scores = self.scores(rows, at, [0] * rows.shape[0])
@@ -92,19 +95,19 @@ class Chooser:
     def candidates(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """The best children of draft nodes without a draw; see `Session.candidates`."""
+        """Return the best children of draft nodes without a draw; see `Session.candidates`."""
         values, tokens = ranking.top(self._log_probs(rows, first, depths), width)
         return tokens, values
 
     def candidate_lists(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """As `candidates`, on the host; see `Session.candidate_lists`."""
+        """Return `candidates` as lists; see `Session.candidate_lists`."""
         values, tokens = ranking.top_lists(self._log_probs(rows, first, depths), width)
         return tokens, values
 
     def _log_probs(self, rows: Tensor, first: int, depths: Sequence[int]) -> Tensor:
-        """Log-softmax [r, V] of what is decided by."""
+        """Return the log-softmax [r, V] of the decision scores."""
         rows = self.align(rows)
         if not self.sampling.draws:
             rows = self.scores(rows, first, depths)
@@ -113,8 +116,10 @@ class Chooser:
         return rows.log_softmax(-1)
 
     def align(self, rows: Tensor) -> Tensor:
-        """Padding differs between checkpoints of one tokenizer: cut or fill up to the target's
-        width."""
+        """Cut or pad rows to the target's vocabulary size.
+
+        Checkpoints with the same tokenizer may have different padding.
+        """
         width = self.vocab_size - rows.shape[-1]
         if width == 0:
             return rows
@@ -126,7 +131,8 @@ def draw_siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -
 
     Args:
         q: [r, V], a distribution for each of r nodes.
-        width: at most V without replacement.
+        width: At most V without replacement.
+
     Returns:
         [r, width] int64.
     """

@@ -1,10 +1,10 @@
-"""Decisions on drafts: `chosen` for greedy and coupled, `drawn` for rejection.
+"""Decisions on drafts: `decide_by_choice` for greedy and coupled, `decide_by_draw` for rejection.
 
 A chain, and a tree with chosen tokens, need one transfer to the host: the only wait for the device
 in a step. A tree with drawn tokens is walked from its root, with a wait for each draw.
 
-`passes`, [m] bool, are the draft tokens that an accept rule lets pass (`passing`). None
-means that only the lossless rule decides.
+`passes`, [m] bool, are the draft tokens that an accept rule keeps (`relaxed_mask`). None means that
+only the lossless rule decides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench_cli.engine import host
-from specbench_cli.engine.models.meter import not_finite
+from specbench_cli.engine.models.meter import not_finite_message
 from specbench_cli.engine.types import Draft, Origin, Outcome, Rule
 from specbench_cli.engine.verify import chain, siblings
 from specbench_cli.engine.verify.accept import AcceptRule, DraftContext
@@ -40,16 +40,17 @@ def decide_by_choice(
     scores: Tensor | None = None,
     drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
-    """Decide by the tokens [m + 1] that the target chose at the root and at each node; of a chain,
-    by m of them: then no bonus follows.
+    """Decide a draft by the tokens [m + 1] that the target chose at the root and at each node.
+
+    For a chain, m tokens are enough. Then no bonus token follows.
 
     Args:
-        scores: [m + 1, V], what the choices are the greatest of; None where nothing was computed.
-        drafters: the greatest logit [1] of each model that drafted.
+        scores: [m + 1, V], the scores whose argmax are the choices. None if nothing was computed.
+        drafters: Greatest logit [1] of each model that drafted.
 
     Raises:
-        ArithmeticError: a choice's score is no finite number, as it is wherever a row holds one
-            that is not a number or positively infinite; or a drafter's greatest logit is none.
+        ArithmeticError: a choice's score is not finite, which happens if its row contains NaN or
+            +inf; or a drafter's greatest logit is not finite.
     """
     last = choices.shape[0] == draft.nodes
     told = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
@@ -87,19 +88,20 @@ def decide_by_draw(
     passes: Tensor | None = None,
     drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
-    """Decide by draws from the target's distributions p [m + 1, V] at the root and at each node; of
-    a chain,
-    from m of them: then no bonus follows.
+    """Decide a draft by draws from the target's distributions p [m + 1, V] at the root and at each
+    node.
+
+    For a chain, m rows are enough. Then no bonus token follows.
 
     Raises:
-        ArithmeticError: p is not finite; or a chain's q, which its method's model is to blame for;
-            or a drafter's greatest logit (see `chosen`).
+        ArithmeticError: p is not finite; or a chain's q, which is a fault of the method's model; or
+            a drafter's greatest logit (see `decide_by_choice`).
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
         return _decide_drawn_tree(draft, tree, p, random, passes, drafters)
     last, whole = p.shape[0] == draft.nodes, p.sum().isfinite()[None]
-    if last:  # where a bonus would be drawn, the last token itself: no chance is used up
+    if last:  # in place of a bonus draw, take the last token, without using a random number
         p = torch.cat((p, chain.one_hot(tokens[-1:], p)))
     if passes is None:
         judge = chain.block if rule == "block" else chain.rejection
@@ -156,14 +158,16 @@ def _decide_drawn_tree(
 def _check_drafters(drafters: Mapping[str, Tensor], sound: Sequence[object]) -> None:
     for model, fine in zip(drafters, sound, strict=True):
         if not fine:
-            raise ArithmeticError(not_finite(model))
+            raise ArithmeticError(not_finite_message(model))
 
 
 def _chain_outcome(
     n: int, ids: Sequence[int], following: int, *, bonus: bool, relaxed: Collection[int] = ()
 ) -> Outcome:
-    """The outcome of a chain of which n tokens stand; without a bonus, `following` only follows a
-    rejected one."""
+    """Return the outcome of a chain with n accepted tokens.
+
+    Without a bonus, `following` is used only after a rejected token.
+    """
     m, path = len(ids), tuple(range(n))
     if n == m and not bonus:
         return Outcome(path, tuple(ids), origin=_list_origins(path, relaxed), tested=m)
@@ -199,7 +203,7 @@ def _outcome(
 
 
 def _list_origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
-    """How the nodes that stand came to: taken by the lossless rule, but for the relaxed ones."""
+    """Return "relaxed" or "accepted" for each node of the path."""
     return tuple("relaxed" if node in relaxed else "accepted" for node in path)
 
 
@@ -213,17 +217,19 @@ def relaxed_mask(
     scores: Tensor | None = None,
     features: Tensor | None = None,
 ) -> Tensor | None:
-    """Which draft tokens may stand though the lossless rule rejects them; no wait for the device.
+    """Return the draft tokens that an accept rule keeps. Does not wait for the device.
 
     Args:
         p: [m, V] or more rows, the target's distributions at the root and the nodes.
-        tree: the draft's shape; None for a chain.
-        scores: rows as of p; see `Places`.
+        tree: The draft's structure. None for a chain.
+        scores: Rows as of p; see `DraftContext`.
         features: [m + 1, width], of the rows that have read the root and each node.
+
     Returns:
-        [m] bool; None where no rule has a say.
+        [m] bool. None without a rule.
+
     Raises:
-        MethodFault: the rule's answer is not one bool a token.
+        MethodFault: the rule did not return one bool for each token.
     """
     tokens, m = draft.tokens, draft.nodes
     if rule is None or not m:
@@ -231,7 +237,7 @@ def relaxed_mask(
     parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
 
     def placed(rows: Tensor) -> Tensor:
-        """At each token's parent."""
+        """Return the rows at each token's parent."""
         return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
 
     said = None if scores is None else placed(scores)

@@ -1,7 +1,8 @@
-"""Structured output: a grammar leaves out the tokens that it forbids after a text.
+"""Structured output: a grammar masks the tokens that it forbids.
 
-The masks are a library's; here is which state of its matcher belongs to which row. The matcher is
-taken through the nodes of a draft root side first, back at each branch, and to the root in the end.
+A library computes the masks. This module finds the matcher's state for each row: it moves the
+matcher through the nodes of a draft in depth-first order, rolls it back at each branch, and returns
+it to the root at the end.
 """
 
 from __future__ import annotations
@@ -22,33 +23,35 @@ from specbench_cli.errors import MethodFault
 
 
 class GrammarMatcher(Protocol):
-    """What is needed of a matcher of tokens, `llguidance.LLMatcher`."""
+    """Interface of a token matcher, `llguidance.LLMatcher`."""
 
     def deep_copy(self) -> GrammarMatcher:
-        """Another one in the same state."""
+        """Return another matcher in the same state."""
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
-        """Go on by tokens, up to the first that is forbidden; how many they were."""
+        """Consume tokens up to the first forbidden one. Return their number."""
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Go back by so many tokens."""
+        """Go back by a number of tokens."""
 
     def compute_bitmask(self) -> bytes:
-        """A bit for each token, lowest first: whether it is allowed next."""
+        """Return a bit for each token, lowest first: 1 if it is allowed next."""
 
     def is_error(self) -> bool:
-        """Whether it cannot go on, by a limit of the library's own."""
+        """Return True if the matcher cannot continue because of a limit of the library."""
 
     def get_error(self) -> str:
-        """Why it cannot."""
+        """Return the reason."""
 
 
 class GrammarMask(LogitsProcessor):
-    """Leaves out what a grammar forbids; where it is complete, all but the end of the output.
+    """Mask of the tokens that a grammar forbids. When the grammar is complete, only the output's
+    end is allowed.
 
     Args:
-        matcher: before the first token; it says that the output may end by the first of `eos`.
-        eos: ids that end an output: all of them are allowed where one is.
+        matcher: Matcher before the first token. It signals the end of the output by the first of
+            `eos`.
+        eos: Ids that end an output. If one is allowed, all are.
     """
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
@@ -60,7 +63,7 @@ class GrammarMask(LogitsProcessor):
 
 
 class RequestGrammarMask(RequestProcessor):
-    """A grammar on one request; see `GrammarMask`."""
+    """Grammar mask of one request; see `GrammarMask`."""
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
@@ -109,7 +112,7 @@ class RequestGrammarMask(RequestProcessor):
         return rows
 
     def _follow(self, output: Sequence[int]) -> None:
-        """Read what was committed since."""
+        """Consume the tokens that were committed since the last call."""
         for at in range(self._read, len(output)):
             if not self._consume(output[at]):
                 raise MethodFault(
@@ -120,11 +123,11 @@ class RequestGrammarMask(RequestProcessor):
         self._read = len(output)
 
     def _consume(self, token: int) -> bool:
-        """Go on by a token, if it is one that text goes on with."""
+        """Consume a token, and return True, unless it is forbidden or ends the output."""
         return token not in self._eos and self._matcher.try_consume_tokens([token]) == 1
 
     def _allowed_ids(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of the target's ids are allowed next, [vocab] bool; padding is not."""
+        """Return which target ids are allowed next, [vocab] bool. Padding is not allowed."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         known = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)
         known[[*self._eos]] = known[self._eos[0]]

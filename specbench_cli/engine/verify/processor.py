@@ -1,12 +1,12 @@
-"""Logits processors: what changes the target's logits by the output before them.
+"""Logits processors: changes of the target's logits that depend on the output before them.
 
-A processor comes before temperature and cuts (`sampling`), and is part of what an output is held
-against: vanilla is processed likewise, and so are the rows that verdicts go by. It is applied in
-one place, where a draft is decided, so that no method knows of it: a node's row is processed by the
-text that leads to the node. Drafts need none of it to be exact: a token that the processed target
-cannot say has probability 0 there, and is rejected. Chains that are picked token by token
-(`Session.pick`) leave such tokens out all the same where that is cheap; q is then the distribution
-of that.
+A processor runs before temperature and cuts (`sampling`). It is part of the target's definition:
+vanilla uses it, and so does the judge of outputs. It is applied where a draft is decided, so
+methods
+need not know it: a node's row is processed with the text that leads to the node. Drafts are exact
+without it: a token that the processed target forbids has probability 0 and is rejected. Chains that
+are picked token by token (`Session.pick`) skip such tokens where that is cheap, and q is then the
+distribution without them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 
 class LogitsProcessor(ABC):
-    """Changes logits by the output before them, and by nothing else; the same for a whole run."""
+    """Change of logits that depends only on the output before them. The same for a whole run."""
 
     @abstractmethod
     def begin(self) -> RequestProcessor:
-        """What processes one request, from before its first token."""
+        """Return the processor of one request, before its first token."""
 
     def process_output(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
-        """The logits [n, V] that each of an output's n tokens was chosen from, processed."""
+        """Return the processed logits [n, V] that each of an output's n tokens was chosen from."""
         return self.begin()(rows, (), ids[:-1])
 
 
 class RequestProcessor(ABC):
-    """A processor at work on one request; remembers what it has read of the output."""
+    """Logits processor of one request. It keeps the state of the output so far."""
 
     @abstractmethod
     def __call__(
@@ -40,25 +40,28 @@ class RequestProcessor(ABC):
         tokens: Sequence[int],
         parents: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Logits at the end of an output and behind the nodes of a draft, processed.
+        """Return the processed logits at the end of an output and after the nodes of a draft.
 
         Args:
-            rows: [r, V], of the root and the first r - 1 nodes; left as they are.
-            output: ids that were committed; begins with that of the call before.
-            tokens: ids of the draft's nodes.
-            parents: of the nodes, as in `Draft`; None for a chain.
+            rows: [r, V], of the root and the first r - 1 nodes. They are not changed.
+            output: Committed ids. It begins with the output of the last call.
+            tokens: Ids of the draft's nodes.
+            parents: Parents of the nodes, as in `Draft`. None for a chain.
+
         Returns:
-            [r, V]; of a node that the output cannot come to, whatever there is.
+            [r, V]. Rows of nodes that the output cannot reach are undefined.
+
         Raises:
-            MethodFault: the output is none that the processed target can say.
+            MethodFault: the processed target cannot generate the output.
         """
 
     def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
-        """A draft model's logits behind a path of draft tokens, without what the target cannot say
-        there, where that is known without a forward: it would be rejected. Else as they are.
+        """Return a draft model's logits without tokens that the target would reject.
+
+        This is optional: the default returns the rows unchanged.
 
         Args:
             rows: [1, V].
-            path: ids from the root down.
+            path: Draft tokens from the root down.
         """
         return rows

@@ -1,7 +1,6 @@
-"""The two random primitives of the project: `categorical` and `bernoulli`.
+"""Random primitives of decoding: `categorical` and `bernoulli`.
 
-Methods and verification see these and nothing else, so a test can replace them by one that walks
-every outcome.
+Methods and verification use only these two, so a test can replace them to enumerate all outcomes.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from specbench_cli.engine.verify.sampling import hash_key
 
 
 class Random(Protocol):
-    """Where all chance in decoding comes from."""
+    """Source of all random numbers in decoding."""
 
     def categorical(self, p: Tensor) -> Tensor:
-        """One index per row: p [..., V] non-negative, rows sum to 1 -> [...] int64."""
+        """Draw one index for each row: p [..., V], non-negative with sum 1 -> [...] int64."""
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """Trials in order until the first failure: a [n] in [0, 1] -> [n] bool.
+        """Run trials in order until the first failure: a [n] in [0, 1] -> [n] bool.
 
-        Trials after the first failure are not made and read False, so the sum of the result is the
-        length of the run of successes.
+        Entries after the first failure are False, so the sum of the result is the number of leading
+        successes.
         """
 
 
 class SeededRandom:
-    """The primitives on a torch generator, keyed by (seed, prompt, turn, pass, worker).
+    """Random primitives with a torch generator, keyed by (seed, prompt, turn, repeat, worker).
 
     Args:
-        worker: who draws; 0 is the target's.
+        worker: The worker that draws; 0 is the target's.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class SeededRandom:
         )
 
     def categorical(self, p: Tensor) -> Tensor:
-        """See `Random`; the exponential race: argmax p / E, without a wait for the device."""
+        """See `Random`. Takes argmax p / E with exponential E, which needs no sync."""
         race = torch.empty_like(p).exponential_(generator=self._generator)
         return (p / race).argmax(-1)
 

@@ -1,7 +1,7 @@
-"""The best of each row of scores: torch's answers, found faster where rows are long and few.
+"""Argmax and top-k of score rows, with the same results as torch, but faster on a CPU.
 
-On a CPU torch's `argmax` and `topk` take one number at a time: the choices of a tree's rows would
-cost as much as some of the target's layers.
+On a CPU torch's `argmax` and `topk` read one number at a time, so the choices of a tree's rows
+would cost as much as some of the target's layers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from specbench_cli.engine import host
 
 CHUNK = 64
 LONG = 1 << 14
-"""Rows from this length on are searched in chunks."""
+"""Minimum length of rows that are searched in chunks."""
 FEW = 16
-"""Up to so many entries of shorter rows are found one after another."""
+"""Maximum k for which the entries of shorter rows are found one after another."""
 
 
 def argmax(rows: Tensor) -> Tensor:
-    """The index of each row's greatest entry, the first of equals: [r, V] to [r] int64."""
+    """Return the index of each row's greatest entry, the first of equals: [r, V] to [r] int64."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(rows.numpy().argmax(-1))
     return rows.argmax(-1)
 
 
 def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Each row's k greatest entries, best first: [r, V] to values and indices [r, k]."""
+    """Return each row's k greatest entries, best first: [r, V] to values and indices [r, k]."""
     found = _search_short_rows(rows, k)
     if found is None:
         return _search_rows(rows, k)
@@ -36,13 +36,13 @@ def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_indices(rows: Tensor, k: int) -> Tensor:
-    """As `top`, without the values."""
+    """Return the indices of `top`."""
     found = _search_short_rows(rows, k)
     return _search_rows(rows, k)[1] if found is None else host.ids(found[1], rows.device)
 
 
 def top_lists(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
-    """As `top`, on the host; waits for the device."""
+    """Return `top` as lists. Waits for the device."""
     found = _search_short_rows(rows, k)
     if found is None:
         best = _search_rows(rows, k)
@@ -54,7 +54,6 @@ def top_lists(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]
 
 
 def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `top`."""
     if rows.device.type != "cpu" or rows.shape[1] < LONG:
         best = rows.topk(k)
         return best.values, best.indices
@@ -71,14 +70,15 @@ def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
-    """A few of the greatest entries of short rows on a CPU, by as many times the greatest.
+    """Return the k greatest entries of short rows on a CPU, found by k searches for the greatest
+    one.
 
-    None where that is not how they are found best, or a row has fewer than k that are not -inf.
+    Returns None if another way is faster, or if a row has fewer than k finite entries.
     """
     apt = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
     if not apt or rows.device.type != "cpu":
         return None
-    # What was found is taken out, and put back in the end: rows that share memory need a copy.
+    # Found entries are overwritten and restored at the end, so rows that share memory need a copy.
     numbers = rows.numpy() if rows.is_contiguous() else rows.numpy().copy()
     lines = [*numbers]
     at: list[list[int]] = [[] for _ in lines]
@@ -92,5 +92,5 @@ def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[li
             line[best] = -np.inf
     for line, ids, worth in zip(lines, at, values, strict=True):
         for best, value in zip(reversed(ids), reversed(worth), strict=True):
-            line[best] = value  # what was taken first is put back last
+            line[best] = value  # in reverse order
     return None if any(worth[-1] == -np.inf for worth in values) else (values, at)

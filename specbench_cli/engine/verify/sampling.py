@@ -1,9 +1,8 @@
-"""From logits to the distribution that a token is drawn from, and the keyed noise of coupled
-decoding.
+"""Distribution that a token is drawn from, and the keyed Gumbel noise of coupled decoding.
 
-Warping order: temperature, top-k, top-p, softmax, as in transformers' generation, behind what a
-contrast and a processor make of the logits (`contrast`, `processor`). The greedy rule never divides
-by a temperature: it takes the argmax of the logits as they are.
+The order is that of transformers' generation: contrast and logits processor (`contrast`,
+`processor`), temperature, top-k, top-p, softmax. The greedy rule never divides by a temperature: it
+takes the argmax of the logits.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from specbench_cli.engine.verify.uscd import Contrast
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One run's decoding rule.
+    """Decoding rule of a run.
 
-    temperature is 0 for greedy and above 0 otherwise; top_k 0 and top_p 1 switch the cuts off.
-    contrast: what the target's logits are put together of; None: they stand as they are.
-    processor: what they are changed by behind that; None: by nothing.
+    temperature: 0 for greedy, above 0 otherwise. top_k 0 and top_p 1 disable the cuts.
+    contrast: Contrast applied to the target's logits. None means no contrast.
+    processor: Logits processor applied after the contrast. None means no processor.
     """
 
     rule: Rule = "greedy"
@@ -45,18 +44,19 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn, so that the output's distribution is right and not its very
+        """True if tokens are drawn, so that only the output's distribution is reproduced, not its
         tokens."""
         return self.rule in ("rejection", "block")
 
 
 def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits over the temperature, -inf outside top-k and top-p.
+    """Return logits divided by the temperature, with -inf outside of top-k and top-p.
 
     Args:
         logits: [..., V], any floating type.
+
     Returns:
-        [..., V] in float32 (float64 if given so); the very logits where nothing is to be done.
+        [..., V] in float32, or float64 for float64 logits. The same tensor if nothing changes.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature != 1.0:
@@ -67,24 +67,24 @@ def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered, index = scores.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
-        # A token stays while the mass before it is short of top_p: the first one always does.
+        # Keep tokens while the mass before them is below top_p. The first one is always kept.
         outside = (mass.cumsum(-1) - mass) >= sampling.top_p
         scores = scores.masked_fill(outside.scatter(-1, index, outside), -math.inf)
     return scores
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The warped distribution, [..., V]; sums to 1."""
+    """Return the warped distribution, [..., V], which sums to 1."""
     return warp_logits(logits, sampling).softmax(-1)
 
 
 def log_warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logarithm of the warped distribution, [..., V]; -inf outside the cuts."""
+    """Return the logarithm of the warped distribution, [..., V]; -inf outside of the cuts."""
     return warp_logits(logits, sampling).log_softmax(-1)
 
 
 def hash_key(*parts: object) -> int:
-    """A 64-bit key from any printable parts, the same on every machine."""
+    """Return a 64-bit key of any printable parts, the same on every machine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -93,16 +93,19 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: Tensor, key: int) -> Tensor:
-    """Philox4x32-10 (Salmon et al., SC 2011), in int64 arithmetic, so equal on CPU and GPU.
+    """Return Philox4x32-10 random words (Salmon et al., SC 2011).
+
+    Uses int64 arithmetic, so that CPU and GPU agree.
 
     Args:
         counter: [4, ...] int64, each word in [0, 2**32).
         key: 64 bits; the low word is the first key word.
+
     Returns:
         [4, ...] int64, each word uniform in [0, 2**32).
     """
     near = counter.device.type == "cpu"
-    # Whole numbers of arrays and of tensors wrap alike; an array's cost a third of the time.
+    # NumPy's int64 wraps like torch's, in a third of the time.
     words: Any = counter.numpy().reshape(4, -1) if near else counter.unbind(0)
     c0, c1, c2, c3 = words
     k0, k1 = key & _LOW, key >> 32
@@ -121,10 +124,10 @@ def philox(counter: Tensor, key: int) -> Tensor:
 
 
 class Noise:
-    """Gumbel noise keyed by (seed, prompt, turn, output index) and indexed by target token id.
+    """Gumbel noise, keyed by (seed, prompt, turn, output index) and indexed by target token id.
 
-    No draft, tree or vocabulary can change it, so `argmax(log p + noise)` commits the same token
-    whatever was proposed. Rows are made in blocks and the last two blocks are kept.
+    It does not depend on drafts, trees or vocabularies, so `argmax(log p + noise)` commits the same
+    token whatever was proposed. Rows are computed in blocks, and the last two blocks are kept.
     """
 
     def __init__(
@@ -133,12 +136,12 @@ class Noise:
         self._key = hash_key("noise", seed, prompt_id, turn)
         self._vocab = vocab
         self._device = device
-        # About a million numbers at a time: enough to amortise the calls, little to hold.
+        # About a million numbers per block amortize the calls and need little memory.
         self._block = max(1, min(32, (1 << 20) // vocab))
         self._blocks: dict[int, Tensor] = {}
 
     def rows(self, first: int, n: int) -> Tensor:
-        """Noise of output positions first..first+n-1: [n, V] float32."""
+        """Return the noise of the output positions first to first + n - 1: [n, V] float32."""
         start, stop = first // self._block, (first + n - 1) // self._block
         parts = [self._make(b) for b in range(start, stop + 1)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -146,7 +149,7 @@ class Noise:
         return whole[offset : offset + n]
 
     def clear(self) -> None:
-        """Keep no block; they are made again where they are asked for."""
+        """Drop the kept blocks. They are computed again when needed."""
         self._blocks.clear()
 
     def _make(self, block: int) -> Tensor:

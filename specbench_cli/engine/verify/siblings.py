@@ -1,25 +1,26 @@
-"""Verification of trees: which path stands, and which token follows it. Pure functions.
+"""Verification of trees: accepted path, and the next token. Pure functions.
 
-All walk down from the root. At a node they commit one of its children and go on there, or commit a
-token of the target's own and stop. What tells them apart is how the children were chosen:
+All functions walk down from the root. At each node they accept one of its children and continue
+there, or commit a token of the target and stop. They differ in how the children were chosen:
 
 * `match`: the target has chosen its token at every node (argmax of its logits, or of log p +
-  noise), as in `chain.match`; a child stands iff it holds it.
-* `point_mass`: children chosen without a draw. The target draws its token; a child stands iff it
-  holds it. Each child then stands with the target's probability of it, which is what rejection of
-  a point mass comes to, whatever the order.
-* `multi_round`: children drawn from a distribution of the draft, with or without replacement.
+  noise), as in `chain.match`. A child is accepted if it holds this token.
+* `point_mass`: children chosen without a draw. The target draws its token, and a child is accepted
+  if it holds it. Each child is then accepted with the target's probability of it, which equals
+  rejection sampling with a one-hot draft distribution, in any order.
+* `multi_round`: children drawn from a draft distribution, with or without replacement.
 
-Every rule draws once at a node, or once for each child in a fixed order, never once for each path:
-several draws at one node, the longest match kept, would favour drafted tokens.
+Every rule draws once per node, or once per child in a fixed order, but never once per path: keeping
+the longest of several draws at one node would favour drafted tokens.
 
-`relaxed` walks by any of them and an accept rule beside it: at a node the child goes first that the
-lossless rule takes, and where it takes none, the first in the order of tests that may pass.
+`walk_relaxed` combines any of them with an accept rule. At a node the lossless rule's child comes
+first. If it accepts none, the first child in test order that the accept rule keeps is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,17 +29,18 @@ from specbench_cli.engine import host
 from specbench_cli.engine.verify.chain import residual
 from specbench_cli.engine.verify.random import Random
 from specbench_cli.engine.verify.tree import ROOT, Tree, find_child
+from specbench_cli.former_names import get_renamed
 
 
 def remaining_distribution(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
-    """The distribution of the next draw without replacement, in float64.
+    """Return the distribution of the next draw without replacement, in float64.
 
-    Where nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et
-    al. 2024, arXiv:2402.12374), so that up to V children can be drawn.
+    If nothing of q is left, all tokens not drawn yet are equally likely (as in Sequoia, Chen et al.
+    2024, arXiv:2402.12374), so that up to V children can be drawn.
 
     Args:
         q: [..., V], the distribution of the first draw.
-        drawn: the ids of the earlier draws, [..., k] for many distributions.
+        drawn: Ids of the earlier draws, [..., k] for many distributions.
     """
     at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
@@ -51,7 +53,7 @@ Path = tuple[int, ...]
 
 
 def match(tree: Tree, tokens: Sequence[int], choices: Sequence[int]) -> Path:
-    """The nodes that name the target's choices, from the root down.
+    """Return the nodes that hold the target's choices, from the root down.
 
     Args:
         tokens: m ids.
@@ -61,13 +63,14 @@ def match(tree: Tree, tokens: Sequence[int], choices: Sequence[int]) -> Path:
 
 
 def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> tuple[Path, Tensor]:
-    """Verification of children that were chosen without a draw, in any number and order.
+    """Verify children that were chosen without a draw, in any number and order.
 
     Args:
         tokens: m ids.
         p: [m + 1, V], the target's warped distribution at the root and at each node.
+
     Returns:
-        (path, next): the nodes that stand and, as int64 scalar, the token after them.
+        (path, next): the accepted nodes and, as int64 scalar, the token after them.
     """
     drawn: list[Tensor] = []
 
@@ -89,24 +92,25 @@ def multi_round(
     *,
     replacement: bool,
 ) -> tuple[Path, Tensor]:
-    """Recursive rejection sampling: siblings are tested one after another, the first to stand wins.
+    """Verify siblings one after another by recursive rejection sampling, until one is accepted.
 
-    A child x drawn from d stands with probability min(1, r(x) / d(x)), r being the target's
-    distribution at its parent; if it does not, r becomes norm(max(r - d, 0)) for the next child,
-    and the distribution of the token committed where no child stands.
+    A child x drawn from d is accepted with probability min(1, r(x) / d(x)), where r is the target's
+    distribution at its parent. If it is rejected, r becomes norm(max(r - d, 0)) for the next child.
+    If no child is accepted, the next token is drawn from r.
 
     * With replacement, d = q for all: multi-step speculative sampling of SpecInfer (Miao et al.,
-      ASPLOS 2024, arXiv:2305.09781); each child may have a q of its own.
-    * Without, d is q with the earlier siblings taken out: recursive rejection sampling of RSD (Jeon
-      et al. 2024, arXiv:2402.14160).
+      ASPLOS 2024, arXiv:2305.09781). Each child may have its own q.
+    * Without replacement, d is q without the earlier siblings: recursive rejection sampling of RSD
+      (Jeon et al. 2024, arXiv:2402.14160).
 
     Args:
         tokens: m ids, siblings in `tree.children` in the order of their draws.
-        q: [m, V], the distribution of each node's first sibling; equal for siblings without
+        q: [m, V], the distribution of each node's first sibling. Equal for siblings without
             replacement.
         p: [m + 1, V], the target's warped distribution at the root and at each node.
+
     Returns:
-        (path, next): the nodes that stand and, as int64 scalar, the token after them.
+        (path, next): the accepted nodes and, as int64 scalar, the token after them.
     """
     path: list[int] = []
     while True:
@@ -127,7 +131,7 @@ def _test_children(
     *,
     replacement: bool,
 ) -> tuple[int | None, Tensor]:
-    """The child of a node that stands; None, and the distribution of the token in place of all."""
+    """Return the accepted child of a node, or None and the distribution of the next token."""
     r = p[node + 1].double()  # the residuals of several rounds lose too many digits in float32
     tested: list[int] = []
     for child in tree.children[node]:
@@ -140,24 +144,25 @@ def _test_children(
     return None, r
 
 
-# ---- with an accept rule beside it --------------------------------------------------------------
+# ---- with an accept rule ------------------------------------------------------------------------
 
 NodeDecision = tuple[int | None, Callable[[], Tensor]]
-"""The child of a node that a lossless rule takes, if it takes one, and how the token is got that
-it commits where no child stands."""
+"""Child of a node that a lossless rule accepts, or None, and a function that returns the token to
+commit if no child is accepted."""
 
 
 def walk_relaxed(
     tree: Tree, take: Callable[[int], NodeDecision], passes: Sequence[bool]
 ) -> tuple[Path, frozenset[int], Tensor]:
-    """The walk of a lossless rule that an accept rule helps out.
+    """Walk down a tree with a lossless rule and an accept rule.
 
     Args:
-        take: the lossless rule at a node: `by_choice`, `by_draw` or `by_rounds`.
-        passes: of each node, whether the accept rule lets it pass (`decide.passing`).
+        take: The lossless rule at a node: `choice_test`, `draw_test` or `rounds_test`.
+        passes: For each node, whether the accept rule keeps it (`decide.relaxed_mask`).
+
     Returns:
-        (path, passed, next): the nodes that stand, those of them that the lossless rule had
-        rejected, and the token after them.
+        (path, passed, next): the accepted nodes, those of them that the lossless rule had rejected,
+        and the token after them.
     """
     path: list[int] = []
     passed: list[int] = []
@@ -175,7 +180,7 @@ def walk_relaxed(
 def choice_test(
     tree: Tree, tokens: Sequence[int], said: Sequence[int], choices: Tensor
 ) -> Callable[[int], NodeDecision]:
-    """`match` at a node. said: the choices [m + 1] on the host."""
+    """Return `match` as a test of one node. said: the choices [m + 1] on the host."""
     return lambda node: (
         find_child(tree, tokens, node, said[node + 1]),
         lambda: choices[node + 1],
@@ -185,7 +190,7 @@ def choice_test(
 def draw_test(
     tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
 ) -> Callable[[int], NodeDecision]:
-    """`point_mass` at a node."""
+    """Return `point_mass` as a test of one node."""
 
     def take(node: int) -> NodeDecision:
         drawn = random.categorical(p[node + 1])
@@ -197,7 +202,7 @@ def draw_test(
 def rounds_test(
     tree: Tree, tokens: Sequence[int], q: Tensor, p: Tensor, random: Random, *, replacement: bool
 ) -> Callable[[int], NodeDecision]:
-    """`multi_round` at a node."""
+    """Return `multi_round` as a test of one node."""
 
     def take(node: int) -> NodeDecision:
         child, r = _test_children(tree, tokens, q, p, random, node, replacement=replacement)
@@ -213,3 +218,12 @@ def _descend(tree: Tree, tokens: Sequence[int], choice_at: Callable[[int], int])
         path.append(child)
         node = child
     return tuple(path)
+
+
+_FORMER_NAMES = {
+    "remaining": "remaining_distribution",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return get_renamed(__name__, _FORMER_NAMES, name)

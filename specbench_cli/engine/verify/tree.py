@@ -1,11 +1,10 @@
-"""The shape of a token tree: who follows whom, and how a forward over the whole tree must look.
+"""Structure of a token tree, and the mask and positions of a forward over it.
 
-SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781): all nodes go through one forward,
-in which a node sees its ancestors alone ("tree attention") and stands at the position that it has
-on its own path.
+SpecInfer (Miao et al., ASPLOS 2024, arXiv:2305.09781): one forward processes all nodes. Each node
+attends only to its ancestors (tree attention), and its position is its depth on its path.
 
-Nodes are numbered 0..m-1, a parent before its children. `ROOT`, -1, is the last committed token,
-so that row `node + 1` of a forward over the root and the nodes belongs to `node`.
+Nodes are numbered 0..m-1, a parent before its children. `ROOT`, -1, is the last committed token, so
+that row `node + 1` of a forward over the root and the nodes belongs to `node`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree of m nodes; made by `tree_of`.
+    """Tree of m nodes; see `build_tree`.
 
     Attributes:
-        parents: each node's parent, `ROOT` or a lower node.
-        depths: of each node, from 1; its level.
-        children: of each node, in the order of their tests; the last entry, which index `ROOT`
-            names, is the root's.
+        parents: Each node's parent, `ROOT` or a lower node.
+        depths: Level of each node, from 1.
+        children: Children of each node in the order of their tests. The last entry, at index
+            `ROOT`, is the root's.
     """
 
     parents: tuple[int, ...]
@@ -39,11 +38,11 @@ class Tree:
 
     @property
     def levels(self) -> int:
-        """Nodes on the longest path."""
+        """Number of nodes on the longest path."""
         return max(self.depths, default=0)
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from the root's child down to `node`; nothing for `ROOT`."""
+        """Return the nodes from the root's child down to `node`. Empty for `ROOT`."""
         up = []
         while node != ROOT:
             up.append(node)
@@ -51,17 +50,17 @@ class Tree:
         return tuple(reversed(up))
 
     def paths(self) -> Iterator[tuple[int, ...]]:
-        """The path of every leaf."""
+        """Return the path of every leaf."""
         return (self.path(node) for node in range(len(self.parents)) if not self.children[node])
 
 
 @lru_cache(maxsize=256)
 def build_tree(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -> Tree:
-    """The tree that well-formed `parents` describe; kept, since templates come again.
+    """Return the tree of valid `parents`. Cached, because templates repeat.
 
     Args:
-        parents: each node's parent, `ROOT` or a lower node.
-        order: all nodes, in the order in which siblings are tested; default: as numbered.
+        parents: Each node's parent, `ROOT` or a lower node.
+        order: All nodes, in the order in which siblings are tested. Default: as numbered.
     """
     depths: list[int] = []
     for parent in parents:
@@ -74,11 +73,12 @@ def build_tree(parents: tuple[int, ...], order: tuple[int, ...] | None = None) -
 
 @lru_cache(maxsize=256)
 def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """What a forward over the root and all nodes needs, besides their ids; not to be changed.
+    """Return the mask and depths of a forward over the root and all nodes. Cached; do not change
+    them.
 
     Returns:
         (mask, depths): [m + 1, m + 1] bool, row i sees row j, its ancestor or itself; and [m + 1]
-        int64, how far each row's position lies behind the root's.
+        int64, the offset of each row's position from the root's.
     """
     n = len(parents) + 1
     depths = [0] * n
@@ -96,12 +96,12 @@ def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class MergedTree:
-    """Several trees as one; made by `merge`.
+    """Several trees as one; see `merge_trees`.
 
     Attributes:
-        ids: of each node.
-        parents: of each node, as in `Tree`.
-        places: for each part, where its nodes are.
+        ids: Token id of each node.
+        parents: Parent of each node, as in `Tree`.
+        places: For each part, the indices of its nodes.
     """
 
     ids: tuple[int, ...]
@@ -110,13 +110,13 @@ class MergedTree:
 
 
 def merge_trees(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> MergedTree:
-    """One tree that holds every path of several; nodes with equal paths become one.
+    """Return one tree with the paths of several. Nodes with equal paths become one.
 
-    Nodes come in the order of the parts. The tokens of none may have been drawn: what a path's
-    distribution is cannot be said of it if others led to it too.
+    Nodes are in the order of the parts. Use it only for tokens chosen without a draw: the
+    distribution of a drawn token is unknown if other parts led to it too.
 
     Args:
-        parts: (ids, parents) of each; None for a chain.
+        parts: (ids, parents) of each tree. `parents` is None for a chain.
     """
     found: dict[tuple[int, int], int] = {}
     places = []
@@ -133,5 +133,5 @@ def merge_trees(parts: Iterable[tuple[Sequence[int], Sequence[int] | None]]) -> 
 
 
 def find_child(tree: Tree, tokens: Sequence[int], node: int, token: int) -> int | None:
-    """The first child of a node that holds a token, None if there is none."""
+    """Return the first child of a node that holds a token, or None."""
     return next((child for child in tree.children[node] if tokens[child] == token), None)

@@ -21,18 +21,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """How logits of the whole prompt and of the weakened one are put together.
+    """Combination of the logits of the whole prompt and of the weakened prompt.
 
-    A row is contrasted where its spread is at most `below`. Then logit by logit it becomes
-    z + beta (z - z_weakened), and tokens whose probability was less than `floor` times the
-    greatest one are left out. All other rows stay as they are.
+    A row is contrasted if its normalized standard deviation is at most `below`. Each logit then
+    becomes z + beta (z - z_weakened), and tokens with less than `floor` times the greatest
+    probability are removed. All other rows are unchanged.
 
     Attributes:
-        beta: how far a row is moved; 0: not at all.
-        keep: share of the prompt's tokens, the last ones, that the weakened prompt has behind the
-            first one.
-        below: greatest spread of a row that is contrasted, 0 to 1.
-        floor: share of the greatest probability that a token must have; 0: none.
+        beta: Strength of the contrast; 0 for none.
+        keep: Share of the prompt's tokens at its end that the weakened prompt keeps, after the
+            first token.
+        below: Maximum normalized standard deviation of a contrasted row, 0 to 1.
+        floor: Minimum share of the greatest probability; 0 keeps all tokens.
     """
 
     beta: float = 0.5
@@ -41,23 +41,25 @@ class Contrast:
     floor: float = 0.1
 
     def weaken(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The weakened prompt: the first token, which many models lean on, and the last ones."""
+        """Return the weakened prompt: the first token, an attention sink in many models, and the
+        last ones."""
         rest = len(prompt) - 1
         kept = min(rest, max(1, round(self.keep * rest)))
         return (*prompt[:1], *prompt[1 + rest - kept :])
 
     def apply(self, rows: Tensor, weak: Tensor) -> Tensor:
-        """Logits of the whole prompt, contrasted with those of the weakened one.
+        """Return the logits of the whole prompt, contrasted with those of the weakened one.
 
         Args:
-            rows, weak: [n, V] each, behind the same tokens.
+            rows, weak: [n, V] each, after the same tokens.
+
         Returns:
-            [n, V] in float32 (float64 if given so); minus infinity where a token is left out.
+            [n, V] in float32, or float64 for float64 logits; minus infinity for removed tokens.
         """
         kind = torch.promote_types(rows.dtype, torch.float32)
         whole, weak = rows.to(kind), weak.to(kind)
         p = whole.softmax(-1)
-        # Of a token that one of the two cannot say there is no difference.
+        # No difference for tokens with probability 0 in one of the two.
         differs = (whole - weak).masked_fill(whole.isneginf() | weak.isneginf(), 0.0)
         moved = whole + self.beta * differs
         moved = moved.masked_fill(p < self.floor * p.amax(-1, keepdim=True), -math.inf)
@@ -65,18 +67,19 @@ class Contrast:
 
     @property
     def error_factor(self) -> float:
-        """By how much at most an error of logits grows: both readings have it."""
+        """Maximum factor by which an error of the logits grows. Both forwards have the error."""
         return 1.0 + 2.0 * self.beta
 
     def borderline_variants(self, vocab: int, error: float) -> tuple[Contrast, ...]:
-        """This contrast with its two borders as far off as errors of logits may move them.
+        """Return this contrast with its two thresholds moved as far as errors of the logits may
+        move them.
 
-        Probabilities are then off by the factor e^(2 error) at most, and what is asked of a row's
-        spread and of a token's share is as much as that more, or less.
+        Probabilities are then wrong by a factor of at most e^(2 error), which moves a row's
+        standard deviation and a token's share by the same factor.
 
         Args:
             vocab: V.
-            error: of each logit, at most.
+            error: Maximum error of each logit.
         """
         least, off = 1.0 / vocab, math.exp(2.0 * error)
         squares = [(self.below**2 * (1.0 - least) + least) * by for by in (off**2, off**-2)]
@@ -89,7 +92,9 @@ class Contrast:
 
 
 def normalized_std(p: Tensor) -> Tensor:
-    """How far from even distributions [n, V] are, [n]: their standard deviation over the
-    vocabulary, in that of a sure one, which is 1; 0 where all tokens are as likely."""
+    """Return the normalized standard deviation [n] of distributions [n, V].
+
+    It is 1 for a one-hot distribution, and 0 for the uniform one.
+    """
     even = 1.0 / p.shape[-1]
     return (((p * p).sum(-1) - even).clamp_min(0.0) / (1.0 - even)).sqrt()

@@ -30,11 +30,11 @@ class Verifier:
         prompt_id: The prompt, for messages.
         text: The text that the drafts continue.
         chooser: The decoding rule.
-        checks: Checks of the drafts.
+        validator: Checks of the drafts.
         processing: Changes the target's logits. None leaves them unchanged.
         meter: Trace of the forwards that led to a draft.
         place: Index of the sequence in its batch. None means that it is decoded alone.
-        seen: Record of what was verified.
+        step_log: Record of what was verified.
         recording: Tokens that decide in place of the target. None means that the target decides.
 
     Attributes:
@@ -84,9 +84,9 @@ class Verifier:
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
         """Decide a draft, or the first token after the prompt, which has no draft."""
         tree = None if draft.parents is None else build_tree(draft.parents, draft.order)
-        random, drafters = self._chooser.random, self._meter.greatest(self._place)
+        random, drafters = self._chooser.random, self._meter.pop_largest_logits(self._place)
         rows = self._chooser.align(rows)
-        rows = self._process(draft, rows)  # where tokens are replayed too: it takes its time
+        rows = self._process(draft, rows)  # in replays too, for their timing
         if self._recording is not None:
             levels = range(rows.shape[0]) if tree is None else (0, *tree.depths)
             choices = self._recording.choices(self._text.position, levels)
@@ -128,7 +128,7 @@ class Verifier:
         return outcome
 
     def _process(self, draft: Draft, rows: Tensor) -> Tensor:
-        """Rows as the run's contrast and its processor make them of the text that leads to each."""
+        """Return rows after the run's contrast and logits processor."""
         if self.weakened is not None:
             rows = self.weakened.apply_contrast(draft, rows)
         if self._processing is None:
@@ -141,13 +141,12 @@ class Verifier:
             raise self._with_step(fault) from None
 
     def _with_step(self, fault: ArithmeticError) -> ArithmeticError:
-        """A fault in the target's numbers with its place: prefill is step 0."""
+        """Return an error about the target's numbers with its prompt and step (0: prefill)."""
         at = f"{self._prompt_id}, step {self._text.steps}"
         return ArithmeticError(f"{at}: {fault}")
 
     def _distributions(self, rows: Tensor) -> Tensor:
-        """What an accept rule is given: the warped distributions; under greedy decoding, which has
-        no temperature, softmax."""
+        """Return the distributions for an accept rule: warped, or softmax under greedy decoding."""
         if self._sampling.rule != "greedy":
             return self._chooser.warp(rows)
         return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)

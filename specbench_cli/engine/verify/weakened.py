@@ -1,4 +1,4 @@
-"""The target's second reading under a contrast: the weakened prompt, and the output behind it."""
+"""The target's second forward under a contrast: over the weakened prompt and the output."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from specbench_cli.engine.verify.uscd import Contrast
 
 
 class WeakenedPromptReader:
-    """Reads every draft once more behind the weakened prompt, in lock-step with the text: what is
-    committed there is kept here, and all else is rolled back. Its forwards count as the target's.
+    """Runs every draft a second time, after the weakened prompt.
+
+    It follows the text: committed rows are kept, all others are rolled back. Its forwards count as
+    the target's.
 
     Args:
-        target: behind a meter.
-        state: of the target, this reading's own.
-        prompt: the request's.
-        longest: tokens of an output, at most.
-        place: of the text among those that are decoded together.
+        target: The metered target.
+        state: State of the target, for this reader only.
+        prompt: The request's prompt.
+        longest: Maximum number of output tokens.
+        place: Index of the sequence in its batch.
     """
 
     def __init__(
@@ -44,20 +46,22 @@ class WeakenedPromptReader:
         self._has_draft_rows = False  # True if rows of a draft follow them
 
     def set_state(self, state: State) -> None:
-        """Have another state, before anything was read."""
+        """Set another state, before the first forward."""
         self._scoring.state = state
 
     def apply_contrast(self, draft: Draft, rows: Tensor) -> Tensor:
-        """The target's logits at the root and the nodes of a draft, or behind the prompt, as the
-        contrast has them; one forward.
+        """Return the contrasted logits at the root and the nodes of a draft, or after the prompt.
+
+        Runs one forward.
 
         Args:
-            rows: [m + 1, V], or [m, V] without the last node's of a chain; left as they are.
+            rows: [m + 1, V], or [m, V] without the row of a chain's last node. They are not
+                changed.
         """
         return self._contrast.apply(rows, self._read(draft, rows.shape[0]))
 
     def commit(self, outcome: Outcome) -> None:
-        """Keep the rows of what was committed, but for those of its last token."""
+        """Keep the rows of the committed tokens, without the last one."""
         prompt = range(self._text.prompt_length) if not self._text.position else None
         self._text.append(outcome)
         if self._has_draft_rows:
@@ -66,7 +70,7 @@ class WeakenedPromptReader:
         self._has_draft_rows, self._kept = False, self._scoring.state.position()
 
     def _read(self, draft: Draft, n: int) -> Tensor:
-        """Logits [n, V] behind the weakened prompt."""
+        """Return the logits [n, V] after the weakened prompt."""
         scoring, text = self._scoring, self._text
         if self._has_draft_rows:  # of a draft that nothing came of
             scoring.state.rollback(0, self._kept)

@@ -24,10 +24,10 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import RunDir
 
 START_TIMEOUT_S = 300.0
-"""The longest that a worker may take to be there: Ray waits as long as its device is taken."""
+"""Maximum time in seconds until a worker starts. Ray waits as long as its device is in use."""
 
 CONNECT_TIMEOUT_S = 5.0
-"""The longest that a cluster's head may take to take a call."""
+"""Maximum time in seconds until the head of a cluster accepts a connection."""
 
 _START_HINT = (
     "ray start --head (docs/how-to/workers.md says how on several machines, Slurm and Kubernetes)"
@@ -36,7 +36,7 @@ _START_HINT = (
 
 @dataclass(frozen=True)
 class WorkerDevice:
-    """A device that a worker gets for itself, with its share of the node's CPUs."""
+    """Device of a worker, with its share of the node's CPUs."""
 
     node: str
     address: str
@@ -48,14 +48,14 @@ class WorkerDevice:
 
 
 def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
-    """The devices of a cluster that a run can have: each GPU; the CPUs of each node, as one, where
-    it asks for them or no node has a GPU.
+    """Return the devices of a cluster for a run: each GPU, or the CPUs of each node as one device.
 
     Args:
-        nodes: as `ray.nodes()` lists them.
-        device: that the run asks for: auto, cpu or cuda.
+        nodes: Result of `ray.nodes()`.
+        device: Device of the run: auto, cpu or cuda.
+
     Raises:
-        EnvironmentFault: there is none.
+        EnvironmentFault: there is no such device.
     """
     alive = [node for node in nodes if node["Alive"]]
     alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
@@ -87,7 +87,7 @@ def devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevic
 
 
 class RayWorkers:
-    """See `scheduling.Workers`; made by `connect`."""
+    """Implementation of `scheduling.Workers`, created by `connect`."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -206,14 +206,14 @@ def measure_on_cluster(
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT, because Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
 class _FilteredStdout:
-    """What goes to stdout, without what Ray's own threads print there: results go to it."""
+    """Standard output without the messages of Ray's threads, because results go there."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -229,7 +229,7 @@ class _FilteredStdout:
 
 
 def _package() -> Any:
-    """Ray. Raises EnvironmentFault where it is not installed."""
+    """Return the package `ray`. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as fault:
@@ -240,6 +240,6 @@ def _package() -> Any:
 
 
 def _missing_module(text: str) -> str | None:
-    """Of what Ray says of a worker, the module that its machine does not have."""
+    """Return the import error in a message of Ray, if there is one."""
     lines = map(str.strip, text.splitlines())
     return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

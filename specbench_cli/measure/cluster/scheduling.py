@@ -33,7 +33,8 @@ from specbench_cli.plan.plan import Plan, prompts_per_batch
 from specbench_cli.store.run_dir import RunDir
 
 MAX_LOST_WORKERS = 3
-"""Workers that may be lost over one deal; then it is thought to be what ends them."""
+"""Number of workers lost over one assignment after which the run stops, because it may be the
+cause."""
 
 _SETUP_HINT = (
     f"have the same there, in the Python of its Ray: pip install specbench-cli=={__version__}, the"
@@ -42,7 +43,7 @@ _SETUP_HINT = (
 
 _DIFFERENCE = "{} ({}, there {})"
 _PER_WORKER_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""The variable in which the workers of a machine differ."""
+"""Environment variable that differs between the workers of a machine."""
 
 
 class Workers(Protocol):
@@ -52,10 +53,12 @@ class Workers(Protocol):
         """Start a worker for each device of the cluster.
 
         Args:
-            names: what they are called, as many as it takes.
-            folder: from where the configuration's paths lead.
+            names: Names of the workers, as many as needed.
+            folder: Folder to which paths in the configuration are relative.
+
         Returns:
-            Where each is, in words.
+            A description of each worker's device.
+
         Raises:
             EnvironmentFault: there is no such device.
         """
@@ -64,8 +67,8 @@ class Workers(Protocol):
         """Send an order to a worker: the name of a method of `ClusterWorker`."""
 
     def receive(self) -> tuple[str, Any]:
-        """Wait for a worker to be done: its name, and what it came to, be it an exception. One that
-        is lost came to a WorkerLost."""
+        """Wait for a worker. Return its name and its result or exception; a lost one returns
+        WorkerLost."""
 
     def end(self, name: str) -> None:
         """End a worker."""
@@ -125,7 +128,7 @@ class Scheduler:
         self._finish()
 
     def _check_workers(self) -> None:
-        """See that every worker is what this run can be measured by."""
+        """Check that every worker can measure this run."""
         infos: dict[str, WorkerInfo] = self._call_workers("introduce", starting=True)
         ours = shared_facts(self._plan)
         for name, own in infos.items():
@@ -161,7 +164,7 @@ class Scheduler:
         self._run_dir.update(machine={**infos[first].machine}, program={**kept, **common})
 
     def _load(self) -> None:
-        """Have all load; the first one's costs of forwards are everybody's."""
+        """Load the models on all workers. All of them use the costs of the first one."""
         labels = ", ".join(each.label for each in self._plan.checkpoints.values())
         self._view.stage(f"loading {labels} in {_counted(self._places, 'worker')}")
         first, *others = self._places
@@ -184,7 +187,7 @@ class Scheduler:
         )
 
     def _assign_questions(self) -> None:
-        """Deal until nothing is missing."""
+        """Assign questions to workers until none is missing."""
         schedule = [
             question.prompt_id
             for question, method_runs in self._plan.schedule(self._number)
@@ -235,7 +238,7 @@ class Scheduler:
                 )
 
     def _store(self, name: str, result: AssignmentResult) -> None:
-        """Write what a worker made of a deal."""
+        """Store the result of an assignment."""
         for note in result.notes:
             self._view.note(f"worker {name}: {note}")
         if result.prompts:
@@ -257,7 +260,7 @@ class Scheduler:
             self._judged.add(name)
 
     def _finish(self) -> None:
-        """Have workers look back, and one of them look for near-ties."""
+        """Let the workers check for leaks, and one of them find near-ties."""
         self._view.stage("decoding first prompts once more")
         found: list[WorkerResult] = list(self._call_workers("conclude").values())
         manifest = self._run_dir.manifest
@@ -284,8 +287,12 @@ class Scheduler:
     def _call_workers(
         self, what: str, *args: Any, of: Sequence[str] | None = None, starting: bool = False
     ) -> dict[str, Any]:
-        """What workers, all if not said, come to when asked the same; those that are lost are left
-        out, which while `starting` is an EnvironmentFault."""
+        """Send an order to workers and return their results. Lost workers are left out.
+
+        Args:
+            of: Names of the workers. None sends it to all.
+            starting: True raises EnvironmentFault for a lost worker.
+        """
         asked = [*self._places] if of is None else of
         for name in asked:
             self._workers.send(name, what, *args)
@@ -304,7 +311,7 @@ class Scheduler:
         return {name: found[name] for name in asked if name in found}
 
     def _receive(self) -> tuple[str, Any]:
-        """A worker's answer. Raises what it failed with, saying whose it is."""
+        """Return the next result of a worker. Raise its error, with the worker's name."""
         name, reply = self._workers.receive()
         if isinstance(reply, SpecbenchError) and not isinstance(reply, WorkerLost):
             message = f"worker {name} ({self._places[name]}): {reply.message}"
@@ -314,7 +321,7 @@ class Scheduler:
         return name, reply
 
     def _drop_worker(self, name: str, why: str) -> None:
-        """A worker is no more."""
+        """Remove a lost worker and note it."""
         where = self._places.pop(name)
         self._view.note(f"worker {name} ({where}) was lost: {why}")
         self._workers.end(name)

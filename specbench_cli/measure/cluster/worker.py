@@ -1,4 +1,4 @@
-"""A worker: one device, which measures all rows of the questions that it is dealt."""
+"""A cluster worker: one device that measures all methods on its assigned questions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """What a manifest keeps of what a worker decodes with; see `Bench`."""
+    """Manifest entries of a worker's loaded models; see `Bench`."""
 
     models: Mapping[str, Any]
     heads: Mapping[str, Any]
@@ -52,11 +52,11 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class AssignmentResult:
-    """What became of the questions that a worker was dealt.
+    """Result of an assignment.
 
-    notes: what a person should know. dropped: rows that it gave up until now, and why.
-    lost: why some of it is missing: a process of its own was lost. judged: whether outputs needed
-    the judge until now.
+    notes: Notes for the user. dropped: Methods that the worker dropped so far, with the reason.
+    lost: Reason if something is missing because a process was lost. judged: True if outputs needed
+    the judge so far.
     """
 
     records: list[Record]
@@ -69,7 +69,7 @@ class AssignmentResult:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a worker knows once it is dealt nothing more, as a manifest keeps it."""
+    """Manifest entries that a worker returns at the end."""
 
     leaks: Mapping[str, str]
     tolerance: Mapping[str, Any] | None
@@ -77,12 +77,13 @@ class WorkerResult:
 
 
 class ClusterWorker:
-    """Does what it is asked, each a method: a run of its own, in a folder that goes with it, whose
-    records its driver takes.
+    """Worker whose methods are the orders of the driver.
+
+    It has its own run in a temporary folder. The driver stores the records.
 
     Args:
-        order: the run's configuration as JSON.
-        folder: from where its paths lead.
+        order: Configuration of the run as JSON.
+        folder: Folder to which its paths are relative.
     """
 
     def __init__(self, order: str, folder: str) -> None:
@@ -94,20 +95,20 @@ class ClusterWorker:
         self._assignments = 0
 
     def introduce(self) -> WorkerInfo:
-        """Plan the run with what is here. Raises what `make_plan` does."""
+        """Plan the run on this machine. Raises what `make_plan` does."""
         config = RunConfig.model_validate_json(self._order)
         check_plugins(config)
         self._plan = make_plan(config)
         return WorkerInfo(shared_facts(self._plan), machine_facts(), fingerprint())
 
     def load(self, costs: Mapping[str, Any] | None) -> LoadedModels:
-        """Load what is decoded with.
+        """Load the models.
 
         Args:
-            costs: what forwards cost, as the run's methods shall know it; None: it is measured if
-                one of them asks.
+            costs: Costs of forwards for the methods. None measures them if a method uses them.
+
         Raises:
-            UsageError, EnvironmentFault: it does not load, or a prompt is too long.
+            UsageError, EnvironmentFault: a model does not load, or a prompt is too long.
         """
         held = {**manifest(self._plan, {}), "step_costs": costs}
         self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
@@ -169,14 +170,14 @@ class ClusterWorker:
         return self._repeat.near_ties(needed=True)
 
     def close(self) -> None:
-        """End what it began."""
+        """End the worker's processes and remove its folder."""
         self._bench.close()
         end_plugin_processes()
         self._home.cleanup()
 
 
 class WorkerProgress:
-    """Keeps what a driver is told; see `RunView`."""
+    """View that stores records and notes for the driver; see `RunView`."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -195,13 +196,13 @@ class WorkerProgress:
         return []
 
     def _ignore(self, *_: Any, **__: Any) -> None:
-        """Nobody sees a worker at work."""
+        """Show nothing."""
 
     planned = started = stage = prompt = window = handed_over = _ignore
 
 
 def shared_facts(plan: Plan) -> dict[str, str]:
-    """What driver and workers must have in common: `program`, and the weights."""
+    """Return the facts that driver and workers must share: `program`, and the weights."""
     models = {each.label: readable(config_facts, each).sha256 for each in plan.checkpoints.values()}
     heads = {}
     for wanted in (

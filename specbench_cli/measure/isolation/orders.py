@@ -20,7 +20,7 @@ from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.verify.hooks import check_return
 from specbench_cli.engine.verify.sampling import Sampling
-from specbench_cli.engine.workers.lifeline import end_with
+from specbench_cli.engine.workers.process_lifetime import exit_with_parent
 from specbench_cli.errors import MethodFault, SpecbenchError
 from specbench_cli.measure import worker_process
 from specbench_cli.measure.batch_measurement import make_measurable
@@ -38,13 +38,15 @@ from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
 
 MAX_MEMORY_SHARE = 0.9
-"""Share of the free memory that a plug-in's process may take."""
+"""Share of the free memory that a plug-in process may use."""
 
 
 @dataclass(frozen=True)
 class LoadOrder:
-    """What is needed to decode: the run's configuration, its models by role, what forwards cost,
-    the rows, each as (method, label, parameters), and the grammar."""
+    """Order to load models.
+
+    costs: Costs of forwards. rows: (method, label, parameters) of each method.
+    """
 
     config: RunConfig
     target: Checkpoint
@@ -72,7 +74,7 @@ class MeasurementOrder:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells it from the row's others."""
+        """Key among the outputs of a method."""
         return self.prompt.prompt_id, self.prompt.turn, self.pass_
 
 
@@ -101,7 +103,7 @@ class PluginOrders:
         return state.changed(before)
 
     def vet(self, rows: Sequence[MethodChoice]) -> list[str]:
-        """Make the rows' methods, and ask them all that a run asks; what that changed here."""
+        """Create the methods and read their declarations. Return the state that this changed."""
         before = state.capture_state()
         for row in rows:
             method_run = MethodRun(row.name, row.label, row.params)
@@ -121,7 +123,7 @@ class PluginOrders:
         return state.changed(before)
 
     def open(self, opening: LoadOrder) -> dict[str, Any]:
-        """Load what is decoded with; what the manifest keeps of trained modules."""
+        """Load the models. Return the manifest entries of trained modules."""
         config = opening.config.model_copy(update={"isolation": "none"})  # it is here
         self.method_runs = {
             label: MethodRun(name, label, passed) for name, label, passed in opening.rows
@@ -138,7 +140,7 @@ class PluginOrders:
         return self.bench.heads()
 
     def warm_up(self, label: str, ids: Sequence[int], capacity: int) -> str | None:
-        """Run a row a little, at the beginning of a pass; why that failed."""
+        """Warm up a method at the start of a repeat. Return the error if that failed."""
         self.bench.workspace.reserve(capacity)
         memory = self.memory[label] = Memory()
         fresh = Memory().save()
@@ -163,11 +165,11 @@ class PluginOrders:
         chunk: int,
         arrivals: Sequence[float],
     ) -> list[MeasurementReply]:
-        """Measure cells of a row.
+        """Measure outputs of a method.
 
         Args:
-            size, chunk, arrivals: see `BatchMeasurement`.
-            settled: the keys of those that will not be measured again.
+            size, chunk, arrivals: See `BatchMeasurement`.
+            finished: Keys of outputs that will not be measured again.
         """
         for key in finished:
             self.measurements.pop(key, None)
@@ -205,8 +207,8 @@ class PluginOrders:
 
 
 _PROPERTIES = (
-    "name params accept upper_bound needed scope state_scope uses_costs learns timing_free workers"
-    " bonus peer baseline batches paper tunable"
+    "name params accept upper_bound requirements scope state_scope uses_costs learns timing_free"
+    " workers bonus peer baseline batches paper_params tunable"
 ).split()
 
 
@@ -215,7 +217,7 @@ def serve() -> NoReturn:
 
     The first argument in `sys.argv` is the parent process. If the parent ends, this one ends too.
     """
-    end_with(int(sys.argv[1]))
+    exit_with_parent(int(sys.argv[1]))
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):  # for the parent, which ends this one
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     os.dup2(2, 1)  # stdout is the run's
@@ -224,7 +226,7 @@ def serve() -> NoReturn:
 
 
 def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
-    """What an order came to: "done" and the result, "refused" and an error's words, or "failed"."""
+    """Return the result of an order: "done" and its value, "refused" and an error, or "failed"."""
     try:
         return "done", work()
     except SpecbenchError as fault:
@@ -236,13 +238,13 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _prefer_oom_kill() -> None:
-    """Have the system end this process, and not the run, where memory runs out."""
+    """Make the system kill this process rather than the run if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    """Have what asks for more memory than there is fail here, not the machine."""
+    """Make allocations fail in this process before the machine runs out of memory."""
     import resource
 
     used = psutil.Process().memory_info().vms

@@ -68,7 +68,7 @@ class PluginMethods:
                 self.unfit |= dict.fromkeys(own, fault)
 
     def warm_up(self, method_run: MethodRun, ids: Sequence[int], capacity: int) -> str | None:
-        """Run a row a little, at the beginning of a pass; why that failed."""
+        """Warm up a method at the start of a repeat. Return the error if that failed."""
         self._warm[method_run.label] = [*ids], capacity
         try:
             return self._warm_up(method_run.label)
@@ -113,7 +113,7 @@ class PluginMethods:
         return found
 
     def mark_finished(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
-        """Cells will not be measured again."""
+        """Note measurements that will not be repeated."""
         self._finished += [
             (method_run.label, *_make_order(measurement).key) for measurement in measurements
         ]
@@ -168,7 +168,7 @@ class PluginMeasurements(BatchMeasurement):
         self._methods = methods
 
     def measure(self) -> None:
-        """Have them measured; a process that ends fails them."""
+        """Measure in the plug-in process. If the process ends, the measurements fail."""
         measurements = self._measurements
         try:
             how = self._size, self._chunk, self._arrivals

@@ -53,10 +53,10 @@ def check_plugins(config: RunConfig) -> None:
 
 
 def vet(file: str) -> None:
-    """Import a plug-in in a process of its own, and say so where that changes what others need.
+    """Import a plug-in in its own process, and check that this changes no shared state.
 
     Raises:
-        UsageError: it does not import, ends the process, or changes what is not its own.
+        UsageError: the import fails, ends the process, or changes process-wide state.
     """
     if not Path(file).is_file():
         return  # who imports it says so
@@ -68,7 +68,7 @@ def vet(file: str) -> None:
 
 
 def check_method_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> None:
-    """The same of making the methods of rows, and of asking them what they are."""
+    """Check the same for creating the methods and reading their declarations."""
     own: dict[str | None, list[MethodChoice]] = {}
     for row in rows:
         if row.name not in registry.ours():
@@ -81,7 +81,7 @@ def check_method_rows(rows: Sequence[MethodChoice], files: Sequence[str]) -> Non
 
 
 def find_plugin_file(name: str, files: Sequence[str]) -> str | None:
-    """The plug-in that a method is in; None where it is of an installed distribution."""
+    """Return the plug-in file that defines a method; None if it is installed."""
     return next((file for file in files if name in registry.load_plugin(file)), None)
 
 
@@ -186,7 +186,7 @@ _ERRORS = {each.__name__: each for each in (MethodFault, EnvironmentFault, Worke
 
 
 def _check_unchanged(what: str, when: str, changed: Sequence[str]) -> None:
-    """Raise UsageError where a plug-in changes what others need."""
+    """Raise UsageError if a plug-in changed process-wide state."""
     if changed:
         end_plugin_processes()
         raise UsageError(

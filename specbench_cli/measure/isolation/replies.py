@@ -1,7 +1,7 @@
-"""Answers of a plug-in process, as bytes that the run can read without running anything.
+"""Replies of a plug-in process as bytes, which the run can read without executing code.
 
-A measurement is a reference, which names a class and holds its fields. A pickle that refers to a
-class or a function is refused: by one, it could call or change what the run uses.
+A measurement is stored as the name of a class and its fields. A pickle that refers to another class
+or a function is rejected, because it could call or change code of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasurementReply:
-    """What became of a cell; lost: what is said of a worker of its own that was lost."""
+    """Result of a measurement. lost: Message if a worker of the plug-in was lost."""
 
     output: DecodedOutput | None
     delay_ns: int
@@ -33,10 +33,10 @@ def dump(answer: object) -> bytes:
 
 
 def load(content: bytes) -> Any:
-    """Return the answer that bytes hold.
+    """Return the reply in some bytes.
 
     Raises:
-        Exception: they hold something else than plain data and measurements.
+        Exception: they contain something else than plain data and measurements.
     """
     return _Reader(io.BytesIO(content)).load()
 
@@ -49,7 +49,13 @@ def _classes() -> dict[str, type[Any]]:
     from specbench_cli.store import schema
 
     of_records = (
-        *(schema.Batch, schema.Drafted, schema.ForwardKind, schema.Likelihood, schema.Ns),
+        *(
+            schema.BatchMembership,
+            schema.DraftedTokens,
+            schema.ForwardKind,
+            schema.Likelihood,
+            schema.Ns,
+        ),
         *(schema.Params, schema.Record, schema.Steps, schema.Trace, schema.Verdict),
     )
     return {each.__name__: each for each in (MeasurementReply, DecodedOutput, *of_records)}

@@ -21,22 +21,22 @@ StateSnapshot = Mapping[str, Any]
 
 
 CODE = ("the clock", "built-in functions", "specbench's code")
-"""What a plug-in may not change in its own process either: what measures it."""
+"""State that a plug-in must not change even in its own process, because it measures the plug-in."""
 
 
 def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
-    """The state of this process, by what a person calls it, or some of it; see `changed`."""
+    """Return the state of this process, by name, or a part of it; see `changed`."""
     return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
 def changed(before: StateSnapshot) -> list[str]:
-    """What is otherwise than it was."""
+    """Return the names of state that differs from an earlier snapshot."""
     after = capture_state(before)
     return [name for name in before if not _same(before[name], after[name])]
 
 
 def _same(before: Any, after: Any) -> bool:
-    """Whether all is there that was, the very same where it is code; more may have come."""
+    """Return True if nothing was removed or replaced. Additions are allowed."""
     if not isinstance(before, dict):
         return bool(before == after)
     return all(name in after and after[name] is value for name, value in before.items())
@@ -62,7 +62,7 @@ def _streams() -> Any:
 
 
 def _code(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """The functions and classes of modules, with what the classes define."""
+    """Return the functions and classes of modules, with the members of the classes."""
     found: dict[str, Any] = {}
     for module, held in list(sys.modules.items()):
         if module.partition(".")[0] in prefixes:

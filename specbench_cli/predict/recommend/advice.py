@@ -13,13 +13,13 @@ from specbench_cli.engine.method import Method
 from specbench_cli.models.aliases import aliases
 from specbench_cli.models.resolve import Checkpoint, resolve
 from specbench_cli.plan.plan import AUTO
-from specbench_cli.predict.recommend.engines import Models, lines
+from specbench_cli.predict.recommend.engines import ServedModels, launch_commands
 from specbench_cli.predict.recommend.journal import Journal
-from specbench_cli.predict.recommend.modelled import Modelled, model
-from specbench_cli.predict.recommend.search import Outcome
+from specbench_cli.predict.recommend.modelled import ModelledSpeedups, model_speedups
+from specbench_cli.predict.recommend.search import SearchResult
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import LOSSLESS
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 NOTHING = "no candidate came through the search"
@@ -27,7 +27,7 @@ NOTHING = "no candidate came through the search"
 
 def advise(
     journal: Journal,
-    outcome: Outcome,
+    outcome: SearchResult,
     summary: Summary | None,
     *,
     sizes: Sequence[int],
@@ -48,9 +48,9 @@ def advise(
     lossy = next((each for each in confirmed if not each["lossless"] and each["pays"]), None)
     chosen = [each for each in (best, lossy) if each is not None]
     labels = [each["label"] for each in chosen]
-    modelled = Modelled([], [], {})
+    modelled = ModelledSpeedups([], [], {})
     if summary is not None and outcome.run is not None and labels:
-        modelled = model(RunDir.open(outcome.run), labels, sizes, costs, others)
+        modelled = model_speedups(RunDir.open(outcome.run), labels, sizes, costs, others)
     shown = best or lossy
     return {
         "minutes": journal.minutes,
@@ -58,7 +58,7 @@ def advise(
         "seed": journal.config.seed,
         "recommended": best,
         "lossy": lossy,
-        "why": _why(confirmed, best, outcome),
+        "why": _explain(confirmed, best, outcome),
         "confirmed": confirmed,
         "held_out": {
             "prompts": max((each["prompts"] for each in confirmed), default=0),
@@ -77,7 +77,7 @@ def advise(
     }
 
 
-def _confirmed(journal: Journal, row: Row) -> dict[str, Any]:
+def _confirmed(journal: Journal, row: MethodSummary) -> dict[str, Any]:
     """A row as it was on held-out prompts, and whether it pays: all of its interval is above 1."""
     sound = not row.broken and row.speedup_low is not None
 
@@ -100,8 +100,8 @@ def _confirmed(journal: Journal, row: Row) -> dict[str, Any]:
     }
 
 
-def _why(
-    confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, outcome: Outcome
+def _explain(
+    confirmed: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, outcome: SearchResult
 ) -> str:
     """Why it is recommended, or why nothing is."""
     if best is not None:
@@ -134,7 +134,9 @@ def _command(journal: Journal, shown: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _lines(journal: Journal, shown: Mapping[str, Any], outcome: Outcome) -> list[dict[str, Any]]:
+def _lines(
+    journal: Journal, shown: Mapping[str, Any], outcome: SearchResult
+) -> list[dict[str, Any]]:
     """For every engine what to type: of what is recommended, else of the candidate that came
     farthest in the search, was faster than vanilla, and is one that the engine has."""
     others = sorted(
@@ -153,13 +155,13 @@ def _lines(journal: Journal, shown: Mapping[str, Any], outcome: Outcome) -> list
         if (method.guarantee(rule) in LOSSLESS) is not shown["lossless"]:
             continue
         params = method.params.model_dump(mode="json")
-        for line in lines(choice.name, params, _models(journal, method)):
+        for line in launch_commands(choice.name, params, _models(journal, method)):
             if line.engine not in found or (found[line.engine]["lacks"] and not line.lacks):
                 found[line.engine] = {**asdict(line), "of": label, "confirmed": label == ranked[0]}
     return list(found.values())
 
 
-def _models(journal: Journal, method: Method) -> Models:
+def _models(journal: Journal, method: Method) -> ServedModels:
     """What a method's models are called: a hub id, or where they are on this machine."""
     target = resolve(journal.config.target)
     named = journal.config.draft
@@ -169,14 +171,14 @@ def _models(journal: Journal, method: Method) -> Models:
     head = None if wanted is None else wanted.source
     if wanted is not None and head == AUTO:
         head = target.heads.get(wanted.kind.kind)
-    return Models(
-        target=_called(target),
-        draft=None if drafting is None else _called(drafting),
+    return ServedModels(
+        target=_model_name(target),
+        draft=None if drafting is None else _model_name(drafting),
         head=head,
     )
 
 
-def _called(model: Checkpoint) -> str:
+def _model_name(model: Checkpoint) -> str:
     """What others find a model by: its hub id, or its folder on this machine."""
     alias = aliases().get(model.label)
     return model.hub_id or (alias and alias.hub) or str(model.path)

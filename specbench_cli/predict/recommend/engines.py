@@ -17,11 +17,11 @@ _ROOT = "_and_root"
 """Behind a parameter's name: one more than its value, where an engine counts the root too."""
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Form(_Strict):
+class CommandForm(_StrictModel):
     """How an engine is told of a method."""
 
     text: str
@@ -29,7 +29,7 @@ class Form(_Strict):
     note: str = ""
 
 
-class Engine(_Strict):
+class ServingEngine(_StrictModel):
     """What is known of an engine; see `engines.yaml`."""
 
     name: str
@@ -37,11 +37,11 @@ class Engine(_Strict):
     checked: str = Field(pattern="^https://")
     form: Literal["shell", "yaml", "python"]
     note: str = ""
-    methods: dict[str, list[Form]]
+    methods: dict[str, list[CommandForm]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LaunchCommand:
     """What to paste.
 
     lacks: why there is nothing to paste, "" where there is; text and note are then empty.
@@ -57,7 +57,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ServedModels:
     """What the models are called where an engine finds them: a hub id, or a folder. `draft` and
     `head` are None where there is none."""
 
@@ -75,41 +75,45 @@ class Models:
 
 
 @cache
-def engines() -> tuple[Engine, ...]:
+def load_engines() -> tuple[ServingEngine, ...]:
     """All that is known, in the file's order."""
     text = files("specbench_cli.predict.recommend").joinpath("engines.yaml").read_text("utf-8")
-    return tuple(Engine.model_validate(each) for each in yaml.safe_load(text)["engines"])
+    return tuple(ServingEngine.model_validate(each) for each in yaml.safe_load(text)["engines"])
 
 
-def lines(method: str, params: Mapping[str, Any], models: Models) -> list[Line]:
+def launch_commands(
+    method: str, params: Mapping[str, Any], models: ServedModels
+) -> list[LaunchCommand]:
     """A method in the words of every engine.
 
     Args:
         params: as they take effect.
     """
-    return [_line(engine, method, params, models) for engine in engines()]
+    return [_fill_command(engine, method, params, models) for engine in load_engines()]
 
 
-def _line(engine: Engine, method: str, params: Mapping[str, Any], models: Models) -> Line:
+def _fill_command(
+    engine: ServingEngine, method: str, params: Mapping[str, Any], models: ServedModels
+) -> LaunchCommand:
     told = (engine.name, engine.version, engine.checked, engine.form)
     forms = engine.methods.get(method)
     if forms is None:
-        return Line(*told, "", "", f"has no {method}")
-    form = next((each for each in forms if _meant(each, params)), None)
+        return LaunchCommand(*told, "", "", f"has no {method}")
+    form = next((each for each in forms if _matches(each, params)), None)
     if form is None:
         settings = ", ".join(f"{name}={params.get(name)}" for each in forms for name in each.when)
-        return Line(*told, "", "", f"has no {method} with {settings}")
+        return LaunchCommand(*told, "", "", f"has no {method} with {settings}")
     known = dict(models.names()) | dict(_numbers(params))
     wanted = Template(form.text).get_identifiers()
     if lacking := [name for name in wanted if name not in known]:
         why = ", ".join(f"{name}={params.get(name.removesuffix(_ROOT))}" for name in lacking)
-        return Line(*told, "", "", f"has no {method} with {why}")
+        return LaunchCommand(*told, "", "", f"has no {method} with {why}")
     text = Template(form.text).substitute(known)
     notes = "; ".join(filter(None, (engine.note, form.note)))
-    return Line(*told, text, Template(notes).safe_substitute(known), "")
+    return LaunchCommand(*told, text, Template(notes).safe_substitute(known), "")
 
 
-def _meant(form: Form, params: Mapping[str, Any]) -> bool:
+def _matches(form: CommandForm, params: Mapping[str, Any]) -> bool:
     return all(params.get(name) == value for name, value in form.when.items())
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specbench_cli.errors import EnvironmentFault, UsageError
-from specbench_cli.store.recorded import without_prompt_errors
+from specbench_cli.store.recorded import drop_prompt_errors
 from specbench_cli.store.schema import BASELINE, Record
-from specbench_cli.summary.pairing import pair, total
+from specbench_cli.summary.pairing import pair_times, total_time
 
 SEARCH = 0.6
 """Share of the time that is searched in; the rest confirms what was found."""
@@ -37,7 +37,7 @@ PILOT, CONFIRMATION = "pilot", "confirmation"
 
 
 @dataclass(frozen=True)
-class Measured:
+class RoundResult:
     """What became of a round: its records, and how many seconds it took with all that belongs to
     it."""
 
@@ -50,7 +50,7 @@ class Measure(Protocol):
 
     def __call__(
         self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
-    ) -> Measured:
+    ) -> RoundResult:
         """Measure.
 
         Args:
@@ -61,7 +61,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SearchSpace:
     """What is searched.
 
     waves: labels in the order in which they are tried: first each method as it is, then with one
@@ -97,7 +97,7 @@ class Trial:
 
 
 @dataclass
-class Found:
+class BestCandidate:
     """A search's end.
 
     winners: the best of each kind that is there, lossless first. trials: of all candidates that
@@ -110,11 +110,11 @@ class Found:
     untried: list[str]
     rounds: int
     spent_s: float
-    pace: Pace
+    pace: TimeEstimates
 
 
 @dataclass
-class Pace:
+class TimeEstimates:
     """What things take here, in seconds: a round, a row's outputs on a prompt, what is decoded of a
     row before, what is checked behind a long one, and how long it takes to read an output of
     vanilla's there; learnt as rounds are measured."""
@@ -127,7 +127,7 @@ class Pace:
     read_s: float = 0.0
 
     @classmethod
-    def of(cls, pilot: Measured, warm_tokens: int, check_tokens: int = 0) -> Pace:
+    def of(cls, pilot: RoundResult, warm_tokens: int, check_tokens: int = 0) -> TimeEstimates:
         """By what vanilla alone took."""
         pace = cls()
         ns = sum(record.ns.total or 0 for record in pilot.records)
@@ -138,7 +138,7 @@ class Pace:
         pace._learn(pilot.records)
         return pace
 
-    def learn(self, round_: Measured, rows: int) -> None:
+    def learn(self, round_: RoundResult, rows: int) -> None:
         """Take note of a round."""
         self._learn(round_.records)
         spent = sum(record.ns.total or 0 for record in round_.records) / 1e9
@@ -179,8 +179,8 @@ class Pace:
 
 
 def halve(
-    candidates: Candidates, prompts: Sequence[str], seconds: float, measure: Measure
-) -> Found:
+    candidates: SearchSpace, prompts: Sequence[str], seconds: float, measure: Measure
+) -> BestCandidate:
     """Search.
 
     Args:
@@ -191,18 +191,21 @@ def halve(
         EnvironmentFault: noise left no time to choose by; or every candidate failed.
     """
     pilot = measure(PILOT, [], prompts[:PILOT_PROMPTS], seconds)
-    pace, spent = Pace.of(pilot, candidates.warm_tokens, candidates.check_tokens), pilot.seconds
-    alive = _begun(candidates, len(prompts), seconds - spent, pace)
+    pace, spent = (
+        TimeEstimates.of(pilot, candidates.warm_tokens, candidates.check_tokens),
+        pilot.seconds,
+    )
+    alive = _select_first(candidates, len(prompts), seconds - spent, pace)
     untried = [label for label in candidates.labels if label not in alive]
     trials = {label: Trial(label) for label in alive}
     records: dict[str, list[Record]] = {BASELINE: []}
     asked = rounds = 0
-    while _open(alive, candidates.kinds) or not rounds:
+    while _is_undecided(alive, candidates.kinds) or not rounds:
         left = seconds - spent
         share = left / _rounds(len(alive))
         # A prompt that its share is too short for comes out of later rounds, which have fewer rows.
         fits = max(pace.fits(alive, share), min(1, pace.fits(alive, left)))
-        fresh = min(fits, _dealt(len(prompts) - asked, _rounds(len(alive))))
+        fresh = min(fits, _prompts_per_round(len(prompts) - asked, _rounds(len(alive))))
         if not rounds:
             fresh = max(1, fresh)  # a search without a round would know nothing
         if fresh < 1:
@@ -217,10 +220,12 @@ def halve(
         _judge(alive, trials, records, rounds)
         alive = _better_half(alive, candidates.kinds, trials)
     winners = _winners(alive, candidates.kinds, trials)
-    return Found(winners, trials, untried, rounds, spent, pace)
+    return BestCandidate(winners, trials, untried, rounds, spent, pace)
 
 
-def _begun(candidates: Candidates, prompts: int, seconds: float, pace: Pace) -> list[str]:
+def _select_first(
+    candidates: SearchSpace, prompts: int, seconds: float, pace: TimeEstimates
+) -> list[str]:
     """Which candidates are begun."""
     labels, least = candidates.labels, len(candidates.waves[0])
     for first in range(min(FIRST, prompts), 0, -1):
@@ -240,7 +245,7 @@ def _begun(candidates: Candidates, prompts: int, seconds: float, pace: Pace) -> 
     )
 
 
-def _cost(labels: Sequence[str], first: int, pace: Pace, more: int = MORE) -> float:
+def _cost(labels: Sequence[str], first: int, pace: TimeEstimates, more: int = MORE) -> float:
     """Seconds of all rounds of a search that begins so, each with `more` times the prompts."""
     seconds, n, fresh = 0.0, len(labels), first
     while True:
@@ -256,19 +261,19 @@ def _rounds(n: int) -> int:
     return max(1, math.ceil(math.log2(max(1, n))))
 
 
-def _dealt(prompts: int, rounds: int) -> int:
+def _prompts_per_round(prompts: int, rounds: int) -> int:
     """How many of the prompts that are left a round gets, if each has twice as many as the one
     before."""
     return min(prompts, max(1, prompts // ((1 << rounds) - 1)))
 
 
-def _of(labels: Sequence[str], kinds: Mapping[str, bool], kind: bool) -> list[str]:
+def _of_kind(labels: Sequence[str], kinds: Mapping[str, bool], kind: bool) -> list[str]:
     return [label for label in labels if kinds[label] is kind]
 
 
-def _open(alive: Sequence[str], kinds: Mapping[str, bool]) -> bool:
+def _is_undecided(alive: Sequence[str], kinds: Mapping[str, bool]) -> bool:
     """Whether a kind has more than one left."""
-    return any(len(_of(alive, kinds, kind)) > 1 for kind in (True, False))
+    return any(len(_of_kind(alive, kinds, kind)) > 1 for kind in (True, False))
 
 
 def _judge(
@@ -280,9 +285,9 @@ def _judge(
     """Say of each candidate how fast it was so far, or why it is out."""
     for label in alive:
         trials[label].rounds = rounds
-        trials[label].out = _fault(without_prompt_errors(records.get(label, ()), records[BASELINE]))
+        trials[label].out = _fault(drop_prompt_errors(records.get(label, ()), records[BASELINE]))
     cells = {label: records.get(label, ()) for label in alive}
-    ratios = pair(records[BASELINE], cells, total).ratios() if records[BASELINE] else {}
+    ratios = pair_times(records[BASELINE], cells, total_time).ratios() if records[BASELINE] else {}
     for label in alive:
         trials[label].ratio = ratios.get(label)
         trials[label].prompts = len({(r.prompt_id, r.turn) for r in cells[label]})
@@ -312,14 +317,14 @@ def _better_half(
     """Those that go on: of each kind the faster half of what is sound."""
     kept: list[str] = []
     for kind in (True, False):
-        own = _of(alive, kinds, kind)
+        own = _of_kind(alive, kinds, kind)
         sound = [label for label in own if trials[label].out is None]
-        ranked = _ranked(sound, trials)
+        ranked = _rank(sound, trials)
         kept += ranked[: max(1, math.ceil(len(own) / 2))]
     return kept
 
 
-def _ranked(labels: Sequence[str], trials: Mapping[str, Trial]) -> list[str]:
+def _rank(labels: Sequence[str], trials: Mapping[str, Trial]) -> list[str]:
     """The fastest first; those without a figure last, equals in the order in which they came."""
     return sorted(labels, key=lambda label: -(trials[label].ratio or 0.0))
 
@@ -328,5 +333,5 @@ def _winners(
     alive: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
     """The best of each kind."""
-    found = [_ranked(_of(alive, kinds, kind), trials)[:1] for kind in (True, False)]
+    found = [_rank(_of_kind(alive, kinds, kind), trials)[:1] for kind in (True, False)]
     return [label for best in found for label in best if trials[label].ratio is not None]

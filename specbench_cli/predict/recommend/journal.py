@@ -28,7 +28,7 @@ RESULT = "recommendation.json"
 _ANEW = "begin anew: specbench recommend"
 
 
-class Round(BaseModel):
+class SearchRound(BaseModel):
     """A round that was begun.
 
     rows: labels. prompts: ids. limit_s: seconds that it may take. seconds: that it took; None as
@@ -64,7 +64,7 @@ class Journal(BaseModel):
     left_out: dict[str, str]
     search: list[str]
     held_out: list[str]
-    rounds: dict[str, Round] = {}
+    rounds: dict[str, SearchRound] = {}
 
     def choice(self, label: str) -> MethodChoice:
         """A candidate."""
@@ -126,7 +126,7 @@ def finish(folder: Path, result: Mapping[str, Any]) -> None:
     files.remove_own(folder / FILE, _is_journal)
 
 
-def finished(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> dict[str, Any] | None:
     """The result that a folder holds; None where there is none yet. Raises UsageError where it
     cannot be read."""
     try:

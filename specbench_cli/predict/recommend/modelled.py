@@ -14,7 +14,7 @@ from specbench_cli.measure.costs import Costs
 from specbench_cli.predict.costs import BatchCosts
 from specbench_cli.predict.load import simulate_load
 from specbench_cli.predict.prediction import ALL, predict
-from specbench_cli.predict.run_costs import fitting, own
+from specbench_cli.predict.run_costs import check_models, load_costs
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.load import LoadRow
@@ -24,7 +24,7 @@ SIMULATED = 24
 
 
 @dataclass(frozen=True)
-class Modelled:
+class ModelledSpeedups:
     """Speedups over vanilla that were computed from measured parts.
 
     batches: {batch, label, speedup}, by tokens a second where all requests are there at once.
@@ -37,13 +37,13 @@ class Modelled:
     missing: dict[str, str]
 
 
-def model(
+def model_speedups(
     run: RunDir,
     labels: Sequence[str],
     sizes: Sequence[int],
     costs: Path | None,
     others: Sequence[Path],
-) -> Modelled:
+) -> ModelledSpeedups:
     """Model rows of a run.
 
     Args:
@@ -51,14 +51,14 @@ def model(
     Raises:
         UsageError: a file that is none of costs, or of other models.
     """
-    found = Modelled([], [], {})
-    given = fitting(Costs.load(costs), run) if costs else None
+    found = ModelledSpeedups([], [], {})
+    given = check_models(Costs.load(costs), run) if costs else None
     for file in others:
-        _elsewhere(run, labels, fitting(Costs.load(file), run), found)
+        _model_other_machine(run, labels, check_models(Costs.load(file), run), found)
     if not sizes:
         return found
     try:
-        here = given or own(run)[0]
+        here = given or load_costs(run)[0]
         _batches(run, labels, sizes, here, found)
     except SpecbenchError as fault:
         if given is not None:
@@ -68,7 +68,9 @@ def model(
     return found
 
 
-def _elsewhere(run: RunDir, labels: Sequence[str], costs: Costs, found: Modelled) -> None:
+def _model_other_machine(
+    run: RunDir, labels: Sequence[str], costs: Costs, found: ModelledSpeedups
+) -> None:
     seen = predict(run.records(), run.manifest, costs, None)
     times: dict[str, float] = {}
     for row in seen.rows:
@@ -90,7 +92,7 @@ def _elsewhere(run: RunDir, labels: Sequence[str], costs: Costs, found: Modelled
 
 
 def _batches(
-    run: RunDir, labels: Sequence[str], sizes: Sequence[int], costs: Costs, found: Modelled
+    run: RunDir, labels: Sequence[str], sizes: Sequence[int], costs: Costs, found: ModelledSpeedups
 ) -> None:
     first = dict.fromkeys(prompt.prompt_id for prompt in run.prompts())
     asked = dict.fromkeys(islice(first, SIMULATED))

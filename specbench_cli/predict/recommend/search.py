@@ -27,12 +27,12 @@ from specbench_cli.plan.plan import fitting, load_plugins, make_plan
 from specbench_cli.predict.recommend.halving import (
     CONFIRMATION,
     SEARCH,
-    Candidates,
-    Found,
-    Measured,
+    BestCandidate,
+    RoundResult,
+    SearchSpace,
     halve,
 )
-from specbench_cli.predict.recommend.journal import FILE, Journal, Round
+from specbench_cli.predict.recommend.journal import FILE, Journal, SearchRound
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import BASELINE, LOSSLESS, Record
 from specbench_cli.tasks import Question, sample_questions
@@ -63,7 +63,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
             "--minutes 10",
         )
     config = config.model_copy(update={"repeats": 1})
-    config, left_out = _choosable(config)
+    config, left_out = _drop_unsuitable(config)
     check_plugins(config)
     config, unfit = fitting(config, fetch=True)
     left_out |= unfit
@@ -73,7 +73,7 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
             "there is nothing to choose from: no method can run here beside vanilla",
             "; ".join(left_out.values()) or "name some: -m sps,pld (specbench list methods)",
         )
-    waves = _waves(
+    waves = _make_waves(
         [method_run for method_run in plan.method_runs if method_run.label != BASELINE], config
     )
     by_label = {method_run.label: method_run for wave in waves for method_run in wave}
@@ -92,12 +92,12 @@ def prepare(config: RunConfig, sources: Mapping[str, str], minutes: float) -> Jo
         sources=dict(sources),
         waves=[[method_run.label for method_run in wave] for wave in waves],
         left_out=left_out,
-        search=_in_order(search, config.seed),
-        held_out=_in_order(held_out, config.seed),
+        search=_order_prompts(search, config.seed),
+        held_out=_order_prompts(held_out, config.seed),
     )
 
 
-def _choosable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     """The configuration without methods that are none to choose, and why not.
 
     Raises:
@@ -122,7 +122,7 @@ def _choosable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     return config.model_copy(update={"methods": kept}), found
 
 
-def _waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
+def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
     """The candidates in their order: each method as it is, then each with one setting changed, and
     so on. Who stands where in a wave is drawn with the seed."""
     columns = [candidates(method_run, SETTINGS, config.rule) for method_run in method_runs]
@@ -138,7 +138,7 @@ def _waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[Met
     return waves
 
 
-def _in_order(questions: Sequence[Question], seed: int) -> list[str]:
+def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
     """Ids so that every beginning of the list is spread over families as `--limit` has it."""
     pool = sample_questions(questions, POOL, seed)
     order: dict[str, None] = {}
@@ -148,7 +148,7 @@ def _in_order(questions: Sequence[Question], seed: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchResult:
     """A search with its confirmation.
 
     confirmed: the labels that were measured on held-out prompts. run: that run's folder, None
@@ -156,13 +156,13 @@ class Outcome:
     fault, and the confirmation's own.
     """
 
-    found: Found
+    found: BestCandidate
     confirmed: Sequence[str]
     run: Path | None
     exit_code: ExitCode
 
 
-def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False) -> Outcome:
+def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False) -> SearchResult:
     """Do what a recommendation lacks: search, then confirm the best on held-out prompts.
 
     Args:
@@ -186,10 +186,10 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
         view.note(f"confirming {' and '.join(found.winners)} on {len(prompts)} held-out prompts")
         rounds(CONFIRMATION, found.winners, prompts, limit)
         run = folder / CONFIRMATION
-    return Outcome(found, found.winners, run, rounds.exit_code)
+    return SearchResult(found, found.winners, run, rounds.exit_code)
 
 
-def _candidates(journal: Journal) -> Candidates:
+def _candidates(journal: Journal) -> SearchSpace:
     # Imports that take seconds, all of them here: they belong to no round.
     from specbench_cli.judge.tolerance import POSITIONS
     from specbench_cli.measure.bench import Bench
@@ -203,7 +203,7 @@ def _candidates(journal: Journal) -> Candidates:
         row.label: registry.build(row.name, row.params).guarantee(rule) in LOSSLESS
         for row in journal.config.methods
     }
-    return Candidates(journal.waves, kinds, WARM_UP_ROUNDS * WARM_UP_TOKENS, POSITIONS)
+    return SearchSpace(journal.waves, kinds, WARM_UP_ROUNDS * WARM_UP_TOKENS, POSITIONS)
 
 
 class Rounds:
@@ -220,16 +220,16 @@ class Rounds:
 
     def __call__(
         self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
-    ) -> Measured:
+    ) -> RoundResult:
         """See `halving.Measure`."""
         journal, path = self._journal, self._folder / name
         refuse_link(path)
         round_ = journal.rounds.get(name)
         if round_ is None:
-            round_ = Round(rows=list(rows), prompts=list(prompts), limit_s=limit_s)
+            round_ = SearchRound(rows=list(rows), prompts=list(prompts), limit_s=limit_s)
             journal.rounds[name] = round_
             journal.write(self._folder)
-        begun, there = self._clock(), _finished(path)
+        begun, there = self._clock(), _is_finished(path)
         result = self._run(name, path, round_)
         if round_.seconds is None:  # one that ended as this was stopped took what it was meant to
             round_.seconds = round_.limit_s if there else self._clock() - begun
@@ -237,12 +237,12 @@ class Rounds:
         if result.exit_code is ExitCode.BAD_ANSWER or name == CONFIRMATION:
             self.exit_code = max(self.exit_code, result.exit_code, key=_ORDER.index)
         records: list[Record] = list(RunDir.open(path).records())
-        return Measured(records, round_.seconds)
+        return RoundResult(records, round_.seconds)
 
-    def _run(self, name: str, path: Path, round_: Round) -> RunResult:
+    def _run(self, name: str, path: Path, round_: SearchRound) -> RunResult:
         words = f"{name}, {len(round_.rows)} candidates" if len(round_.rows) > 1 else name
-        view = Part(self._view, words, self._later(name), round_.limit_s, self._clock)
-        if _finished(path):
+        view = RoundView(self._view, words, self._later(name), round_.limit_s, self._clock)
+        if _is_finished(path):
             return read_result(RunDir.open(path))
         if RunDir.holds_run(path):
             plan, run_dir = execute.resume_run(path, view, force=self._force)
@@ -251,7 +251,7 @@ class Rounds:
         fresh_plan, run_dir = execute.start(config, self._journal.sources, path, view)
         return execute.run(fresh_plan, run_dir, view, fresh=True)
 
-    def _config(self, name: str, round_: Round) -> RunConfig:
+    def _config(self, name: str, round_: SearchRound) -> RunConfig:
         """A round as a run. Controls of lossy rows are there where it counts."""
         journal = self._journal
         values: dict[str, Any] = {
@@ -272,14 +272,14 @@ class Rounds:
         return max(0.0, whole - sum(done))
 
 
-def _finished(path: Path) -> bool:
+def _is_finished(path: Path) -> bool:
     return RunDir.holds_run(path) and RunDir.open(path).manifest.get("status") == "finished"
 
 
 _ORDER = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
 
 
-class Part:
+class RoundView:
     """A round's view: what is left is said of the whole recommendation.
 
     Args:

@@ -29,14 +29,14 @@ from specbench_cli.report.figures import (
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.reading import Reading
-from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.pareto import find_sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def _pareto(cells: Cells) -> Figure | None:
-    sweep = sweep_of(cells.summary, cells.manifest)
+    sweep = find_sweep(cells.summary, cells.manifest)
     return None if sweep is None else pareto.draw(sweep)
 
 

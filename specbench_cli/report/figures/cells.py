@@ -8,8 +8,8 @@ from typing import Any
 
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import BASELINE, Record, Steps
-from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.pairing import loss
+from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.pairing import untimed_reason
 from specbench_cli.summary.summary import Summary
 
 
@@ -44,14 +44,14 @@ class Cells:
         return self.records.get(BASELINE, [])
 
     @property
-    def sped(self) -> list[Row]:
+    def sped(self) -> list[MethodSummary]:
         """The rows that have a speedup, in the table's order, vanilla left out."""
         rows = self.summary.rows
         return [row for row in rows if row.speedup is not None and row.label != BASELINE]
 
     def timed(self, label: str) -> list[Record]:
         """A row's records whose times count."""
-        return [record for record in self.records.get(label, []) if loss(record) is None]
+        return [record for record in self.records.get(label, []) if untimed_reason(record) is None]
 
     def pairs(self, label: str) -> list[tuple[Record, Record]]:
         """Return vanilla's record and a row's of each output, if the times of both count."""
@@ -66,7 +66,7 @@ class Cells:
 
 def _traced(reading: Reading) -> Iterator[Record]:
     """The records of the run's first prompt that has times, each row's, with their traces."""
-    timed = [record for record in reading.records if loss(record) is None]
+    timed = [record for record in reading.records if untimed_reason(record) is None]
     if not timed:
         return
     wanted = {record.key for record in timed if _output(record) == _output(timed[0])}

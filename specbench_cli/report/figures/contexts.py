@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.summary.pairing import decode
+from specbench_cli.summary.pairing import decode_time
 from specbench_cli.summary.speedups import Speedup, speedups
 
 _GROUPS, _FEWEST, _SPREAD = 4, 6, 1.5
@@ -48,7 +48,7 @@ def groups(cells: Cells) -> list[Group]:
             label: [r for r in cells.records[label] if (r.prompt_id, r.turn) in part]
             for label in labels
         }
-        found.append(Group(mean, speedups(own, decode, _RESAMPLES).of))
+        found.append(Group(mean, speedups(own, decode_time, _RESAMPLES).of))
     return found
 
 

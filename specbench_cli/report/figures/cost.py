@@ -12,7 +12,7 @@ from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.labels import Word
 from specbench_cli.store.schema import BASELINE
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 _SIDE_IN = 2.75
 _ROUND_IN, _MANY_IN = 0.25, 16
@@ -52,7 +52,7 @@ def draw(cells: Cells) -> plots.Figure | None:
     return plots.page([panel], width=style.PAGE_IN if many else style.COLUMN_IN)
 
 
-def _point(row: Row, point: plots.Point) -> plots.Series:
+def _point(row: MethodSummary, point: plots.Point) -> plots.Series:
     """Return a row's mark. White is not ranked."""
     if row.label == BASELINE:
         face = style.REFERENCE

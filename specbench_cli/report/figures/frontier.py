@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
 from specbench_cli.store.schema import BASELINE
-from specbench_cli.summary.metrics import Row, has_partial
+from specbench_cli.summary.metrics import MethodSummary, has_partial
 from specbench_cli.summary.summary import Summary
 
 RANDOM = "random"
 """The word by which a method's parameter asks for a coin in its rule's place."""
 _BY_WORK = "tokens for a target forward's work"
 
-Speed = Callable[[Row], float | None]
+Speed = Callable[[MethodSummary], float | None]
 
 
 def draw(summary: Summary) -> plots.Figure | None:
@@ -48,16 +48,16 @@ def panel(summary: Summary) -> plots.Panel:
     return plots.Panel([*lines, *_references(summary, speed)], plots.Axis(name), y, high=2.6)
 
 
-def _drawn(summary: Summary) -> list[Row]:
+def _drawn(summary: Summary) -> list[MethodSummary]:
     """Lossy rows that have both coordinates."""
     return [row for row in summary.lossy if row.score is not None and row.per_forward is not None]
 
 
-def _series(lossy: Sequence[Row]) -> dict[str, list[Row]]:
+def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
     """By the name of a line, its rows; behind each line that of its random controls, which may be
     empty."""
     name = {row.label: _named(row, lossy) for row in lossy}
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[MethodSummary]] = {}
     for row in lossy:
         if not row.control:
             found.setdefault(name[row.label], [])
@@ -69,7 +69,7 @@ def _series(lossy: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _named(row: Row, lossy: Sequence[Row]) -> str:
+def _named(row: MethodSummary, lossy: Sequence[MethodSummary]) -> str:
     """A row's method, with those words among its parameters that rows of it differ in."""
     rows = [other for other in lossy if other.method == row.method and not other.control]
     words = [
@@ -96,7 +96,7 @@ def _references(summary: Summary, speed: Speed) -> Iterator[plots.Mark]:
             yield plots.Series([plots.Point(x, row.score)], look_of_cross)
 
 
-def _line(name: str, rows: Sequence[Row], at: int, speed: Speed) -> plots.Series:
+def _line(name: str, rows: Sequence[MethodSummary], at: int, speed: Speed) -> plots.Series:
     """Return a line's points in the order of their speed, each with its interval."""
     points = []
     for row in rows:
@@ -108,6 +108,6 @@ def _line(name: str, rows: Sequence[Row], at: int, speed: Speed) -> plots.Series
     return plots.Series(sorted(points), look, name)
 
 
-def _from_mean(row: Row, end: float | None) -> float:
+def _from_mean(row: MethodSummary, end: float | None) -> float:
     """How far an end of its interval lies from a row's difference."""
     return 0.0 if end is None or row.score_difference is None else end - row.score_difference

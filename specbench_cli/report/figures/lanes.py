@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from specbench_cli.predict.lanes import Lanes, lanes_of
+from specbench_cli.predict.lanes import WorkerLanes, make_lanes
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 
@@ -33,10 +33,10 @@ def draw(cells: Cells) -> plots.Figure | None:
     """The lanes of a run's first prompt, as long as a few steps take; None without traces."""
     order = {label: place for place, label in enumerate(cells.records)}
     records = sorted(cells.traced, key=lambda record: order[record.label])
-    return draw_lanes([lanes_of(record) for record in records], style.COLUMN_IN, _STEPS)
+    return draw_lanes([make_lanes(record) for record in records], style.COLUMN_IN, _STEPS)
 
 
-def draw_lanes(lanes: Sequence[Lanes], width: float, steps: int) -> plots.Figure | None:
+def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.Figure | None:
     """The first steps of some outputs.
 
     Args:
@@ -80,12 +80,12 @@ def draw_lanes(lanes: Sequence[Lanes], width: float, steps: int) -> plots.Figure
     return plots.row_plot(names, [panel], _LANE_IN, width=width, columns=len(_LOOKS))
 
 
-def _ms(own: Lanes, when: float) -> float:
+def _ms(own: WorkerLanes, when: float) -> float:
     """Return the time since the end of prefill in milliseconds."""
     return (when - own.prefill) / 1e6
 
 
-def _window(lanes: Sequence[Lanes], steps: int) -> float:
+def _window(lanes: Sequence[WorkerLanes], steps: int) -> float:
     """Return the milliseconds that are drawn: `steps` of the longest steps, or all there is."""
     last = max(_ms(own, own.decoding[-1].end) for own in lanes)
     typical = [
@@ -94,7 +94,7 @@ def _window(lanes: Sequence[Lanes], steps: int) -> float:
     return min(last, steps * max(typical, default=last))
 
 
-def _places(lanes: Sequence[Lanes]) -> dict[tuple[int, int], tuple[str, float]]:
+def _places(lanes: Sequence[WorkerLanes]) -> dict[tuple[int, int], tuple[str, float]]:
     """By output and worker, the name and the height of a lane; an output's lanes keep together."""
     found, at = {}, 0.0
     for place, own in enumerate(lanes):
@@ -109,7 +109,7 @@ def _places(lanes: Sequence[Lanes]) -> dict[tuple[int, int], tuple[str, float]]:
     return found
 
 
-def _messages(own: Lanes, at: dict[int, float], window: float) -> Iterator[plots.Arrow]:
+def _messages(own: WorkerLanes, at: dict[int, float], window: float) -> Iterator[plots.Arrow]:
     """Yield an arrow for each message between two lanes that is sent and read within the window."""
     for message in own.arrows:
         sent, read = _ms(own, message.sent), _ms(own, message.read)
@@ -119,7 +119,7 @@ def _messages(own: Lanes, at: dict[int, float], window: float) -> Iterator[plots
             yield plots.Arrow((sent, start + side), (read, end - side))
 
 
-def _ends_of_steps(own: Lanes, at: float, window: float, wide: float) -> Iterator[plots.Mark]:
+def _ends_of_steps(own: WorkerLanes, at: float, window: float, wide: float) -> Iterator[plots.Mark]:
     """Yield the ends of steps, and how many tokens each committed where that can be read.
 
     Args:

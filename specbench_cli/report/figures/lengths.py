@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 _APART = 0.05
 """Difference in levels below which two rows are one point, and no line."""
 
 
-def lines(cells: Cells) -> dict[str, list[tuple[float, Row]]]:
+def lines(cells: Cells) -> dict[str, list[tuple[float, MethodSummary]]]:
     """By method, its rows by the mean number of levels a step, its own controls left out; methods
     that have several."""
-    found = defaultdict[str, list[tuple[float, Row]]](list)
+    found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
     for row in (row for row in cells.sped if not row.control):
         steps = cells.steps(row.label)
         counts = [levels for each in steps for levels in each.levels]
@@ -55,7 +55,9 @@ def draw(cells: Cells) -> plots.Figure | None:
     return plots.page([plots.Panel([plots.Rule(y=1), *series], x, y)])
 
 
-def _series(method: str, points: list[tuple[float, Row]], at: int) -> Iterator[plots.Series]:
+def _series(
+    method: str, points: list[tuple[float, MethodSummary]], at: int
+) -> Iterator[plots.Series]:
     """Yield a method's line, and its unranked rows (upper bounds, lossy) as hollow points."""
     for hollow in (False, True):
         own = [

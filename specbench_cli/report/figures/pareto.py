@@ -14,8 +14,8 @@ from specbench_cli.config.document import scalar
 from specbench_cli.config.sweep import written
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.labels import Word
-from specbench_cli.summary.pareto import Point as SweepPoint
 from specbench_cli.summary.pareto import Sweep, is_number, is_ranked
+from specbench_cli.summary.pareto import SweepPoint as SweepPoint
 
 _FRONT = "#b5b5b5"
 

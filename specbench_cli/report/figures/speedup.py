@@ -12,7 +12,7 @@ from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.report.figures.drawing.style import MUTED
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, text
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 _ROW_IN, _BAR = 0.225, 0.7
@@ -65,7 +65,7 @@ def draw(summary: Summary) -> plots.Figure | None:
     return plots.row_plot([*places.items()], [plots.Panel(marks, x)], _ROW_IN, heading="MAT")
 
 
-def _colour(row: Row) -> str:
+def _colour(row: MethodSummary) -> str:
     if row.label == BASELINE:
         return style.REFERENCE
     return style.PEER if row.peer or row.upper_bound else style.OURS
@@ -86,7 +86,9 @@ def _families(summary: Summary, places: Mapping[str, float]) -> list[plots.Serie
 
 
 def _values(
-    rows: Sequence[tuple[Row, float]], places: Mapping[str, float], dots: Sequence[plots.Point]
+    rows: Sequence[tuple[MethodSummary, float]],
+    places: Mapping[str, float],
+    dots: Sequence[plots.Point],
 ) -> tuple[float, list[plots.Note]]:
     """Return the end of the x axis, and the text of each bar.
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from specbench_cli.report.figures.cells import Cells
 from specbench_cli.report.figures.drawing import plots, style
 from specbench_cli.summary import formats, metrics
-from specbench_cli.summary.forced import ByTarget, by_target
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.forced import TargetSummaries, group_by_target
+from specbench_cli.summary.metrics import MethodSummary
 
 _ROW_IN = 0.24
-_PANELS: tuple[tuple[str, Callable[[Row], float | None], Callable[[Row], str]], ...] = (
+_PANELS: tuple[
+    tuple[str, Callable[[MethodSummary], float | None], Callable[[MethodSummary], str]], ...
+] = (
     ("speedup", lambda row: row.speedup, metrics.speedup_or_broken),
     ("MAT", lambda row: row.mat, metrics.MAT.shown),
 )
@@ -22,7 +24,7 @@ _PANELS: tuple[tuple[str, Callable[[Row], float | None], Callable[[Row], str]], 
 
 def draw(cells: Cells) -> plots.Figure | None:
     """The figure; None where there is one target, or no figure."""
-    found = by_target(cells.summary, cells.manifest.get("targets") or ())
+    found = group_by_target(cells.summary, cells.manifest.get("targets") or ())
     panels = [panel for each in _PANELS if found and (panel := _panel(found, *each))]
     if found is None or not panels:
         return None
@@ -31,7 +33,10 @@ def draw(cells: Cells) -> plots.Figure | None:
 
 
 def _panel(
-    found: ByTarget, title: str, value: Callable[[Row], float | None], shown: Callable[[Row], str]
+    found: TargetSummaries,
+    title: str,
+    value: Callable[[MethodSummary], float | None],
+    shown: Callable[[MethodSummary], str],
 ) -> plots.Panel | None:
     """Return the fields of a figure, a row a method and a column a target; None without values."""
     rows = [[own.get(row.label) for own in found.targets.values()] for row in found.rows]
@@ -41,7 +46,7 @@ def _panel(
         return None
     low, span = min(values), (max(values) - min(values)) or 1.0
 
-    def field(row: Row | None) -> tuple[float | None, str]:
+    def field(row: MethodSummary | None) -> tuple[float | None, str]:
         own = None if row is None else value(row)
         share = None if own is None else (own - low) / span
         return share, formats.NONE if row is None else shown(row)

@@ -21,7 +21,7 @@ from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import GUARANTEES, STRICT
 from specbench_cli.summary import metrics
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 FILE = "entry.json"
 
@@ -141,12 +141,12 @@ def _entries() -> TypeAdapter[Entry]:
     return TypeAdapter(Entry)
 
 
-def _is_ranked(row: Row) -> bool:
+def _is_ranked(row: MethodSummary) -> bool:
     """Other engines' rows are over other vanillas."""
     return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 
 
-def _line(row: Row) -> Line:
+def _line(row: MethodSummary) -> Line:
     assert row.speedup is not None
     return Line(
         label=public(row.label),

@@ -21,7 +21,7 @@ from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import GUARANTEES
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Column
-from specbench_cli.summary.metrics import METRICS, Row
+from specbench_cli.summary.metrics import METRICS, MethodSummary
 
 MARK = "specbench gallery"
 """What an index says that it was made by; another's page is not written over."""
@@ -49,7 +49,9 @@ Ranked = tuple[Place, Line]
 """A row of the leaderboard."""
 
 
-def _like(column: Column[Row], shown: Callable[[Line], str], value: str) -> Column[Ranked]:
+def _like(
+    column: Column[MethodSummary], shown: Callable[[Line], str], value: str
+) -> Column[Ranked]:
     """Return a column of reports for the rows of the leaderboard."""
     return Column(
         column.heading,

@@ -9,7 +9,7 @@ from specbench_cli.report.html.facts import public
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import metrics, text
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 
 AGAIN = "specbench run, on a quiet machine"
 
@@ -95,5 +95,5 @@ def _proof(reading: Reading) -> Iterator[SpecbenchError]:
         yield UsageError(*_reason(reading, "its machine is not recorded", AGAIN))
 
 
-def _ours(reading: Reading) -> list[Row]:
+def _ours(reading: Reading) -> list[MethodSummary]:
     return [row for row in reading.summary.rows if not row.peer]

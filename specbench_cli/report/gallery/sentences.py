@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats
-from specbench_cli.summary.metrics import Row, alike
+from specbench_cli.summary.metrics import MethodSummary, alike
 from specbench_cli.summary.summary import Summary
 
 _NAMED = 4
@@ -16,7 +16,7 @@ def three(summary: Summary) -> tuple[str, str, str]:
     return _fastest(summary), _proof(summary), _time(summary)
 
 
-def _first(summary: Summary) -> Row | None:
+def _first(summary: Summary) -> MethodSummary | None:
     """The best ranked lossless row that is not the baseline itself, nor another engine's."""
     rows = [row for row in summary.lossless if row.speedup is not None and not row.engine]
     return next((row for row in rows if row.label != BASELINE and not row.upper_bound), None)

@@ -29,8 +29,8 @@ from specbench_cli.report.tokens import decoder_of
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Cell
 from specbench_cli.summary.facts import HOSTED
-from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, Row, alike
-from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.metrics import LEFT_OUT_OF_BRIEF, MethodSummary, alike
+from specbench_cli.summary.pareto import find_sweep
 
 NAME = "report.html"
 _ROOM = 4_000_000
@@ -143,7 +143,7 @@ def _page(reading: Reading, figures: Sequence[Path]) -> str:
 def report(reading: Reading, pictures: Sequence[Inlined]) -> Document:
     """Return the content of the page."""
     summary, manifest = reading.summary, reading.run.manifest
-    sweep = sweep_of(summary, manifest)
+    sweep = find_sweep(summary, manifest)
     results: list[Part] = [
         Tiles(list(_tiles(reading))),
         *tables.overall(summary),
@@ -290,7 +290,7 @@ def _tiles(reading: Reading) -> Iterator[Tile]:
     yield Tile("noise floor", text.noise_floor(summary), "A/A: vanilla against itself")
 
 
-def _fastest(best: Row, equal: Sequence[str]) -> Tile:
+def _fastest(best: MethodSummary, equal: Sequence[str]) -> Tile:
     """The best lossless row, with those that cannot be told from it."""
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
     differs = f"No significant difference from {', '.join(equal)}" if equal else "Alone in front"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, zip_longest
 from typing import Any
 
-from specbench_cli.predict.lanes import lanes_of
+from specbench_cli.predict.lanes import make_lanes
 from specbench_cli.report.reading import Reading
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.store.schema import BASELINE, Drafted, Record
+from specbench_cli.store.schema import BASELINE, DraftedTokens, Record
 from specbench_cli.summary.comparison import Decode, first_difference
 
 BUDGET = 2_500_000
@@ -208,7 +208,7 @@ def _total(record: Record) -> int | None:
     return None if record.void or ns.total is None else round((ns.total - (ns.learn or 0)) / 1e3)
 
 
-def _draft(drafted: Drafted, words: _Words) -> list[Any]:
+def _draft(drafted: DraftedTokens, words: _Words) -> list[Any]:
     """[words, parents or null for a chain, path]."""
     return [[words.place(token) for token in drafted.tokens], drafted.parents, drafted.path]
 
@@ -220,7 +220,7 @@ def _ends(record: Record) -> list[int] | None:
     if record.void or total is None or prefill is None or record.steps is None:
         return None
     total -= record.ns.learn or 0
-    verified = [step.end for step in lanes_of(record).steps]
+    verified = [step.end for step in make_lanes(record).steps]
     if len(verified) != len(record.steps.levels):
         return None
     # Where workers overlap, a step may be known before an earlier one's forward has ended.

@@ -24,8 +24,8 @@ from specbench_cli.report.reading import Reading
 from specbench_cli.report.spec_bench import table as spec_bench_table
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Cell, Column
-from specbench_cli.summary.metrics import COST, MAT, SPEED, Row
-from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.metrics import COST, MAT, SPEED, MethodSummary
+from specbench_cli.summary.pareto import find_sweep
 from specbench_cli.summary.summary import Summary
 
 _UNBROKEN = 10_000
@@ -102,7 +102,7 @@ _LOSSY = (
 )
 
 
-def _grid(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Grid:
+def _grid(columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]) -> Grid:
     """Return a table of methods. Rows of another kind have a section of their own."""
     return grid(columns, rows, sections=text.sections(rows))
 
@@ -161,12 +161,12 @@ def _families(reading: Reading) -> Grid:
     return Grid(upper.columns, lines, tuple(sections))
 
 
-def _lettered(row: Row) -> str:
+def _lettered(row: MethodSummary) -> str:
     letters = rf"\textsuperscript{{{escape(metrics.group(row))}}}" if row.letters else ""
     return Tex(f"{escape(metrics.speedup_or_broken(row))}{letters}")
 
 
-def _under(row: Row) -> str:
+def _under(row: MethodSummary) -> str:
     between = metrics.interval(row)
     if between == formats.NONE:
         return ""
@@ -174,7 +174,7 @@ def _under(row: Row) -> str:
 
 
 def _sweep(reading: Reading) -> str:
-    found = tables.sweep(sweep_of(reading.summary, reading.run.manifest))
+    found = tables.sweep(find_sweep(reading.summary, reading.run.manifest))
     return "".join(_table("sweep", _SWEEP, each) for each in found)
 
 

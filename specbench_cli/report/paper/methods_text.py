@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench_cli.summary import formats
 from specbench_cli.summary.facts import FUSED, HOSTED, Facts
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import Summary
 
 _DTYPES = {"float32": "32-bit", "float16": "16-bit", "bfloat16": "bfloat16"}
@@ -199,7 +199,7 @@ def _lossy(summary: Summary) -> str:
     )
 
 
-def _promise(row: Row) -> str:
+def _promise(row: MethodSummary) -> str:
     """A lossy row, its guarantee, its rule and what that did."""
     words = [f"guarantee: {row.guarantee.replace('_', ' ')}"]
     if row.accept_rule:

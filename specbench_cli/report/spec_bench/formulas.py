@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from specbench_cli.store.schema import BASELINE, Family, Record
-from specbench_cli.summary.pairing import loss
+from specbench_cli.summary.pairing import untimed_reason
 from specbench_cli.summary.summary import ALL
 
 Retokenised = Callable[[str], int]
@@ -81,7 +81,7 @@ def answers_of(
     found: dict[int, dict[str, list[Answer]]] = {}
     for (pass_, label, _), own in turns.items():
         own.sort(key=lambda record: record.turn)
-        if all(loss(r) is None and r.n_tokens and r.ns.total for r in own):
+        if all(untimed_reason(r) is None and r.n_tokens and r.ns.total for r in own):
             found.setdefault(pass_, {}).setdefault(label, []).append(_answer(own, decode))
     return found
 

@@ -25,8 +25,8 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary import formats, metrics, text
 from specbench_cli.summary.columns import Heading, write_csv
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.source import Source
+from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.source import RecordSource
 from specbench_cli.summary.summary import ALL, Summary
 
 TITLE = "By Spec-Bench's formulas, and ours"
@@ -53,7 +53,7 @@ class SpecBench:
     """
 
     theirs: Sequence[Theirs]
-    rows: dict[tuple[str, str], Row]
+    rows: dict[tuple[str, str], MethodSummary]
     runs: Sequence[Answers]
     notes: Sequence[str]
 
@@ -105,12 +105,12 @@ class SpecBench:
         return grid_of_values(headings, lines, sections=sections, **more)
 
 
-def is_imported(source: Source) -> bool:
+def is_imported(source: RecordSource) -> bool:
     """Whether a run is made of their answer files."""
     return isinstance(source, Imported)
 
 
-def spec_bench(run: Source, sources: Sequence[Source], summary: Summary) -> SpecBench:
+def spec_bench(run: RecordSource, sources: Sequence[RecordSource], summary: Summary) -> SpecBench:
     """Compute a report's figures by Spec-Bench's formulas.
 
     Spec-Bench's token count needs the target's tokenizer. Without it, the generated tokens of the
@@ -171,7 +171,7 @@ def _slugs(labels: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _answers(source: Source, decode: Decode | None) -> list[Answers]:
+def _answers(source: RecordSource, decode: Decode | None) -> list[Answers]:
     """A source's answers, a mapping a pass."""
     if isinstance(source, Imported):
         return [source.answers]
@@ -180,7 +180,7 @@ def _answers(source: Source, decode: Decode | None) -> list[Answers]:
 
 
 def _tokenizer(
-    sources: Sequence[Source], target: str
+    sources: Sequence[RecordSource], target: str
 ) -> tuple[Retokenised | None, Decode | None, list[str]]:
     """How texts are counted, how ids become texts, and what of their formulas could not be done."""
     targets = {
@@ -205,7 +205,7 @@ def _tokenizer(
     return retokenised, lambda ids: text_of(tokenizer, ids, skip_special_tokens=True), notes
 
 
-def _record(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object]:
+def _record(found: Theirs, rows: dict[tuple[str, str], MethodSummary]) -> dict[str, object]:
     row = rows.get((found.label, found.family))
     ours = {
         "our_speedup": None if row is None else row.speedup,
@@ -215,5 +215,5 @@ def _record(found: Theirs, rows: dict[tuple[str, str], Row]) -> dict[str, object
     return {**asdict(found), **ours}
 
 
-def _ours(row: Row) -> tuple[str, str, str]:
+def _ours(row: MethodSummary) -> tuple[str, str, str]:
     return metrics.SPEEDUP.shown(row), metrics.MAT.shown(row), metrics.TOKENS.shown(row)

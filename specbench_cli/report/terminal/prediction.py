@@ -15,9 +15,9 @@ from specbench_cli import output
 from specbench_cli.measure.costs import BatchCost, CostPoint, Costs, ProbeDifference
 from specbench_cli.models.shapes import SHAPE_PREFIX as SHAPE
 from specbench_cli.predict.accelerators import Roofline
-from specbench_cli.predict.prediction import Prediction, Row
-from specbench_cli.predict.roofline import Moved, Replayed, RooflineRow, lines_of
-from specbench_cli.predict.settings import Setting
+from specbench_cli.predict.prediction import Prediction, TaskPrediction
+from specbench_cli.predict.roofline import ChangedInput, RooflineReplay, RooflineRow, lines_of
+from specbench_cli.predict.settings import ModelledSetting
 from specbench_cli.report.document import Grid, grid
 from specbench_cli.report.terminal.grid import show
 from specbench_cli.store.schema import BASELINE
@@ -44,7 +44,7 @@ def _error(share: float | None) -> str:
     return NONE if share is None else f"{share:+.1%}"
 
 
-_ROWS: tuple[Column[Row], ...] = (
+_ROWS: tuple[Column[TaskPrediction], ...] = (
     Column("method", align="l", shown=lambda row: row.label),
     Column("task", align="l", shown=lambda row: row.task),
     Column("outputs", shown=lambda row: str(row.outputs)),
@@ -64,7 +64,7 @@ _ROWS: tuple[Column[Row], ...] = (
         when=lambda rows: any(row.elsewhere is not None for row in rows),
     ),
 )
-_SETTINGS: tuple[Column[Setting], ...] = (
+_SETTINGS: tuple[Column[ModelledSetting], ...] = (
     Column("row", align="l", shown=lambda each: each.label),
     Column("outputs", shown=lambda each: str(each.outputs)),
     Column("MAT", shown=lambda each: number(each.mat)),
@@ -118,7 +118,7 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
     show(head, grid(_ROWS, prediction.rows), map(asdict, prediction.rows), notes)
 
 
-def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
+def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> None:
     """Print the rows as they would have been at other settings."""
     notes = [
         f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
@@ -133,7 +133,7 @@ def print_settings(found: Sequence[Setting], head: Sequence[str]) -> None:
     show(head, grid(_SETTINGS, found), records, notes)
 
 
-def _best(found: Sequence[Setting]) -> list[str]:
+def _best(found: Sequence[ModelledSetting]) -> list[str]:
     """Of each method that was modelled at several settings the best, and the best measured one."""
     lines = []
     for method in dict.fromkeys(each.label.partition(" ")[0] for each in found):
@@ -261,7 +261,7 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
     return [*lines, f"shapes: {'; '.join(sources)}"]
 
 
-def print_replayed(found: Replayed, roofline: Roofline, lines: Sequence[str]) -> None:
+def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[str]) -> None:
     """Print a replay on a roofline: the methods, and which inputs their speedups depend on."""
     missing = [f"{label}: not modelled: {why}" for label, why in found.missing.items()]
     if not output.human():
@@ -281,5 +281,5 @@ def _input(row: RooflineRow) -> Column[str]:
     return Column(row.label, shown=lambda name: _moved(row.sensitivity[name]))
 
 
-def _moved(moved: Moved) -> str:
+def _moved(moved: ChangedInput) -> str:
     return " / ".join(f"{round(each, 3) + 0.0:+.1%}" for each in (moved.less, moved.more))

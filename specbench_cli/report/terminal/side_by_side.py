@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from specbench_cli import output
 from specbench_cli.report.terminal.table import WIDTH
-from specbench_cli.summary.comparison import Comparison, Lane, Side
+from specbench_cli.summary.comparison import ComparedSide, Lane, OutputComparison
 
 _COLUMN = (WIDTH - 3) // 2
 _OPEN, _CLOSE = ">>", "<<"
@@ -16,7 +16,7 @@ LEGEND = "lanes: = accepted, x rejected, . drafted in vain, + the token that ver
 RELAXED = "       ~ relaxed: rejected, and let pass by a lossy accept rule"
 
 
-def page(found: Comparison) -> str:
+def page(found: OutputComparison) -> str:
     """The whole comparison, in lines of at most `table.WIDTH` columns."""
     lines = [
         f"{found.prompt_id}  turn {found.turn}  pass {found.pass_}  {found.label}  {found.sampling}"
@@ -31,7 +31,7 @@ def page(found: Comparison) -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
-def _verdict(found: Comparison) -> list[str]:
+def _verdict(found: OutputComparison) -> list[str]:
     lines = [] if found.broken is None else [f"BROKEN: {found.label}: {found.broken}"]
     if found.error is not None:
         lines.append(f"failed: {found.error}")
@@ -47,7 +47,7 @@ def _verdict(found: Comparison) -> list[str]:
     return lines
 
 
-def _words(found: Comparison) -> list[str]:
+def _words(found: OutputComparison) -> list[str]:
     verdict = found.verdict
     assert verdict is not None
     words = [verdict.kind]
@@ -64,13 +64,13 @@ def _words(found: Comparison) -> list[str]:
     return words
 
 
-def _token(side: Side) -> str:
+def _token(side: ComparedSide) -> str:
     if side.token is None:
         return f"had ended ({side.finish})"
     return f"{side.token}" if side.token_text is None else f"{side.token} {side.token_text!r}"
 
 
-def _columns(found: Comparison) -> list[str]:
+def _columns(found: OutputComparison) -> list[str]:
     left = _wrapped(found.vanilla, found)
     right = _wrapped(found.own, found)
     names = ("vanilla", output.plain(found.label))
@@ -78,7 +78,7 @@ def _columns(found: Comparison) -> list[str]:
     return [f"{a:{_COLUMN}} | {b}" for a, b in rows]
 
 
-def _wrapped(side: Side | None, found: Comparison) -> list[str]:
+def _wrapped(side: ComparedSide | None, found: OutputComparison) -> list[str]:
     if side is None:
         return ["(no output)"]
     marked = output.plain(_marked(side, found.position))
@@ -90,7 +90,7 @@ def _wrapped(side: Side | None, found: Comparison) -> list[str]:
     return [*lines, f"({side.n_tokens} tokens, {side.finish})"]
 
 
-def _marked(side: Side, position: int | None) -> str:
+def _marked(side: ComparedSide, position: int | None) -> str:
     """The text, or the ids, with the first differing token between marks."""
     if side.text is None:
         words = [str(token) for token in side.ids]
@@ -102,7 +102,7 @@ def _marked(side: Side, position: int | None) -> str:
     return f"{side.before}{_OPEN}{side.token_text or ''}{_CLOSE}{side.after}"
 
 
-def _steps(found: Comparison) -> list[str]:
+def _steps(found: OutputComparison) -> list[str]:
     if not found.lanes:
         return ["steps: not reported" if found.own is not None else ""]
     longest = max(lane.drafted for lane in found.lanes) + 1

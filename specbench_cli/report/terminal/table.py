@@ -18,9 +18,9 @@ from specbench_cli.report.terminal.grid import BAR_MARKS, draw
 from specbench_cli.summary import formats, load, metrics, text
 from specbench_cli.summary.columns import Column, data_of, informative
 from specbench_cli.summary.facts import Facts
-from specbench_cli.summary.forced import by_target
+from specbench_cli.summary.forced import group_by_target
 from specbench_cli.summary.load import LoadRow, load_rows
-from specbench_cli.summary.metrics import Row
+from specbench_cli.summary.metrics import MethodSummary
 from specbench_cli.summary.summary import ALL, Summary
 
 WIDTH = 100
@@ -201,7 +201,10 @@ def _drawn(summary: Summary, facts: Facts, width: int | None = None) -> list[Tex
 
 
 def _methods(
-    chosen: Sequence[Column[Row]], rows: Sequence[Row], width: int | None, bound: Sequence[object]
+    chosen: Sequence[Column[MethodSummary]],
+    rows: Sequence[MethodSummary],
+    width: int | None,
+    bound: Sequence[object],
 ) -> list[Text]:
     """Return a table of methods as lines. `bound`: columns that stay with the one before."""
     shown = informative(chosen, rows)
@@ -237,7 +240,7 @@ def _drawn_families(summary: Summary, width: int | None = None) -> list[Text]:
 
 def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Text]:
     """Return the same with a column per target, or nothing if there is only one."""
-    found = by_target(summary, facts.targets)
+    found = group_by_target(summary, facts.targets)
     if found is None:
         return []
     figures = {"speedup by target": metrics.SPEEDUP.shown, "MAT by target": metrics.MAT.shown}
@@ -245,9 +248,9 @@ def _drawn_targets(summary: Summary, facts: Facts, width: int | None) -> list[Te
 
 
 def _drawn_by(
-    parts: Mapping[str, Mapping[str, Row]],
-    rows: Sequence[Row],
-    figures: Mapping[str, Callable[[Row], str]],
+    parts: Mapping[str, Mapping[str, MethodSummary]],
+    rows: Sequence[MethodSummary],
+    figures: Mapping[str, Callable[[MethodSummary], str]],
     width: int | None,
 ) -> list[Text]:
     """Return a grid per figure under its title, with a column per part of what was measured."""

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbench_cli.predict.lanes import Lanes
+from specbench_cli.predict.lanes import WorkerLanes
 
 _LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
 """Threads of learning, of steps, and of messages by worker (events of one thread must nest)."""
@@ -22,7 +22,7 @@ _LONGEST_US = 1.0
 """Length of a message's ends, which have none of their own, so that arrows can end at them."""
 
 
-def write_trace(lanes: Sequence[Lanes], path: Path) -> Path:
+def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
     """Write the lanes of some outputs to a file, whose folder exists."""
     events = [event for pid, own in enumerate(lanes, start=1) for event in _delayed(pid, own)]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
@@ -30,7 +30,7 @@ def write_trace(lanes: Sequence[Lanes], path: Path) -> Path:
     return path
 
 
-def _delayed(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+def _delayed(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
     """What learning took, and all that came after it."""
     for event in _process(pid, lanes):
         yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
@@ -39,7 +39,7 @@ def _delayed(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
         yield _complete(pid, _LEARNING, "learning", "learn", 0.0, lanes.learn / 1e3)
 
 
-def _process(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+def _process(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
     title = f"{lanes.label}, {lanes.prompt_id}, turn {lanes.turn}, pass {lanes.pass_}"
     yield _name("process_name", pid, 0, title)
     yield {
@@ -69,7 +69,7 @@ def _process(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
     yield from _messages(pid, lanes)
 
 
-def _steps(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+def _steps(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
     if lanes.steps:
         yield _name("thread_name", pid, _STEPS, "steps")
     for number, step in enumerate(lanes.steps, start=1):
@@ -87,7 +87,7 @@ def _steps(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
         )
 
 
-def _messages(pid: int, lanes: Lanes) -> Iterable[dict[str, Any]]:
+def _messages(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
     ends: dict[int, list[_End]] = {}
     for number, arrow in enumerate(lanes.arrows):
         sent = _End(arrow.sent / 1e3, "s", number, f"to worker {arrow.receiver}", arrow.nbytes)

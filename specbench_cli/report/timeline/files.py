@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench_cli.errors import UsageError
-from specbench_cli.predict.lanes import Lanes, lanes_of
+from specbench_cli.predict.lanes import WorkerLanes, make_lanes
 from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.lanes import draw_lanes
 from specbench_cli.report.timeline.chrome_trace import write_trace
 from specbench_cli.store.schema import BASELINE
-from specbench_cli.summary.comparison import Comparison
-from specbench_cli.summary.source import Source
+from specbench_cli.summary.comparison import OutputComparison
+from specbench_cli.summary.source import RecordSource
 
 _STEPS = 8
 """That the picture shows of the output with the longest ones; the trace has all."""
 
 
-def write_lanes(run: Source, found: Sequence[Comparison], folder: Path) -> list[Path]:
+def write_lanes(run: RecordSource, found: Sequence[OutputComparison], folder: Path) -> list[Path]:
     """Write `lanes.svg`, `lanes.png` (of a question with several turns `lanes-turn1.svg`, ...) and
     `trace.json` of some comparisons, vanilla's outputs first.
 
@@ -28,7 +28,7 @@ def write_lanes(run: Source, found: Sequence[Comparison], folder: Path) -> list[
     wanted = {(c.prompt_id, c.turn, label, c.pass_) for c in found for label in (BASELINE, c.label)}
     labels = list(dict.fromkeys([BASELINE, *(c.label for c in found)]))
     asked = run.records({c.prompt_id for c in found})
-    lanes = [lanes_of(record) for record in asked if record.key in wanted]
+    lanes = [make_lanes(record) for record in asked if record.key in wanted]
     lanes = [own for own in lanes if own.decoding]
     if not lanes:
         raise UsageError(
@@ -36,7 +36,7 @@ def write_lanes(run: Source, found: Sequence[Comparison], folder: Path) -> list[
             hint="--method of a row that is not a peer's",
         )
     lanes.sort(key=lambda own: (own.turn, labels.index(own.label)))
-    by_turn: dict[int, list[Lanes]] = {}
+    by_turn: dict[int, list[WorkerLanes]] = {}
     for own in lanes:
         by_turn.setdefault(own.turn, []).append(own)
     files: list[Path] = []

@@ -26,7 +26,7 @@ from specbench_cli.engine import scoring
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.method import Method
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.models.state import RecurrentState
 from specbench_cli.engine.scoring import Scoring
 from specbench_cli.engine.sequence import StopRule
@@ -241,11 +241,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("drafted rows of a head kept", "states", _mtp(trees.KeepsItsDraft)),
     Fault("rows of a head made of predicted features", "states", _mtp(trees.KeepsPredicted)),
-    _engine_fault("features one token late", "twin draft", Tape, "read", trees.one_late, _mtp()),
+    _engine_fault(
+        "features one token late", "twin draft", FeatureCache, "read", trees.one_late, _mtp()
+    ),
     _engine_fault(
         "features of rejected nodes",
         "states",
-        Tape,
+        FeatureCache,
         "keep",
         trees.first_features,
         AuditSubject("eagle", Eagle, (EagleParams(depth=2, nodes=6),)),

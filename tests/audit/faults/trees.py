@@ -10,7 +10,7 @@ import torch
 from methods.mtp.method import Mtp
 from methods.sps_tree import SpsTree
 from specbench_cli.engine.drafting.levels import Levels
-from specbench_cli.engine.models.head import Tape
+from specbench_cli.engine.models.head import FeatureCache
 from specbench_cli.engine.types import Features
 from specbench_cli.engine.verify.tree import ROOT, build_tree_mask
 
@@ -95,9 +95,10 @@ class KeepsPredicted(KeepsItsDraft):
         self.levels.keep(outcome.path)
 
 
-# ---- in place of `Tape.read` and of `Levels._reset` --------------------------------------------
+# ---- in place of `FeatureCache.read` and of `Levels._reset` --------------------------------------
+# --------------------------------------------
 
-_read = Tape.read
+_read = FeatureCache.read
 _reset = Levels._reset
 
 
@@ -115,7 +116,7 @@ def one_too_high(self):
     self._root_position += 1
 
 
-# ---- in place of the engine's verification of trees ---------------------------------------------
+# ---- in place of the engine's verification of trees ----------------------------------------------
 
 
 def unnormalised(q, tested):
@@ -156,7 +157,8 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `rows_of`, `Session.commit` and `Tape.keep` ------------------------------------
+# ---- in place of `rows_of`, `Session.commit` and `FeatureCache.keep` -----------------------------
+# ------------------------------------
 
 
 def by_number(parents, device):
@@ -173,7 +175,7 @@ def first_rows(self, outcome):
     return committed
 
 
-_keep = Tape.keep
+_keep = FeatureCache.keep
 
 
 def first_features(self, path):

@@ -7,7 +7,7 @@ import pytest
 from specbench_cli import app
 from specbench_cli.measure import warm_up
 from specbench_cli.predict.recommend import search
-from specbench_cli.predict.recommend.halving import Pace
+from specbench_cli.predict.recommend.halving import TimeEstimates
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -32,9 +32,9 @@ def run(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def few(monkeypatch):
     """No round is longer than three prompts, however fast the machine is."""
-    fits = Pace.fits
-    monkeypatch.setattr(Pace, "fits", lambda pace, rows, s: min(3, fits(pace, rows, s)))
-    monkeypatch.setattr(Pace, "confirmation", lambda *_: (3, 60.0))
+    fits = TimeEstimates.fits
+    monkeypatch.setattr(TimeEstimates, "fits", lambda pace, rows, s: min(3, fits(pace, rows, s)))
+    monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (3, 60.0))
     monkeypatch.setattr(search, "SETTINGS", 2)
     monkeypatch.setattr(search, "LEAST_HELD_OUT", 3)
     monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 1)

@@ -27,14 +27,14 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 def stopped(call_here):
     """A matrix that was stopped behind its first run, before any test resumes it: the exit code,
     which runs stand, the first one's records, and the report's exit code and table."""
-    written = _running.written
+    written = _running.write_report
 
     def interrupted(folder, view):
         written(folder, view)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_running, "written", interrupted)
+        patch.setattr(_running, "write_report", interrupted)
         code = app._run(ASKED)
     with redirect_stdout(StringIO()) as table:
         reported = app._run(["report", "here"])

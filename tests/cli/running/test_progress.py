@@ -12,7 +12,7 @@ from specbench_cli.commands._progress import (
     Bar,
     JsonLines,
     Lines,
-    Speedups,
+    LiveSpeedups,
     duration,
     how_far,
     make_progress,
@@ -51,7 +51,7 @@ def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
 
 
 def test_speedup_pairs_times_in_whichever_order_rows_come():
-    running = Speedups()
+    running = LiveSpeedups()
     running.add(record("sps", "a", ns=50))
     running.add(record("vanilla", "a", ns=100))
     running.add(record("vanilla", "b", ns=300))
@@ -59,7 +59,7 @@ def test_speedup_pairs_times_in_whichever_order_rows_come():
 
 
 def test_rows_of_another_engine_are_over_its_own_vanilla():
-    running = Speedups({"fast": "plain", "plain": "plain"})
+    running = LiveSpeedups({"fast": "plain", "plain": "plain"})
     for label, ns in {"fast": 40, "vanilla": 100, "sps": 50, "plain": 60}.items():
         found = running.add(record(label, ns=ns))
     assert found == {"sps": 2.0, "fast": 1.5}
@@ -72,14 +72,14 @@ def test_a_line_has_the_best_speedups_and_how_many_more_there_are():
 
 
 def test_outputs_of_other_length_are_compared_per_token():
-    running = Speedups()
+    running = LiveSpeedups()
     running.add(record("vanilla", ns=100, tokens=10))
     assert running.add(record("sps", ns=100, tokens=20)) == {"sps": 2.0}
 
 
 @pytest.mark.parametrize("lost", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}])
 def test_cells_without_a_time_do_not_count(lost):
-    running = Speedups()
+    running = LiveSpeedups()
     running.add(record("vanilla"))
     assert running.add(record("sps", **lost)) == {}
 

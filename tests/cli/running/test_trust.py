@@ -43,7 +43,7 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(permission, "_folder", lambda: tmp_path / "cache/permitted")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr(registry, "_plugged_in", {})
+    monkeypatch.setattr(registry, "_plugin_methods", {})
     forget()
     yield
     plugin_file.release()

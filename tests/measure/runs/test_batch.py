@@ -12,7 +12,7 @@ from specbench_cli.report.reading import read_together
 from specbench_cli.report.terminal.table import load_lines
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.summary.load import load_rows, saturation
-from specbench_cli.summary.pairing import process
+from specbench_cli.summary.pairing import process_number
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
@@ -87,7 +87,7 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     assert (outcome.log.total, len(outcome.records)) == (6, 6)
     by_load = {record.batch.load: record.pass_ for record in outcome.records}
     assert by_load == {"poisson:40": 1, "poisson:80": 1001}
-    assert {process(number) for number in by_load.values()} == {1}
+    assert {process_number(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
     assert fast.offered == pytest.approx(2 * slow.offered)
     parts = [each.part for each in outcome.log.said if isinstance(each, RunProgress)]

@@ -14,7 +14,7 @@ from specbench_cli.measure.probe_rounds import ProbeGrid
 from specbench_cli.measure.quiet import NoiseMeter
 from specbench_cli.measure.step_costs import StepCosts
 from specbench_cli.predict.prediction import predict
-from specbench_cli.predict.run_costs import own
+from specbench_cli.predict.run_costs import load_costs
 from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
@@ -106,7 +106,7 @@ def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_t
     outcome = specbench("sps", limit=3, probe=2, threads=1, log=log)
     assert [each for each in rounds if each != 0] == [1, "round", 2, "round", 3]
     run = RunDir.open(outcome.path)
-    (costs,) = own(run)
+    (costs,) = load_costs(run)
     assert (costs.quietness.rounds, costs.setup.threads) == (2, 1)
     assert {"target", "draft"} == costs.curves.keys()
     assert {"plain steps", "sps length=2", "sps length=6"} <= {
@@ -120,18 +120,18 @@ def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_t
 def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
     from specbench_cli.measure import run as execute
 
-    def here(run_dir, number, what, flags, *, kept):
+    def here(run_dir, number, what, flags, *, resumable):
         plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
         execute.run(plan, again, specbench.log(), only_pass=number)
 
     monkeypatch.setattr(execute, "run_repeat", here)
     outcome = specbench("pld", limit=1, probe=1, repeats=2, threads=1)
-    assert len(own(RunDir.open(outcome.path))) == 2
+    assert len(load_costs(RunDir.open(outcome.path))) == 2
 
 
 def test_several_sequences_are_probed_together_where_a_run_has_batches(specbench, rounds):
     outcome = specbench("pld", limit=2, probe=1, batch=2, threads=1)
-    assert own(RunDir.open(outcome.path))[0].batch.most == 2
+    assert load_costs(RunDir.open(outcome.path))[0].batch.most == 2
 
 
 def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monkeypatch):
@@ -147,10 +147,10 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
     file = outcome.path / "costs-1.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"curves": 1}))
     with pytest.raises(UsageError, match=r"costs-1\.json is damaged"):
-        own(RunDir.open(outcome.path))
+        load_costs(RunDir.open(outcome.path))
     file.write_text("")
     with pytest.raises(UsageError, match="is no file of costs"):
-        own(RunDir.open(outcome.path))
+        load_costs(RunDir.open(outcome.path))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from specbench_cli.models.resolve import resolve
 from specbench_cli.plan import tune
 from specbench_cli.predict.recommend import halving
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.pairing import total
+from specbench_cli.summary.pairing import total_time
 from specbench_cli.summary.speedups import speedups
 
 LONG = "The boats lay by the pier, and the harbour was quiet in the early morning. " * 6
@@ -83,7 +83,9 @@ def _check(outcome, says):
     assert len(outcome.records) == len(KEYS)
     failed = [r for r in outcome.records if r.error is not None]
     assert {(r.prompt_id, r.turn) for r in failed} == {("mine/1", 2)}
-    assert all(r.unasked and r.error.startswith("PromptError: prompt mine/1") for r in failed)
+    assert all(
+        r.has_prompt_error and r.error.startswith("PromptError: prompt mine/1") for r in failed
+    )
     assert all(says in r.error for r in failed)
     assert all(r.verdict.kind != "mismatch" for r in outcome.records if r.error is None)
     assert outcome.manifest["status"] == "finished"
@@ -107,7 +109,7 @@ def test_only_the_turn_with_a_prompt_error_fails(
     assert sum("the run continues without this turn" in note for note in outcome.log.notes) == 1
     cells = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
     # A fifth of the turns failed, but these do not count as failures of the method.
-    assert speedups(cells, total, 100).of["pld"].ratio
+    assert speedups(cells, total_time, 100).of["pld"].ratio
 
 
 @pytest.mark.parametrize("after", [1, 5, 9, 11])
@@ -179,7 +181,7 @@ def test_answer_that_the_tokenizer_cannot_decode_has_no_score_and_ends_no_run(
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nversion: '1'\nsource: {file: rows.jsonl}\nscorer: exact_match\n")
     outcome = specbench("pld", target=target(None), tasks=[str(file)], limit=None)
-    assert [(r.turn, r.score, r.unasked) for r in outcome.by_label("pld")] == [
+    assert [(r.turn, r.score, r.has_prompt_error) for r in outcome.by_label("pld")] == [
         (1, None, False),
         (2, None, True),
     ]

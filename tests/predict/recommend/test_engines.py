@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from specbench_cli import registry
-from specbench_cli.predict.recommend.engines import Models, engines, lines
+from specbench_cli.predict.recommend.engines import ServedModels, launch_commands, load_engines
 
-NAMES = Models("org/big", "org/small", "org/head")
+NAMES = ServedModels("org/big", "org/small", "org/head")
 EVERY = [
     (engine.name, engine.form, method, form)
-    for engine in engines()
+    for engine in load_engines()
     for method, forms in engine.methods.items()
     for form in forms
 ]
@@ -45,7 +45,7 @@ OPTIONS = {
 
 def filled(engine, method, form):
     params = registry.declare(method, {**_numbers(method), **form.when}).params.model_dump()
-    return next(each for each in lines(method, params, NAMES) if each.engine == engine)
+    return next(each for each in launch_commands(method, params, NAMES) if each.engine == engine)
 
 
 def _numbers(method):
@@ -76,10 +76,10 @@ def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, 
 
 def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
     assert {method for _, _, method, _ in EVERY} <= registry.ours().keys()
-    assert [engine.name for engine in engines()] == [
+    assert [engine.name for engine in load_engines()] == [
         "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "OpenVINO GenAI", "transformers"
     ]  # fmt: skip
-    assert all(engine.version and engine.checked for engine in engines())
+    assert all(engine.version and engine.checked for engine in load_engines())
 
 
 def test_transformers_has_the_settings_that_its_lines_set():
@@ -98,14 +98,16 @@ def test_transformers_has_the_settings_that_its_lines_set():
 
 def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
     params = registry.declare("sps", {"length": "heuristic"}).params.model_dump()
-    told = {line.engine: line for line in lines("sps", params, NAMES)}
+    told = {line.engine: line for line in launch_commands("sps", params, NAMES)}
     assert told["vLLM"].text == "" and "length=heuristic" in told["vLLM"].lacks
 
 
 def test_settings_decide_which_form_a_line_has():
     def lookup(rule):
         params = registry.declare("pld", {"rule": rule, "ngram": 4}).params.model_dump()
-        return next(line.text for line in lines("pld", params, NAMES) if line.engine == "vLLM")
+        return next(
+            line.text for line in launch_commands("pld", params, NAMES) if line.engine == "vLLM"
+        )
 
     assert '"prompt_lookup_min": 4' in lookup("author")
     assert '"prompt_lookup_min": 1' in lookup("transformers")
@@ -113,7 +115,7 @@ def test_settings_decide_which_form_a_line_has():
 
 def test_a_method_that_no_engine_has_gives_nothing_to_paste():
     params = registry.declare("staged", {}).params.model_dump()
-    assert {line.lacks for line in lines("staged", params, NAMES)} == {"has no staged"}
+    assert {line.lacks for line in launch_commands("staged", params, NAMES)} == {"has no staged"}
 
 
 @pytest.mark.openvino

@@ -13,7 +13,7 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.config.sources import from_command_line
 from specbench_cli.errors import EnvironmentFault, UsageError
 from specbench_cli.predict.recommend import advice, journal, search
-from specbench_cli.predict.recommend.halving import Candidates, Measured, Pace, halve
+from specbench_cli.predict.recommend.halving import RoundResult, SearchSpace, TimeEstimates, halve
 from specbench_cli.store.run_dir import RunDir
 from specbench_cli.store.schema import Ns, Verdict
 from tests.records import record_of
@@ -47,13 +47,13 @@ class Machine:
                 records.append(record(label, prompt, took, **self.wrong.get(label, {})))
         self.rounds[name] = (list(rows), list(prompts))
         self.spent += seconds + self.around
-        return Measured(records, seconds + self.around)
+        return RoundResult(records, seconds + self.around)
 
 
 def candidates(fast=FAST, lossy=()):
     labels = list(fast)
     half = len(labels) // 2 or 1
-    return Candidates([labels[:half], labels[half:]], {each: each not in lossy for each in labels})
+    return SearchSpace([labels[:half], labels[half:]], {each: each not in lossy for each in labels})
 
 
 def test_halving_keeps_the_faster_half_until_the_fastest_is_left():
@@ -97,7 +97,7 @@ def test_what_there_is_no_time_for_is_named_and_each_method_comes_before_a_secon
 
 
 def test_no_method_is_left_out_where_rounds_of_a_prompt_each_fit():
-    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    methods = SearchSpace([list(FAST)], dict.fromkeys(FAST, True))
     machine = Machine(FAST)  # the pilot takes 7 s, and rounds of 8, 4 and 2 rows 14, 10 and 8
     found = halve(methods, PROMPTS, 40, machine)
     assert (found.untried, found.winners) == ([], ["a"])
@@ -107,7 +107,7 @@ def test_no_method_is_left_out_where_rounds_of_a_prompt_each_fit():
 
 def test_a_round_whose_share_is_too_short_for_a_prompt_asks_one_where_the_time_left_is_not():
     machine = Machine(FAST, around=20.0)  # the second round takes 23.9 s, and its share is 23.7
-    methods = Candidates([list(FAST)], dict.fromkeys(FAST, True))
+    methods = SearchSpace([list(FAST)], dict.fromkeys(FAST, True))
     found = halve(methods, PROMPTS, 99, machine)
     assert (found.rounds, found.winners, found.untried) == (3, ["a"], [])
 
@@ -161,17 +161,17 @@ def test_one_candidate_is_measured_once():
 
 
 def test_pace_learns_what_lies_around_outputs():
-    pace = Pace.of(Measured([record("vanilla", "mini/1", 1.0)], 6.0), 20)
+    pace = TimeEstimates.of(RoundResult([record("vanilla", "mini/1", 1.0)], 6.0), 20)
     assert (pace.round_s, pace.warm_s) == (pytest.approx(5.0), pytest.approx(2.0))
     done = [record(label, "mini/2", 1.0) for label in ("vanilla", "a")]
-    pace.learn(Measured(done, 2.0 + 5.0 + 4.0 + 1.0), 1)
+    pace.learn(RoundResult(done, 2.0 + 5.0 + 4.0 + 1.0), 1)
     assert pace.around_s == pytest.approx(0.5)
     assert pace.fits(["a"], 9.0 + 3.1) == 1
 
 
 def test_a_confirmation_leaves_time_for_what_is_checked_behind_it():
     ns = Ns(total=10**9, prefill=5 * 10**8)
-    pace = Pace.of(Measured([record("vanilla", "mini/1", 1.0, ns=ns)], 6.0), 0, 20)
+    pace = TimeEstimates.of(RoundResult([record("vanilla", "mini/1", 1.0, ns=ns)], 6.0), 0, 20)
     assert (pace.check_s, pace.read_s) == (pytest.approx(2.0), pytest.approx(1.0))
     prompts, limit = pace.confirmation(["a"], 5.0 + 2.0 + 30.0)
     assert (prompts, limit) == (10, pytest.approx(20.0))
@@ -219,7 +219,7 @@ def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(change
     confirmed = advice._confirmed(kept, row)
     assert confirmed["pays"] is chosen
     outcome = SimpleNamespace(found=SimpleNamespace(trials={}))
-    assert why in advice._why([confirmed], confirmed if chosen else None, outcome)
+    assert why in advice._explain([confirmed], confirmed if chosen else None, outcome)
 
 
 def asked(*methods, **more):
@@ -306,9 +306,11 @@ class TestRounds:
     def counted(self, monkeypatch):
         """No round is longer than a few prompts, however fast the machine is."""
         limits = []
-        fits = Pace.fits
-        monkeypatch.setattr(Pace, "fits", lambda pace, rows, s: min(2, fits(pace, rows, s)))
-        monkeypatch.setattr(Pace, "confirmation", lambda *_: (2, 60.0))
+        fits = TimeEstimates.fits
+        monkeypatch.setattr(
+            TimeEstimates, "fits", lambda pace, rows, s: min(2, fits(pace, rows, s))
+        )
+        monkeypatch.setattr(TimeEstimates, "confirmation", lambda *_: (2, 60.0))
         monkeypatch.setattr(search, "LEAST_HELD_OUT", 4)
         monkeypatch.setattr(search, "SETTINGS", 2)
         monkeypatch.setattr("specbench_cli.measure.warm_up.WARM_UP_ROUNDS", 1)
@@ -352,7 +354,7 @@ def test_the_result_names_no_folder_of_this_machine(tmp_path):
     assert json.loads((tmp_path / journal.RESULT).read_text()) == {
         "lines": [{"text": "serve big --x"}]
     }
-    assert journal.finished(tmp_path) is not None
+    assert journal.read_result(tmp_path) is not None
 
 
 def test_trials_are_told_as_json_can_hold_them():

@@ -61,7 +61,7 @@ def costs(run, path, token_ns, **changes):
 def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path):
     light = costs(run, tmp_path / "light.json", 1e3)
     heavy = costs(run, tmp_path / "heavy.json", 1e6)
-    found = modelled.model(run, ["sps"], [], None, [light, heavy])
+    found = modelled.model_speedups(run, ["sps"], [], None, [light, heavy])
     here, there = (each["speedup"] for each in found.elsewhere)
     assert here > 1.5 > there
     assert not found.batches and not found.missing
@@ -69,7 +69,7 @@ def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path
 
 def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tmp_path):
     file = costs(run, tmp_path / "here.json", 2e5)
-    found = modelled.model(run, ["sps", "pld"], [2, 4], file, [])
+    found = modelled.model_speedups(run, ["sps", "pld"], [2, 4], file, [])
     assert {(each["batch"], each["label"]) for each in found.batches} == {
         (2, "sps"), (2, "pld"), (4, "sps"), (4, "pld")
     }  # fmt: skip
@@ -79,7 +79,7 @@ def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tm
 
 
 def test_without_costs_of_this_machine_it_says_how_to_probe_them(run):
-    found = modelled.model(run, ["sps"], [2], None, [])
+    found = modelled.model_speedups(run, ["sps"], [2], None, [])
     assert not found.batches
     assert "specbench predict --probe" in found.missing["other batch sizes"]
 
@@ -88,7 +88,7 @@ def test_costs_of_other_models_are_refused(run, tmp_path):
     models = {role: {**facts, "sha256": "0" * 64} for role, facts in run.manifest["models"].items()}
     file = costs(run, tmp_path / "other.json", 1e3, models=models)
     with pytest.raises(UsageError, match="costs of other models"):
-        modelled.model(run, ["sps"], [], None, [file])
+        modelled.model_speedups(run, ["sps"], [], None, [file])
 
 
 def kept(*rows, **more):

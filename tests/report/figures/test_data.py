@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from specbench_cli.predict.lanes import lanes_of
+from specbench_cli.predict.lanes import make_lanes
 from specbench_cli.report.figures import (
     accepted,
     contexts,
@@ -253,7 +253,7 @@ def test_lanes_draw_every_forward_of_their_first_steps_in_its_place(cells):
         for bar in axes.patches
     }
     for record in cells.traced:
-        own = lanes_of(record)
+        own = make_lanes(record)
         for span in own.decoding:
             start, end = span.start - own.prefill, span.end - own.prefill
             assert ((start, end) in drawn) is (start / 1e6 < window)
@@ -282,7 +282,7 @@ def test_messages_are_arrows_between_lanes_and_cancelled_forwards_are_empty(cell
 
 def test_steps_end_with_a_mark_and_say_what_they_committed(cells):
     record = next(r for r in cells.traced if r.label == "sps length=8")
-    figure = lanes.draw_lanes([lanes_of(record)], style.PAGE_IN, 6)
+    figure = lanes.draw_lanes([make_lanes(record)], style.PAGE_IN, 6)
     (axes,) = figure.axes
     said = [word.get_text() for word in axes.texts]
     assert said == [str(n) for n in record.steps.committed[: len(said)]]

@@ -20,8 +20,8 @@ from specbench_cli.report.figures.drawing import style
 from specbench_cli.report.figures.drawing.labels import Word, write_beside
 from specbench_cli.report.reading import read
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.metrics import Row
-from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.metrics import MethodSummary
+from specbench_cli.summary.pareto import find_sweep
 from specbench_cli.summary.summary import Summary
 
 REFERENCE = Path(__file__).parents[3] / "results/reference"
@@ -63,14 +63,14 @@ def kept(request) -> Cells:
 
 def from_csv(file: Path) -> Summary:
     """The rows of a `summary.csv`; what an older one lacks is none."""
-    kinds = get_type_hints(Row)
-    scopes: dict[str, list[Row]] = {}
+    kinds = get_type_hints(MethodSummary)
+    scopes: dict[str, list[MethodSummary]] = {}
     with file.open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
             figures = {
                 name: _value(line.get(name) or "", kind, name) for name, kind in kinds.items()
             }
-            scopes.setdefault(line["family"], []).append(Row(**figures))
+            scopes.setdefault(line["family"], []).append(MethodSummary(**figures))
     rows = scopes.pop("all")
     lossless = tuple(row for row in rows if row.lossless)
     lossy = tuple(row for row in rows if not row.lossless)
@@ -104,7 +104,7 @@ def test_no_word_of_a_kept_run_lies_on_another_or_on_a_point(kept, check_legible
 def test_no_word_of_a_kept_sweep_lies_on_another_or_on_a_point(check_legible):
     folder = REFERENCE / "lengths-2cores"
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    figure = pareto.draw(sweep_of(from_csv(folder / "summary.csv"), manifest))
+    figure = pareto.draw(find_sweep(from_csv(folder / "summary.csv"), manifest))
     assert misplaced(figure) == []
     check_legible(figure)
 

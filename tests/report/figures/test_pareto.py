@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_cli.report.figures import pareto
-from specbench_cli.summary.pareto import sweep_of
+from specbench_cli.summary.pareto import find_sweep
 from specbench_cli.summary.summary import summarise
 
 
@@ -13,7 +13,7 @@ from specbench_cli.summary.summary import summarise
 def sweep(swept_run, manifest):
     """Return the sweep of a run in which one swept row is an upper bound."""
     manifest["upper_bounds"] = ["sps length=5"]
-    return lambda **config: sweep_of(*swept_run(**config))
+    return lambda **config: find_sweep(*swept_run(**config))
 
 
 def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
@@ -43,4 +43,4 @@ def test_figure_is_drawn_of_words_alone_and_without_any_speedup(sweep, synthetic
     assert pareto.draw(found)
     records = synthetic.records([synthetic.sps], prompts=4)
     manifest["config"]["effective"]["methods"] = [{"name": "sps", "label": "sps"}]
-    assert pareto.draw(sweep_of(summarise(records, manifest), manifest))
+    assert pareto.draw(find_sweep(summarise(records, manifest), manifest))

@@ -10,7 +10,7 @@ import pytest
 
 from specbench_cli.report.tokens import tokenizer_of
 from specbench_cli.store.run_dir import Prompt, RunDir
-from specbench_cli.store.schema import Drafted, ForwardKind, Record, Trace, Verdict
+from specbench_cli.store.schema import DraftedTokens, ForwardKind, Record, Trace, Verdict
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> &amp; \u2028 "
 TEXTS = (
@@ -87,14 +87,14 @@ def told(record: Record, ids: list[int]) -> Record:
     )  # fmt: skip
 
 
-def drafted(stood: list[int], levels: int, *, tree: bool) -> Drafted:
+def drafted(stood: list[int], levels: int, *, tree: bool) -> DraftedTokens:
     """A draft of which the first levels stood; a tree has another node on each level."""
     chain = [*stood, *range(300, 300 + levels - len(stood))]
     if not tree:
-        return Drafted(chain, None, list(range(len(stood))))
+        return DraftedTokens(chain, None, list(range(len(stood))))
     tokens = [token for main in chain for token in (main, main % 100 + 500)]
     parents = [2 * (node // 2) - 2 if node > 1 else -1 for node in range(len(tokens))]
-    return Drafted(tokens, parents, [2 * level for level in range(len(stood))])
+    return DraftedTokens(tokens, parents, [2 * level for level in range(len(stood))])
 
 
 def trace(prefill: int, ends: list[int], nodes: list[int]) -> Trace:

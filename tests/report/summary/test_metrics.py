@@ -6,7 +6,7 @@ import pytest
 
 from specbench_cli.report.export import row_dicts
 from specbench_cli.summary import metrics
-from specbench_cli.summary.metrics import METRICS, Row
+from specbench_cli.summary.metrics import METRICS, MethodSummary
 from specbench_cli.summary.summary import summarise
 
 TABLES = {name: value for name, value in vars(metrics).items() if isinstance(value, tuple)}
@@ -18,7 +18,7 @@ def summary(synthetic, manifest):
 
 
 def test_files_have_every_metric_under_its_name(summary):
-    assert list(METRICS) == [field.name for field in fields(Row)]
+    assert list(METRICS) == [field.name for field in fields(MethodSummary)]
     for row in row_dicts(summary):
         assert list(row) == ["family", *METRICS]
 

@@ -7,7 +7,7 @@ from specbench_cli.report.terminal.side_by_side import page
 from specbench_cli.report.terminal.table import WIDTH
 from specbench_cli.store.run_dir import Prompt, RunDir
 from specbench_cli.store.schema import ForwardKind, Steps, Trace, Verdict
-from specbench_cli.summary.comparison import compare, first_difference
+from specbench_cli.summary.comparison import compare_outputs, first_difference
 
 WORDS = "zero one two three four five six seven eight nine".split()
 VANILLA = [1, 2, 3, 4, 5]
@@ -60,7 +60,7 @@ def test_first_difference_is_an_index_or_nothing():
 
 def test_a_near_tie_shows_place_tokens_gap_tolerance_and_width(run):
     folder = run([1, 2, 7, 4, 5], Verdict("near-tie", 2, 1e-5, 3, rounding=True))
-    (found,) = compare(folder, "mini/0", [], decode)
+    (found,) = compare_outputs(folder, "mini/0", [], decode)
     assert (found.position, found.vanilla.token, found.own.token) == (2, 3, 7)
     assert (found.own.before, found.own.token_text, found.own.after) == (
         *("one two", "seven", "four five"),
@@ -75,7 +75,7 @@ def test_a_near_tie_shows_place_tokens_gap_tolerance_and_width(run):
 
 
 def test_steps_show_what_was_drafted_and_what_became_of_it(run):
-    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], decode)
+    (found,) = compare_outputs(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], decode)
     assert [lane.at for lane in found.lanes] == [1, 4]
     assert [lane.text for lane in found.lanes] == ["two seven four", "five"]
     lines = page(found).splitlines()
@@ -84,7 +84,7 @@ def test_steps_show_what_was_drafted_and_what_became_of_it(run):
 
 
 def test_identical_outputs_are_shown_too(run):
-    (found,) = compare(run(), "mini/0", ["sps"], decode)
+    (found,) = compare_outputs(run(), "mini/0", ["sps"], decode)
     assert found.position is None
     assert "the same 5 tokens" in page(found)
     assert ">>" not in page(found)
@@ -92,7 +92,7 @@ def test_identical_outputs_are_shown_too(run):
 
 def test_a_mismatch_says_broken_and_an_output_that_ends_wrongly_says_how(run):
     folder = run([1, 2, 3, 4], Verdict("mismatch", 4, None, 5), steps=None, peer=True)
-    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    (found,) = compare_outputs(folder, "mini/0", ["sps"], decode)
     assert found.broken == "1 output is neither vanilla's nor tied with it, first mini/0"
     shown = page(found)
     assert f"BROKEN: sps: {found.broken}" in shown
@@ -104,23 +104,25 @@ def test_a_mismatch_says_broken_and_an_output_that_ends_wrongly_says_how(run):
 def test_a_failed_cell_shows_its_error(run):
     nulls = dict.fromkeys(("output_ids", "n_tokens", "origin", "steps", "verdict"))
     folder = run(**nulls, finish="error", error="ValueError: no")
-    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    (found,) = compare_outputs(folder, "mini/0", ["sps"], decode)
     assert "failed: ValueError: no" in page(found)
     assert "(no output)" in page(found)
 
 
 def test_without_a_tokenizer_ids_are_shown(run):
-    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], None)
+    (found,) = compare_outputs(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], None)
     assert "1 2 >>7<< 4 5" in page(found)
 
 
 def test_lines_fit_the_width(run):
-    (found,) = compare(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], lambda ids: "word " * 8 * len(ids))
+    (found,) = compare_outputs(
+        run([1, 2, 7, 4, 5]), "mini/0", ["sps"], lambda ids: "word " * 8 * len(ids)
+    )
     assert max(map(len, page(found).splitlines())) <= WIDTH
 
 
 def test_vanilla_alone_can_be_asked_for(run):
-    (found,) = compare(run(), "mini/1", ["vanilla"], decode)
+    (found,) = compare_outputs(run(), "mini/1", ["vanilla"], decode)
     assert (found.label, found.position) == ("vanilla", None)
 
 
@@ -131,17 +133,17 @@ def test_the_worst_pass_is_shown(run):
     worst.output_ids, worst.verdict = [1, 2, 7, 4, 5], Verdict("near-tie", 2, 1e-5, 3)
     (folder.path / "records.jsonl").unlink()
     folder.append(records)
-    (found,) = compare(folder, "mini/0", ["sps"], decode)
+    (found,) = compare_outputs(folder, "mini/0", ["sps"], decode)
     assert (found.pass_, found.position) == (1, 2)
 
 
 def test_unknown_prompt_and_method_are_named_with_what_there_is(run):
     folder = run()
     with pytest.raises(UsageError, match=r"no prompt 'mini/00'; did you mean 'mini/0'") as caught:
-        compare(folder, "mini/00", [], decode)
+        compare_outputs(folder, "mini/00", [], decode)
     assert caught.value.hint == "one of mini/0, mini/1"
     with pytest.raises(
         UsageError, match=r"no method 'spd' on mini/0; did you mean 'sps'"
     ) as caught:
-        compare(folder, "mini/0", ["spd"], decode)
+        compare_outputs(folder, "mini/0", ["spd"], decode)
     assert caught.value.hint == "--method vanilla or sps"

@@ -10,7 +10,7 @@ import pytest
 from specbench_cli.errors import UsageError
 from specbench_cli.report.timeline.files import write_lanes
 from specbench_cli.store.run_dir import RunDir
-from specbench_cli.summary.comparison import compare
+from specbench_cli.summary.comparison import compare_outputs
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(synthetic, manifest, tmp_path):
 
 
 def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
-    files = write_lanes(run, compare(run, "mini/0", [], None), tmp_path)
+    files = write_lanes(run, compare_outputs(run, "mini/0", [], None), tmp_path)
     assert [file.name for file in files] == [
         *("lanes-turn1.svg", "lanes-turn1.png", "lanes-turn2.svg", "lanes-turn2.png"),
         "trace.json",
@@ -39,7 +39,7 @@ def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
 
 
 def test_outputs_whose_forwards_are_not_known_have_no_lanes(run, tmp_path):
-    found = compare(run, "mini/0", ["hf:vanilla"], None)
+    found = compare_outputs(run, "mini/0", ["hf:vanilla"], None)
     hidden = [replace(record, forwards=None) for record in run.records()]
     run.records = lambda of=None: iter(hidden)
     with pytest.raises(UsageError, match="no lanes of vanilla, hf:vanilla on mini/0"):

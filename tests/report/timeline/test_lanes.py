@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from specbench_cli.predict.lanes import lanes_of
+from specbench_cli.predict.lanes import make_lanes
 from specbench_cli.report.timeline.chrome_trace import write_trace
 from specbench_cli.store.schema import ForwardKind, Steps, Trace
 
@@ -36,7 +36,7 @@ def record(synthetic):
 
 
 def test_lanes_hold_every_forward_and_message_by_worker(record):
-    lanes = lanes_of(record)
+    lanes = make_lanes(record)
     assert lanes.workers == {0: "target", 1: "draft"}
     assert len(lanes.spans) == 6
     roles = ["verify", "draft", "verify", "draft", "verify"]
@@ -48,13 +48,13 @@ def test_lanes_hold_every_forward_and_message_by_worker(record):
 
 
 def test_steps_end_with_whole_verifications_and_follow_each_other(record):
-    steps = lanes_of(record).steps
+    steps = make_lanes(record).steps
     assert [(s.start, s.end, s.committed) for s in steps] == [(1_000, 2_000, 3), (2_000, 3_000, 1)]
 
 
 def test_a_span_says_its_share_and_so_does_the_chrome_trace(record, tmp_path):
     record.forwards.kinds[2] = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
-    lanes = lanes_of(record)
+    lanes = make_lanes(record)
     assert [s.share for s in lanes.spans] == [1, 0.6, 1, 1, 1, 1]
     events = json.loads(write_trace([lanes], tmp_path / "t.json").read_text())["traceEvents"]
     assert [e["args"]["share"] for e in events if "share" in e.get("args", {})] == [
@@ -64,12 +64,12 @@ def test_a_span_says_its_share_and_so_does_the_chrome_trace(record, tmp_path):
 
 def test_output_without_a_trace_has_no_lanes(record):
     record.forwards = None
-    assert lanes_of(record).spans == ()
-    assert lanes_of(record).decoding == ()
+    assert make_lanes(record).spans == ()
+    assert make_lanes(record).decoding == ()
 
 
 def test_chrome_trace_has_a_complete_event_a_forward_in_us(record, tmp_path):
-    lanes = lanes_of(record)
+    lanes = make_lanes(record)
     document = json.loads(write_trace([lanes, lanes], tmp_path / "trace.json").read_text())
     events = document["traceEvents"]
     forwards = [e for e in events if e["ph"] == "X" and e["pid"] == 1 and "tokens" in e["args"]]
@@ -85,7 +85,7 @@ def test_chrome_trace_has_a_complete_event_a_forward_in_us(record, tmp_path):
 
 
 def test_flow_events_join_the_two_ends_of_a_message_inside_an_event_of_its_thread(record, tmp_path):
-    events = json.loads(write_trace([lanes_of(record)], tmp_path / "t.json").read_text())
+    events = json.loads(write_trace([make_lanes(record)], tmp_path / "t.json").read_text())
     flows = defaultdict(dict)
     for event in events["traceEvents"]:
         if event["ph"] in "sf":
@@ -107,7 +107,7 @@ def test_flow_events_join_the_two_ends_of_a_message_inside_an_event_of_its_threa
 
 
 def test_events_of_a_thread_nest(record, tmp_path):
-    events = json.loads(write_trace([lanes_of(record)], tmp_path / "t.json").read_text())
+    events = json.loads(write_trace([make_lanes(record)], tmp_path / "t.json").read_text())
     threads = defaultdict(list)
     for event in events["traceEvents"]:
         if event["ph"] == "X":
@@ -118,9 +118,9 @@ def test_events_of_a_thread_nest(record, tmp_path):
 
 
 def test_learning_is_a_lane_of_its_own_before_all_else(record, tmp_path):
-    assert lanes_of(record).learn == 0
+    assert make_lanes(record).learn == 0
     record.ns.learn = 250_000
-    lanes = lanes_of(record)
+    lanes = make_lanes(record)
     events = json.loads(write_trace([lanes], tmp_path / "t.json").read_text())["traceEvents"]
     (learning,) = [e for e in events if e.get("cat") == "learn"]
     assert (learning["ts"], learning["dur"]) == (0, 250)
