@@ -135,7 +135,7 @@ def test_eos_is_walked_at_every_place_of_a_step():
 def test_a_top_k_cut_is_not_tried_where_it_cuts_nothing(monkeypatch):
     tried = []
     monkeypatch.setattr(
-        checks_distribution, "_walk", lambda subject, params, case: tried.append(case)
+        checks_distribution, "_enumerate_case", lambda subject, params, case: tried.append(case)
     )
     checks_distribution.check_distribution(AuditSubject.from_method("sps", Sps))
     assert {"near", "disjoint"} <= {case.name for case in tried if case.sampling.top_k == 0}
