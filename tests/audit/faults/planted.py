@@ -222,7 +222,7 @@ FAULTS: tuple[Fault, ...] = (
         "tree positions by number, not by depth",
         "tokens",
         scoring,
-        "rows_of",
+        "build_tree_mask",
         trees.by_number,
         _tree(),
     ),
@@ -361,12 +361,12 @@ FAULTS: tuple[Fault, ...] = (
         "top-p before top-k",
         "distribution",
         sampling,
-        "cut",
+        "warp_logits",
         distributions.top_p_first,
         _sps(length=1),
     ),
     _engine_fault(
-        "top-p before top-k, coupled", "tokens", sampling, "cut", distributions.top_p_first
+        "top-p before top-k, coupled", "tokens", sampling, "warp_logits", distributions.top_p_first
     ),
     Fault(
         "q 10% wrong from the fifth level on",
@@ -432,7 +432,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault("a runner-up accepted after 40 tokens", "tokens", _sps(late.AcceptsRunnersUpLate)),
     Fault("ties accepted in greedy decoding", "tokens", _sps(late.AcceptsTies)),
-    _engine_fault("ties cut off by top-k", "distribution", sampling, "cut", late.no_ties),
+    _engine_fault("ties cut off by top-k", "distribution", sampling, "warp_logits", late.no_ties),
     Fault(
         "features of the step before after a rejection",
         "mixed draft",
