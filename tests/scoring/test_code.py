@@ -117,7 +117,7 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
     if refused():
         return
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
-    for name, reached, passed in hostile_code.tried(FAST):
+    for name, reached, passed in hostile_code.run_programs(FAST):
         assert (reached, passed) == ([], False), name
 
 
@@ -235,7 +235,7 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
 
 def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
     wanted = ["run-folder", "write-outside", "abstract-socket"]
-    assert all(reached for _, reached, _ in hostile_code.tried(wanted, uncontained=True))
+    assert all(reached for _, reached, _ in hostile_code.run_programs(wanted, uncontained=True))
 
 
 @BOTH
