@@ -129,7 +129,7 @@ def test_a_stale_draft_state_costs_mat(run, base):
     def stale(self, session):
         """The draft's rows are of another text."""
         flipped = Tokens(session.pending_tokens(0).ids.flip(1))
-        with patch.object(session, "since", lambda _: flipped):
+        with patch.object(session, "pending_tokens", lambda _: flipped):
             right(self, session)
 
     new = run(patch.object(Sps, "start", stale))

@@ -12,11 +12,11 @@ from specbench_cli.plan.method_run import MethodRun
     [
         ("models", "embedded-1m", "models must return a tuple of names of models, got str"),
         ("models", (3,), "models must return a tuple of names of models, got tuple"),
-        ("artifacts", None, "artifacts must return a tuple of Trained modules, got None"),
+        ("artifacts", None, "artifacts must return a tuple of ArtifactSpec modules, got None"),
         (
             "artifacts",
             ("head",),
-            "artifacts must return a tuple of Trained modules, got tuple",
+            "artifacts must return a tuple of ArtifactSpec modules, got tuple",
         ),
     ],
 )
