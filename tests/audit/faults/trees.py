@@ -157,7 +157,7 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep` -----------------------------
+# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep` ----
 # ------------------------------------
 
 
