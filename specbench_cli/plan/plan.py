@@ -91,9 +91,8 @@ class Plan:
         """Labels of the methods that are decoded in a plug-in process."""
         if self.config.isolation != "process":
             return frozenset()
-        return frozenset(
-            method_run.label for method_run in self.method_runs if not method_run.is_built_in
-        )
+        plugins = registry.entries().keys() - registry.ours().keys()
+        return frozenset(run.label for run in self.method_runs if run.name in plugins)
 
     @property
     def n_prompts(self) -> int:

@@ -94,7 +94,7 @@ def test_no_sequence_pays_for_the_longest(shapes):
     for at, (n, new) in enumerate(shapes):
         target.forward(Tokens(ids(n, n)), line := pool.line(at))
         parts.append(ModelInput(Tokens(ids(new, 50 + at)), line))
-    plan = target._planner.together(parts, range(target.n_layers))
+    plan = target._planner.plan_batch(parts, range(target.n_layers))
     own = [n + new for n, new in shapes]
     # Rows that go through the products, and rows that attention reads of each layer.
     assert len(plan.scratch.qkv) == sum(new for _, new in shapes)

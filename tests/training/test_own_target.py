@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from methods._heads.files import HeadShape
 from methods._heads.module import heads
-from methods._heads.slots import PastKeyValues
+from methods._heads.slots import HeadInput, PastKeyValues
 from methods.chimera.head import ChimeraHead
 from methods.eagle.head import EagleHead
 from methods.eagle3.head import Eagle3Head
@@ -401,7 +401,8 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
     n = len(ids) - 2
     past = PastKeyValues(torch.ones(1, 1, n, n, dtype=torch.bool).tril())
     places = torch.arange(n)[None]
-    out = head(target.model.embed_tokens(ids[None, 1:-1]), rows[None, :-2], places, past, places)
+    embedded = target.model.embed_tokens(ids[None, 1:-1])
+    out = head(HeadInput(embedded, rows[None, :-2], places, past, places))
     torch.testing.assert_close(out.normed[0], foreseen[:n], atol=2e-3, rtol=2e-3)
 
 

@@ -108,7 +108,7 @@ def test_features_that_nobody_asked_to_keep_are_the_methods_fault(
 ) -> None:
     session = open_session(table, prompt=(3, 1, 4))
     session.prefill()
-    with pytest.raises(MethodFault, match=r"session\.tap"):
+    with pytest.raises(MethodFault, match=r"session\.capture_layers"):
         session.pending_features(0)
 
 
