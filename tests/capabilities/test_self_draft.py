@@ -115,7 +115,7 @@ def test_a_target_that_runs_through_transformers_drafts_for_itself(
 
 def test_parts_that_are_not_rolled_back_fail_the_audit(self_draft, monkeypatch):
     def forgets(scoring, *, keep=False):
-        scoring._lent = scoring._begun = None
+        scoring._length_before_partial = scoring._pending = None
         return scoring.state.length()
 
     monkeypatch.setattr(Scoring, "discard_partial_rows", forgets)
