@@ -43,7 +43,7 @@ from specbench_cli.models.heads import HeadFiles, resolve_head
 from specbench_cli.models.resolve import Checkpoint
 from specbench_cli.plan.plan import Plan
 from specbench_cli.store.run_dir import Prompt
-from specbench_cli.tasks import Question, answer_text, conversation, render
+from specbench_cli.tasks import Question, build_messages, decode_answer, render_prompt
 
 _T = TypeVar("_T")
 
@@ -254,7 +254,9 @@ class Bench:
         """Load a trained module of a method."""
         kind = wanted.kind
         target = self._plan.target
-        files = resolve_head(wanted.source, kind.kind, target, inside=kind.inside, hint=kind.hint)
+        files = resolve_head(
+            wanted.source, kind.kind, target, in_target=kind.inside, hint=kind.hint
+        )
         made = readable(lambda path: kind.load(path, self.workspace.decoders), files)
         if self._graphs:
             recorded(made)
@@ -272,9 +274,9 @@ class Bench:
         for text in question.turns[:turn]:
             self._check_text(name, text)
         try:
-            texts = [answer_text(self.tokenizer, ids) for ids in answers]
-            messages = conversation(question.turns, texts, question.before)
-            ids = render(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
+            texts = [decode_answer(self.tokenizer, ids) for ids in answers]
+            messages = build_messages(question.turns, texts, question.before)
+            ids = render_prompt(self.tokenizer, messages, raw=self._plan.config.raw, label=label)
         except PromptError as fault:
             raise PromptError(f"prompt {name}: {fault.message}", fault.hint) from fault
         if not ids:

@@ -35,7 +35,7 @@ from specbench_cli.measure.bench import readable, tokenizer_of
 from specbench_cli.measure.placement import choose_device
 from specbench_cli.plan.method_run import MethodRun
 from specbench_cli.plan.plan import Plan, make_plan, prompts_per_batch
-from specbench_cli.tasks import Question, conversation, render
+from specbench_cli.tasks import Question, build_messages, render_prompt
 from specbench_cli.tasks.schema import Message
 
 DEFAULT_ACCEPTANCE = 0.7
@@ -207,14 +207,14 @@ def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
     for question in plan.questions:
         lengths: list[int] = []
         for turn, before in zip(question.turns, _context_messages(question), strict=True):
-            messages = conversation([turn], [], before)
+            messages = build_messages([turn], [], before)
             try:
-                ids = render(tokenizer, messages, raw=plan.config.raw, label=label)
+                ids = render_prompt(tokenizer, messages, raw=plan.config.raw, label=label)
             except PromptError as fault:
                 if not lengths:
                     message = f"prompt {question.prompt_id}: {fault.message}"
                     raise PromptError(message, fault.hint) from fault
-                ids = render(tokenizer, messages, raw=True, label=label)
+                ids = render_prompt(tokenizer, messages, raw=True, label=label)
             lengths.append(len(ids))
         yield sum(lengths) + (len(lengths) - 1) * budget
 

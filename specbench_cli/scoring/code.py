@@ -40,7 +40,7 @@ from hashlib import sha256
 from heapq import heappop, heappush
 
 from specbench_cli.errors import EnvironmentFault
-from specbench_cli.scoring import contained
+from specbench_cli.scoring import sandbox
 
 TIMEOUT_S = 20.0
 """Longest run of one answer and its tests on the clock; `contained` has the other limits."""
@@ -104,7 +104,7 @@ def _expected(
         if held is not None:
             return held
     tree = _parsed(after)
-    tests = contained.assertions(tree) if tree else []
+    tests = sandbox.assertions(tree) if tree else []
     return [int(not _never_holds(each.test)) for each in tests]
 
 
@@ -505,7 +505,7 @@ def _held(
     """
     job = _job(program, before, after, reference)
     leash, ours = os.pipe()
-    command = [sys.executable, "-I", "-S", contained.__file__]
+    command = [sys.executable, "-I", "-S", sandbox.__file__]
     with (
         tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as empty,
         subprocess.Popen(
@@ -526,8 +526,8 @@ def _held(
                 counts, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
             os.close(ours)  # which ends what still runs
-    if keeper.returncode in (contained.PASSED, contained.FAILED):
-        passed = keeper.returncode == contained.PASSED and counts
+    if keeper.returncode in (sandbox.PASSED, sandbox.FAILED):
+        passed = keeper.returncode == sandbox.PASSED and counts
         return list(json.loads(counts)) if passed else None
     raise EnvironmentFault(
         f"an answer's code cannot be contained here: {said.decode(errors='replace').strip()}",

@@ -8,8 +8,8 @@ import torch
 from specbench_cli import registry
 from specbench_cli.api import ArtifactSpec, FeatureHead, fill_from
 from specbench_cli.audit.cases import Case
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.checks.bounds import check_bounds
-from specbench_cli.audit.checks.conduct import check_conduct
 from specbench_cli.audit.checks.declarations import check_declarations
 from specbench_cli.audit.models.head import TableFeatureHead
 from specbench_cli.audit.models.table import pair, random_table
@@ -106,7 +106,7 @@ class Sequential(Linear):
 
 def test_a_head_that_no_table_can_stand_in_for_is_held_to_no_bound():
     assert bounds(Sequential) == []
-    found = check_conduct(AuditSubject("linear", Sequential, (Linear.Params(),)))
+    found = check_bookkeeping(AuditSubject("linear", Sequential, (Linear.Params(),)))
     assert [(each.check, each.passed) for each in found] == [
         ("states", True),
         ("counters", True),

@@ -180,7 +180,7 @@ def test_more_threads_than_cpus_are_told(monkeypatch):
     [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
 )
 def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, found):
-    source = assets.read_card(assets.SHIPPED / "gsm8k.yaml").sources[0]
+    source = assets.read_dataset_config(assets.SHIPPED / "gsm8k.yaml").sources[0]
     if place in ("data", "gzipped"):
         file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
         monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))

@@ -17,9 +17,9 @@ from methods.ssd import Ssd, SsdParams
 from specbench_cli.audit.cases import Case, make_sampling, random_cases
 from specbench_cli.audit.models.table import (
     TableDecoder,
+    fix_token,
+    make_exit_table,
     pair,
-    record_exits,
-    settled,
 )
 from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.types import ModelOutput, Step, Tokens
@@ -107,7 +107,7 @@ def test_reused_missed_and_prepared_are_counted(name: str) -> None:
 def test_the_output_has_the_targets_distribution_where_branches_were_drawn(name: str) -> None:
     """Windows of two, whose first tokens are drawn before the outcome is known. The draft is in
     doubt behind token 0 alone, so that all outcomes of chance can be walked."""
-    target, draft = settled(pair("near"), (1, 0), 0)
+    target, draft = fix_token(pair("near"), (1, 0), 0)
     draft[:, 1:] = draft[:, 1:] * 60
     distribution = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", (target, draft), distribution, prompt=(2, 1, 0), budget=6, length=4)
@@ -131,7 +131,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
     recipe: Callable[[], Decoder] = partial(Sleepy, "draft", draft)
     if request.param == "process":  # which could not find `Sleepy`
         transport, recipe = ProcessTransport(timeout=20.0), partial(TableDecoder, "draft", draft)
-    decoders = {"target": Sleepy("target", target, record_exits(target)), "draft": recipe()}
+    decoders = {"target": Sleepy("target", target, make_exit_table(target)), "draft": recipe()}
     workspace = Workspace(decoders, 64, decoder_factories={"draft": recipe}, transport=transport)
     yield workspace
     workspace.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from methods.specreason import GradeRule, SpecReason, SpecReasonParams
 from methods.vanilla import Vanilla
-from specbench_cli.audit.checks.conduct import check_conduct
+from specbench_cli.audit.checks.bookkeeping import check_bookkeeping
 from specbench_cli.audit.runner import run_checks
 from specbench_cli.audit.subject import AuditSubject
 from specbench_cli.engine.drafting.vocabulary import Vocabulary
@@ -233,7 +233,7 @@ class Lax(SpecReason):
 
 def faults_of(method):
     subject = AuditSubject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
-    found = run_checks(subject, {"states": check_conduct})
+    found = run_checks(subject, {"states": check_bookkeeping})
     return {finding.check: finding.problem.what for finding in found if not finding.passed}
 
 

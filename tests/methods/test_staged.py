@@ -10,7 +10,7 @@ from methods.staged.ngram import KatzModel
 from specbench_cli import registry
 from specbench_cli.audit.cases import Case
 from specbench_cli.audit.enumeration import enumerate_outcomes, sum_weights, total_variation
-from specbench_cli.audit.models.table import TableDecoder, pair, random_table, rows_out_of_place
+from specbench_cli.audit.models.table import TableDecoder, find_wrong_rows, pair, random_table
 from specbench_cli.audit.reference import Reference
 from specbench_cli.engine.learning import Memory
 from specbench_cli.engine.request import Request
@@ -181,7 +181,7 @@ def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stage
         session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
         for _ in Staged(params).generate(session):
             for state in session.held:
-                assert rows_out_of_place(state, session.tokens()[:-1]) is None
+                assert find_wrong_rows(state, session.tokens()[:-1]) is None
 
 
 # ---- the tree -----------------------------------------------------------------------------------

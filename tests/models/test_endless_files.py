@@ -63,9 +63,9 @@ def test_no_pipe_and_no_device_of_a_model_folder_is_read(
     with pytest.raises(UsageError, match="is no regular file"):
         resolve(str(model))
     with pytest.raises(UsageError, match="is no regular file"):
-        resolve_head(str(model), "medusa", resolve("embedded"), inside=False)
+        resolve_head(str(model), "medusa", resolve("embedded"), in_target=False)
     with pytest.raises(UsageError, match="is no regular file"):
-        check_head(str(model), "medusa", resolve("embedded"), inside=False)
+        check_head(str(model), "medusa", resolve("embedded"), in_target=False)
     for read in READERS:
         with pytest.raises(UsageError, match="is no regular file"):
             read(model)

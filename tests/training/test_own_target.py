@@ -34,7 +34,7 @@ from specbench_cli.engine.models.decoder import Decoder
 from specbench_cli.engine.models.load import load_decoder
 from specbench_cli.engine.types import Tokens
 from specbench_cli.errors import UsageError
-from specbench_cli.tasks import render
+from specbench_cli.tasks import render_prompt
 from specbench_cli.training.align import Aligner, alignment
 from specbench_cli.training.corpus import Encoder, TemplateEncoder
 from specbench_cli.training.heads import losses as head_losses
@@ -178,7 +178,7 @@ def test_a_prompt_is_what_the_harness_renders(
     encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     question = "How far is it?"
-    assert encode.prompt(question) == render(tokenizer, [("user", question)], raw=False)
+    assert encode.prompt(question) == render_prompt(tokenizer, [("user", question)], raw=False)
     whole = [*encode.asks, *encode.text(question), *encode.answers]
     assert tokenizer.decode(whole) == tokenizer.decode(encode.prompt(question))
     assert encode.answers[0] == END

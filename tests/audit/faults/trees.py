@@ -88,7 +88,7 @@ class KeepsPredicted(KeepsItsDraft):
             x = unread(length)
             return Features(x.ids, x.rows[:, -x.ids.shape[1] :])
 
-        session.unread = rest
+        session.pending_features = rest
 
     def observe(self, session, outcome):
         """What stood stays."""
@@ -157,7 +157,7 @@ def against_one_distribution(tree, tokens, q, p, random, *, replacement):
             return tuple(path), random.categorical(r)
 
 
-# ---- in place of `rows_of`, `Session.commit` and `FeatureCache.keep` -----------------------------
+# ---- in place of `build_tree_mask`, `Session.commit` and `FeatureCache.keep` ----
 # ------------------------------------
 
 

@@ -40,7 +40,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NoReturn, TextIO
 
-PASSED, FAILED, NO_ROOM = 86, 87, 88
+PASSED, FAILED, NO_SANDBOX = 86, 87, 88
 """Exit codes of the keeper; with the last one, its standard error says what could not be had."""
 
 CPU_S = 10
@@ -48,7 +48,7 @@ MEMORY_BYTES = 2 * 1024**3
 FILE_BYTES = 1024**2
 FOLDER_BYTES = 16 * 1024**2
 OPEN_FILES = 64
-MOST_DRAWN = 100_000
+MAX_DRAWN = 100_000
 """Values that are taken from an iterator which an answer returns."""
 
 _LIMITS = {
@@ -315,11 +315,11 @@ _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bytes": (bytes, _itself, bytes),
     "bytearray": (bytearray, _itself, bytearray),
     "range": (range, lambda r: (r.start, r.stop, r.step), lambda parts: range(*parts)),
-    "iterator": (Iterator, lambda drawn: islice(drawn, MOST_DRAWN), iter),
+    "iterator": (Iterator, lambda drawn: islice(drawn, MAX_DRAWN), iter),
 }
 
 
-def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
+def encode_value(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> Any:
     """Return a value in a form that JSON can represent.
 
     Args:
@@ -332,18 +332,18 @@ def written(value: Any, number: Callable[[Any], int], *, draw: bool = True) -> A
         return value
     for name, (kind, parts, _) in _DATA.items():
         if isinstance(value, kind) and (draw or kind is not Iterator):
-            return {name: [written(part, number, draw=draw) for part in parts(value)]}
+            return {name: [encode_value(part, number, draw=draw) for part in parts(value)]}
     return {"object": number(value)}
 
 
-def read(told: Any, find: Callable[[int], Any]) -> Any:
+def decode_value(told: Any, find: Callable[[int], Any]) -> Any:
     """The value that `written` told of; `find` gives the object of a number."""
     if not isinstance(told, dict):
         return told
     ((name, inside),) = told.items()
     if name == "object":
         return find(inside)
-    return _DATA[name][2]([read(part, find) for part in inside])
+    return _DATA[name][2]([decode_value(part, find) for part in inside])
 
 
 # The answer's room ----------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an 
         if "raised" in reply:
             kind = getattr(builtins, reply["raised"])
             raise kind.__new__(kind)
-        return read(reply["value"], find)
+        return decode_value(reply["value"], find)
 
     def serve() -> Any:
         """Execute the orders of the tests until the reply to a `draw` comes, and return it."""
@@ -404,8 +404,8 @@ def _serve(calls: int, replies: int) -> None:  # noqa: C901  no globals that an 
             if deed == _DRAWN:
                 return inputs[0]
             try:
-                value = deeds[deed](*(read(told, find) for told in inputs))
-                reply = json.dumps({"value": written(value, number)})
+                value = deeds[deed](*(decode_value(told, find) for told in inputs))
+                reply = json.dumps({"value": encode_value(value, number)})
             except BaseException as fault:  # of the answer's: SystemExit too
                 reply = json.dumps({"raised": _builtin_name(type(fault))})
             print(reply, file=told_to, flush=True)
@@ -513,7 +513,7 @@ class _Asking:
             BaseException: the answer raised an exception. It has the builtin type of that name.
         """
         try:
-            told = [written(each, self._number_of, draw=False) for each in inputs]
+            told = [encode_value(each, self._number_of, draw=False) for each in inputs]
         except BaseException:  # tests that expect an exception must not take it for the answer's
             os._exit(FAILED)
         return self._ask(deed, *told)
@@ -524,7 +524,7 @@ class _Asking:
         An iterator is not data here: the answer could exhaust the tests' own.
         """
         try:
-            told = written(value, _number_of, draw=False)
+            told = encode_value(value, _number_of, draw=False)
         except (TypeError, RecursionError):
             return
         self._ask("bind", name, told)
@@ -536,7 +536,11 @@ class _Asking:
                 drawn = [_DRAWN, self._draw(reply["draw"])]
                 print(json.dumps(drawn), file=self._calls, flush=True)
             raised = str(reply["raised"]) if "raised" in reply else None
-            value = None if raised else read(reply["value"], lambda number: _Remote(self, number))
+            value = (
+                None
+                if raised
+                else decode_value(reply["value"], lambda number: _Remote(self, number))
+            )
         except BaseException:  # the answer's process has ended, or its reply is not valid
             os._exit(FAILED)
         if raised is None:
@@ -567,7 +571,7 @@ class _Asking:
             raise
         except BaseException as fault:
             return {"raised": _builtin_name(type(fault))}
-        return {"value": written(value, self._number_of, draw=False)}
+        return {"value": encode_value(value, self._number_of, draw=False)}
 
 
 class _Remote:
@@ -632,7 +636,7 @@ def _test(calls: int, replies: int, report: int) -> None:
 # Rooms ----------------------------------------------------------------------------------------
 
 
-def _room(contained: bool, live: Callable[[], None], own: set[int], *, deaf: bool) -> int:
+def _room(isolated: bool, live: Callable[[], None], own: set[int], *, deaf: bool) -> int:
     """The process id of a new room.
 
     Args:
@@ -645,9 +649,9 @@ def _room(contained: bool, live: Callable[[], None], own: set[int], *, deaf: boo
         OSError: where it cannot be had.
     """
     ready, said = os.pipe()
-    room = _cloned() if contained else os.fork()
+    room = _cloned() if isolated else os.fork()
     if room == 0:
-        _live(contained, live, {*own, said}, said, deaf=deaf)
+        _live(isolated, live, {*own, said}, said, deaf=deaf)
     os.close(said)
     with os.fdopen(ready) as told:
         if fault := told.read():
@@ -656,7 +660,7 @@ def _room(contained: bool, live: Callable[[], None], own: set[int], *, deaf: boo
 
 
 def _live(
-    contained: bool, live: Callable[[], None], own: set[int], said: int, *, deaf: bool
+    isolated: bool, live: Callable[[], None], own: set[int], said: int, *, deaf: bool
 ) -> NoReturn:
     try:
         os.setsid()
@@ -666,7 +670,7 @@ def _live(
         for number in {*range(3, OPEN_FILES)} - own:
             with suppress(OSError):  # of numbers that are none
                 os.close(number)
-        if contained:
+        if isolated:
             _enclose()
         for what, most in _LIMITS.items():
             hard = resource.getrlimit(what)[1]
@@ -884,7 +888,7 @@ def _show(path: str, inside: str) -> None:
         _system(_MOUNT_SETATTR, -100, inside.encode(), _AT_RECURSIVE, sealed, size)
 
 
-def main(contained: bool, leash: int) -> int:
+def main(isolated: bool, leash: int) -> int:
     """Keep both rooms until the tests have ended or the leash is closed; the exit code."""
     low = os.dup(leash)  # below `OPEN_FILES`, so that rooms close it
     os.close(leash)
@@ -893,15 +897,15 @@ def main(contained: bool, leash: int) -> int:
     serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}
     rooms: list[int] = []
     try:
-        rooms.append(_room(contained, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
+        rooms.append(_room(isolated, lambda: _serve(calls[0], replies[1]), serving, deaf=True))
         test = partial(_test, calls[1], replies[0], report)
-        rooms.append(_room(contained, test, testing, deaf=False))
+        rooms.append(_room(isolated, test, testing, deaf=False))
         for number in (*calls, *replies, ended[1], report):
             os.close(number)
         select.select([low, ended[0]], [], [])
     except OSError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
-        return NO_ROOM
+        return NO_SANDBOX
     finally:
         for room in rooms:
             os.killpg(room, signal.SIGKILL)
