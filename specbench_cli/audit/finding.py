@@ -74,7 +74,7 @@ def format_distinct(a: float, b: float) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, in which case it was found, and which code to look at first."""
+    """A problem: description, case in which it was found, and code to look at first."""
 
     what: str
     where: str

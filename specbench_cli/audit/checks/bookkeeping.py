@@ -96,7 +96,7 @@ def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
                 break  # a wrong state can cause any later error
         else:
             wrong = _find_record_error(session, steps_taken, subject.name, ruled=judged is not None)
-            wrong = wrong or _wrong_ledger(session, steps_taken)
+            wrong = wrong or _find_accounting_error(session, steps_taken)
             count = Problem(wrong, where, LOOK_AT_COUNTS) if wrong else None
         wrong = beside or session.find_contradiction()
         clock = Problem(wrong, where, LOOK_AT_CLOCK) if wrong else None
@@ -272,19 +272,22 @@ class AcceptRuleCheck:
 
 
 def _find_segment_error(rule: SegmentRule, step: Step) -> str | None:
-    """What of a span stands though its grade is not enough, or falls though it is."""
-    words, grade = step.outcome.origin, step.extra.get("grade")
-    stands = grade is not None and rule.accepts(grade)
-    if "relaxed" in words and not stands:
-        return f"{words.count('relaxed')} tokens are relaxed of a span of grade {grade}, for {rule}"
-    if "recovered" in words and stands:
-        return f"a token is rejected of a span of grade {grade}, for {rule}"
+    """Return a description of a segment whose acceptance contradicts its grade, or None."""
+    origins, grade = step.outcome.origin, step.extra.get("grade")
+    is_accepted = grade is not None and rule.accepts(grade)
+    if "relaxed" in origins and not is_accepted:
+        n = origins.count("relaxed")
+        return f"{n} tokens are relaxed in a segment of grade {grade}, for {rule}"
+    if "recovered" in origins and is_accepted:
+        return f"a token is rejected in a segment of grade {grade}, for {rule}"
     return None
 
 
-def _wrong_ledger(session: ObservedSession, steps_taken: Sequence[Step]) -> str | None:
-    """What does not add up in the ledger of a method that keeps one (`Spans.ledger`): against
-    itself, the draws that the session saw, and the tokens of the text."""
+def _find_accounting_error(session: ObservedSession, steps_taken: Sequence[Step]) -> str | None:
+    """Return a message if a method's token accounting (`Segments.token_accounting`) is wrong.
+
+    Compares it with itself, with the draws that the session saw, and with the tokens of the text.
+    """
     counts = Counter[str]()
     for step in steps_taken:
         counts.update(step.extra)
